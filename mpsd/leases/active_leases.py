@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mpsd.errors import NoSuchLease
-from mpsd.leases.quota_limits import Terms
+from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.rules.matching import LeaseIndex
 from mpsd.leases.rules.usage import Account
 from mpsd.leases.store import LeaseStore
@@ -18,10 +18,10 @@ from mpsd.model.process import ProcessId
 _SLACK = 64  # outdated entries in the list of ends, in addition to one for each lease
 
 
-class Register:
+class ActiveLeases:
     """Guards that the same leases are on disk, found by matching, and counted.  Each result outlives mpsd."""
 
-    def __init__(self, store: LeaseStore, account: Account, terms: Terms) -> None:
+    def __init__(self, store: LeaseStore, account: Account, terms: QuotaLimits) -> None:
         self._store = store
         self._account = account
         self._terms = terms

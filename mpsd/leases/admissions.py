@@ -10,18 +10,18 @@ from dataclasses import replace
 import structlog
 
 from mpsd.errors import NoRoom, Refused, UnusablePath
-from mpsd.leases.active_leases import Register
-from mpsd.leases.admitted_clients import Clients
-from mpsd.leases.event_log import News
-from mpsd.leases.quota_limits import Terms
+from mpsd.leases.active_leases import ActiveLeases
+from mpsd.leases.admitted_clients import AdmittedClients
+from mpsd.leases.event_log import LeaseEvents
+from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.rules import queue
 from mpsd.leases.rules.admission import hindrance_of, may_be_told, refusal_of
-from mpsd.leases.rules.budgets import Limits, client_amounts, first_blocked, lease_amounts, shortage
+from mpsd.leases.rules.budgets import ScopeLimits, client_amounts, first_blocked, lease_amounts, shortage
 from mpsd.leases.rules.initial_share import Dealer
 from mpsd.leases.rules.matching import place_of, places_of
-from mpsd.leases.rules.queue import Plan, QueueEntry, Waiting
+from mpsd.leases.rules.queue import QueueEntry, QueuePlan, Waiting
 from mpsd.leases.rules.usage import Account
-from mpsd.leases.wait_queue import NO_PLACE, Client, Entry, Line
+from mpsd.leases.wait_queue import NO_PLACE, Client, WaitQueue, WaitQueueEntry
 from mpsd.model.lease import Grant, Identity, Lease, Refusal
 from mpsd.model.process import Credentials, ProcessId
 
@@ -39,14 +39,14 @@ class Admissions:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: QuotaLimits,
         account: Account,
-        register: Register,
-        clients: Clients,
+        register: ActiveLeases,
+        clients: AdmittedClients,
         dealer: Dealer,
-        news: News,
+        news: LeaseEvents,
     ) -> None:
-        self.line = Line(terms.share_of)
+        self.line = WaitQueue(terms.share_of)
         self._terms = terms
         self._account = account
         self._register = register
@@ -72,7 +72,7 @@ class Admissions:
 
     def line_up(self, lease: Lease, why: str = "") -> None:
         """Add a QUEUED lease to the queue."""
-        entry = Entry(self._lease_waiting(lease.id, lease), lease.owner_uid, lease.id, reason=why)
+        entry = WaitQueueEntry(self._lease_waiting(lease.id, lease), lease.owner_uid, lease.id, reason=why)
         self.line.join(entry, self._terms.settings)
 
     def lease_came(self, lease: Lease) -> None:
@@ -95,7 +95,7 @@ class Admissions:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | Entry:
+    def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | WaitQueueEntry:
         """Admit the process, or let it wait.  Raise Refused."""
         settings = self._terms.settings
         identity = identify(process, credentials) if len(self._register) else None
@@ -118,7 +118,7 @@ class Admissions:
         client = Client(identity, credentials, places_of(identity))
         return self._have_wait(process, client, lease)
 
-    async def wait(self, entry: Entry, told: Callable[[str], None]) -> Grant:
+    async def wait(self, entry: WaitQueueEntry, told: Callable[[str], None]) -> Grant:
         """Wait until it is admitted.  Raise Refused."""
         said = ""
         entry.callers += 1
@@ -193,14 +193,14 @@ class Admissions:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _tell(self, decided: Plan, limits: Limits) -> None:
+    def _tell(self, decided: QueuePlan, limits: ScopeLimits) -> None:
         used = self._account.ledger.used
         for key, reason in decided.reasons.items():
             if (entry := self.line.find(key)) is not None:
                 lacking = reason if isinstance(reason, str) else reason.scope
                 entry.tell(lacking, functools.partial(queue.in_words, reason, entry.waiting, limits, used))
 
-    def _ready(self) -> list[Entry]:
+    def _ready(self) -> list[WaitQueueEntry]:
         """Return the entries with a place, each with its present hindrance."""
         entries = list(self.line)
         for entry in entries:
@@ -235,7 +235,7 @@ class Admissions:
             entry.end(answer)
         return False
 
-    def _activate(self, entry: Entry) -> bool:
+    def _activate(self, entry: WaitQueueEntry) -> bool:
         lease = self._register.get(entry.lease_id)
         assert lease is not None, "a lease that has ended waits no longer"
         try:
@@ -249,29 +249,29 @@ class Admissions:
         self._news.of_lease("activated", lease)
         return True
 
-    def _have_wait(self, process: ProcessId, client: Client, lease: Lease | None) -> Entry:
+    def _have_wait(self, process: ProcessId, client: Client, lease: Lease | None) -> WaitQueueEntry:
         settings = self._terms.settings
         uid = client.credentials.uid
         if may_be_told(settings) and not self.line.has_place_for(uid, settings):
             raise self._refused(process, client.credentials, NO_PLACE)
-        entry = Entry(self._client_waiting(process, client, lease), uid, lease.id if lease else None, client)
+        entry = WaitQueueEntry(self._client_waiting(process, client, lease), uid, lease.id if lease else None, client)
         self.line.join(entry, settings)
         self.advance()
         if entry.outcome is None:
             self._news.queued(process, client.credentials, entry.lease_id, entry.reason)
         return entry
 
-    def _give_up(self, entry: Entry) -> None:
+    def _give_up(self, entry: WaitQueueEntry) -> None:
         self._leave(entry)
         if entry.client is not None and entry.client.identity.process is not None:
             self._news.left(entry.client.identity.process, entry.client.credentials, entry.lease_id)
         self.advance()
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: WaitQueueEntry) -> None:
         if self.line.leave(entry, self._terms.settings):
             self._is_stale = True
 
-    def _match_again(self, entry: Entry, client: Client) -> None:
+    def _match_again(self, entry: WaitQueueEntry, client: Client) -> None:
         lease = self._register.match(client.identity)
         if (why := refusal_of(lease, self._terms.settings)) and may_be_told(self._terms.settings):
             self._tell_no(entry, client, why)
@@ -280,7 +280,7 @@ class Admissions:
             waiting = replace(entry.waiting, amounts=amounts, priority=lease.spec.priority if lease else 0)
             self.line.alter(entry, waiting, lease.id if lease else None)
 
-    def _tell_no(self, entry: Entry, client: Client, why: str) -> None:
+    def _tell_no(self, entry: WaitQueueEntry, client: Client, why: str) -> None:
         assert client.identity.process is not None
         self._leave(entry)
         entry.end(self._refused(client.identity.process, client.credentials, why))
@@ -316,7 +316,7 @@ class Admissions:
         return self._arrivals
 
 
-def _show(position: int, entry: Entry, now: float) -> QueueEntry:
+def _show(position: int, entry: WaitQueueEntry, now: float) -> QueueEntry:
     process = entry.client.identity.process if entry.client else None
     waited = max(0.0, now - entry.waiting.arrived_at)
     return QueueEntry(position, entry.uid, entry.lease_id, process, entry.reason, waited, entry.waiting.deadline)

@@ -11,12 +11,12 @@ import structlog
 
 from mpsd.errors import UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
-from mpsd.leases.event_log import News
-from mpsd.leases.quota_limits import Terms
+from mpsd.leases.event_log import LeaseEvents
+from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.rows import Admitted
 from mpsd.leases.rules.admission import DEFAULT, grant_of_lease, part_of
 from mpsd.leases.rules.initial_share import Dealer
-from mpsd.leases.rules.usage import Account, Held
+from mpsd.leases.rules.usage import Account, ClientUsage
 from mpsd.leases.store import LeaseStore
 from mpsd.model.lease import Grant, Identity, Lease
 from mpsd.model.process import Credentials, ProcessId
@@ -31,10 +31,10 @@ class _Known:
     identity: Identity | None
 
 
-class Clients:
+class AdmittedClients:
     """Guards that a process has one grant, for its whole life, and that it is counted once."""
 
-    def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: News, terms: Terms) -> None:
+    def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: LeaseEvents, terms: QuotaLimits) -> None:
         self.grants: dict[ProcessId, Grant] = {}
         self._store = store
         self._account = account
@@ -125,12 +125,12 @@ class Clients:
         if not self._slots[share]:
             del self._slots[share]
 
-    def _of_lease(self, lease: Lease, share: int) -> tuple[Grant, Held]:
+    def _of_lease(self, lease: Lease, share: int) -> tuple[Grant, ClientUsage]:
         gpus = self._terms.gpus_of(lease.spec)
         grant = grant_of_lease(lease, gpus, share, self._terms.devices())
         key, pool = self._account.pool_of(lease.id)
         counted = share if lease.spec.sm_percent else 0  # a lease without a share takes none from others
-        return grant, Held(lease.id, key, pool.gpus, pool.owner, counted, part_of(lease), grant.memory_bytes)
+        return grant, ClientUsage(lease.id, key, pool.gpus, pool.owner, counted, part_of(lease), grant.memory_bytes)
 
     def _forget_on_disk(self, process: ProcessId) -> None:
         """Remove the grant from the disk.  If that fails, the next mpsd finds that the process has ended."""

@@ -13,7 +13,7 @@ from mpsd.model.process import Credentials, ProcessId
 Publish = Callable[[str, Mapping[str, Any]], None]
 
 
-class News:
+class LeaseEvents:
     """All topics of leases and clients, in one place."""
 
     def __init__(self, publish: Publish) -> None:

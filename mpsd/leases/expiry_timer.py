@@ -9,7 +9,7 @@ _LONGEST_SECONDS = 60.0  # if the clock is set, an entry may be due before the s
 _SHORTEST_SECONDS = 0.02
 
 
-class Schedule:
+class ExpiryTimer:
     """Guards that the sleeping task does not sleep past the next due time.  clock: seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

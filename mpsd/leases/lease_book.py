@@ -16,12 +16,12 @@ from mpsd.errors import NoRoom, Refused, TooMany, UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
 from mpsd.host.unix_groups import UnixGroups
-from mpsd.leases.active_leases import Register, end_of
+from mpsd.leases.active_leases import ActiveLeases, end_of
 from mpsd.leases.admissions import Admissions, Identify
-from mpsd.leases.admitted_clients import Clients
-from mpsd.leases.event_log import News, Publish
-from mpsd.leases.expiry_timer import Schedule
-from mpsd.leases.quota_limits import Terms
+from mpsd.leases.admitted_clients import AdmittedClients
+from mpsd.leases.event_log import LeaseEvents, Publish
+from mpsd.leases.expiry_timer import ExpiryTimer
+from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.request_checks import check_draft, same_request, with_start_time
 from mpsd.leases.rules.admission import UNSEEN, may_be_told, refusal_of
 from mpsd.leases.rules.initial_share import Dealer
@@ -69,14 +69,14 @@ class LeaseBook:
         self._store = store
         self._identify = identify
         self._find_process = find_process
-        self._news = News(publish)
-        self._terms = Terms(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
+        self._news = LeaseEvents(publish)
+        self._terms = QuotaLimits(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
         self._account = Account()
-        self._register = Register(store, self._account, self._terms)
+        self._register = ActiveLeases(store, self._account, self._terms)
         self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._terms.devices_of)
-        self._clients = Clients(store, self._account, self._dealer, self._news, self._terms)
+        self._clients = AdmittedClients(store, self._account, self._dealer, self._news, self._terms)
         self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
-        self._schedule = Schedule(clock)
+        self._schedule = ExpiryTimer(clock)
         self._restore(store.is_new_boot)
 
     @property

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.unix_groups import UnixGroups
-from mpsd.leases.rules.budgets import Limits, Owner
-from mpsd.leases.rules.queue import Order
+from mpsd.leases.rules.budgets import Owner, ScopeLimits
+from mpsd.leases.rules.queue import QueueOrder
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.leases.store import LeaseStore
 from mpsd.model.device import Device
 from mpsd.model.lease import Lease, LeaseSpec
 
 
-class Terms:
+class QuotaLimits:
     """Guards that all limits come from the same settings; `settings` may be replaced while mpsd runs."""
 
     def __init__(
@@ -63,11 +63,11 @@ class Terms:
     def owner_of_lease(self, lease: Lease) -> Owner | None:
         return None if lease.for_all_users else self.owner_of(lease.owner_uid)
 
-    def limits(self, places: Mapping[str, int]) -> Limits:
-        return Limits(self.settings, self.devices(), places, self._quota_of)
+    def limits(self, places: Mapping[str, int]) -> ScopeLimits:
+        return ScopeLimits(self.settings, self.devices(), places, self._quota_of)
 
-    def order(self) -> Order:
-        return Order(self.settings.aging_seconds, self.settings.backfill_seconds, self.clock())
+    def order(self) -> QueueOrder:
+        return QueueOrder(self.settings.aging_seconds, self.settings.backfill_seconds, self.clock())
 
     def _quota_of(self, uid: int) -> Quota:
         return self.settings.quota_of(self._groups.of(uid, self.settings.quota_groups))

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from mpsd.errors import BadRequest, NoRoom, NotAllowed, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
-from mpsd.leases.quota_limits import Terms
-from mpsd.leases.rules.budgets import Kind, Level, Scope, first_blocked, quota_scopes, shortage
+from mpsd.leases.quota_limits import QuotaLimits
+from mpsd.leases.rules.budgets import AmountKind, Scope, ScopeLevel, first_blocked, quota_scopes, shortage
 from mpsd.leases.rules.usage import GROUP_LEASES, Account
 from mpsd.model.lease import Lease, LeaseSpec, SelectorKind
 from mpsd.model.process import ProcessId
@@ -30,7 +30,7 @@ def same_request(made: Lease, spec: LeaseSpec) -> Lease:
     return made
 
 
-def check_draft(draft: Lease, count: int, account: Account, terms: Terms) -> None:
+def check_draft(draft: Lease, count: int, account: Account, terms: QuotaLimits) -> None:
     """Check the draft; count: the number of present leases.  Raise NotAllowed, NoRoom or TooMany."""
     selector, owner = draft.spec.selector, terms.owner_of_lease(draft)
     if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
@@ -38,9 +38,9 @@ def check_draft(draft: Lease, count: int, account: Account, terms: Terms) -> Non
     most = terms.settings.max_leases
     if count >= most:
         raise TooMany(f"there are {count} leases, as many as there may be (max_leases)")
-    amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
+    amounts = dict.fromkeys(quota_scopes(owner, AmountKind.LEASES), 1)
     limits, used = terms.limits(account.places), account.ledger.used
-    own = used.get(Scope(Level.USER, Kind.LEASES, str(owner.uid)), 0) if owner else 0
+    own = used.get(Scope(ScopeLevel.USER, AmountKind.LEASES, str(owner.uid)), 0) if owner else 0
     if kept := hindrance_of_slots(most, own, count, owner is None, "leases"):
         raise TooMany(f"{kept} (max_leases)")
     if blocked := first_blocked(amounts, limits.of, used, {}):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mpsd.leases.rules.budgets import Owner
-from mpsd.leases.rules.usage import Held
+from mpsd.leases.rules.usage import ClientUsage
 from mpsd.model.lease import DomainPolicy, Grant, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.model.process import Credentials, ProcessId
 
@@ -23,7 +23,7 @@ class Admitted:
     process: ProcessId
     credentials: Credentials
     grant: Grant
-    held: Held
+    held: ClientUsage
 
 
 def spec_text(spec: LeaseSpec) -> str:
@@ -61,7 +61,7 @@ def admitted_of(row: Row) -> Admitted:
     grant = Grant(**said | {"gpus": tuple(said["gpus"]), "domain": DomainPolicy(said["domain"])})
     owner = facts["owner"] and Owner(facts["owner"][0], tuple(facts["owner"][1]))
     gpus = tuple(facts["gpus"])
-    held = Held(lease_id, facts["pool"], gpus, owner, facts["share"], facts["part"], grant.memory_bytes)
+    held = ClientUsage(lease_id, facts["pool"], gpus, owner, facts["share"], facts["part"], grant.memory_bytes)
     return Admitted(ProcessId(pid, start_time), Credentials(pid, uid, gid), grant, held)
 
 

@@ -32,7 +32,7 @@ class Client:
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class WaitQueueEntry:
     """A waiting lease or client.  lease_id: the lease, or the client's; client: None for a lease.
 
     outcome: how the wait ended.  callers: tasks that wait for it, one for each connection of the process.
@@ -63,28 +63,28 @@ class Entry:
         self.changed = trio.Event()
 
 
-class Line:
+class WaitQueue:
     """Guards that no entry waits twice, and that the number of places is within the settings."""
 
     def __init__(self, share_of: Callable[[int], int]) -> None:
         """share_of: the uid that a uid counts as."""
         self.demand = Demand()
-        self._placed: dict[Hashable, Entry] = {}
-        self._outside: dict[Hashable, Entry] = {}  # in order of arrival
+        self._placed: dict[Hashable, WaitQueueEntry] = {}
+        self._outside: dict[Hashable, WaitQueueEntry] = {}  # in order of arrival
         self._places: Counter[int] = Counter()  # by the uid whose share they are of
         self._share_of = share_of
 
     def __len__(self) -> int:
         return len(self._placed)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[WaitQueueEntry]:
         """Iterate over the entries with a place."""
         return iter(list(self._placed.values()))
 
-    def everybody(self) -> list[Entry]:
+    def everybody(self) -> list[WaitQueueEntry]:
         return [*self._placed.values(), *self._outside.values()]
 
-    def find(self, key: Hashable) -> Entry | None:
+    def find(self, key: Hashable) -> WaitQueueEntry | None:
         return self._placed.get(key) or self._outside.get(key)
 
     def has_place_for(self, uid: int, settings: AdmissionSettings) -> bool:
@@ -92,14 +92,14 @@ class Line:
             return False
         return uid in settings.operators or self._places[self._share_of(uid)] < settings.user_queue
 
-    def join(self, entry: Entry, settings: AdmissionSettings) -> None:
+    def join(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> None:
         if self.has_place_for(entry.uid, settings):
             self._place(entry)
         else:
             entry.blocked = entry.reason = NO_PLACE
             self._outside[entry.waiting.key] = entry
 
-    def leave(self, entry: Entry, settings: AdmissionSettings) -> bool:
+    def leave(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> bool:
         """Remove the entry; return True if another entry, which is to be considered, got its place at once."""
         key = entry.waiting.key
         self._outside.pop(key, None)
@@ -112,14 +112,14 @@ class Line:
             del self._places[share]
         return self._let_up(settings)
 
-    def alter(self, entry: Entry, waiting: Waiting, lease_id: int | None) -> None:
+    def alter(self, entry: WaitQueueEntry, waiting: Waiting, lease_id: int | None) -> None:
         """Change what the entry waits for."""
         if entry.waiting.key in self._placed:
             self.demand.add(entry.waiting.amounts, -1)
             self.demand.add(waiting.amounts)
         entry.waiting, entry.lease_id = waiting, lease_id
 
-    def hinder(self, entry: Entry, hindrance: str) -> None:
+    def hinder(self, entry: WaitQueueEntry, hindrance: str) -> None:
         if entry.waiting.hindrance != hindrance:
             entry.waiting = replace(entry.waiting, hindrance=hindrance)
 
@@ -127,7 +127,7 @@ class Line:
         """Return how many clients of each lease wait."""
         return Counter(each.lease_id for each in self._placed.values() if each.client and each.lease_id is not None)
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: WaitQueueEntry) -> None:
         self._placed[entry.waiting.key] = entry
         self._places[self._share_of(entry.uid)] += 1
         self.demand.add(entry.waiting.amounts)

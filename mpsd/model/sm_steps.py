@@ -17,19 +17,19 @@ _SLACK = 1e-3  # of an SM: shares are rounded to millionths of a percent
 _UNKNOWN_LEAST_PERCENT = 1.0
 
 
-class Steps(NamedTuple):
+class SmSteps(NamedTuple):
     """least: the fewest SMs of a client.  step: above that, a client has whole multiples of this."""
 
     least: int
     step: int
 
 
-MEASURED = Steps(8, 2)  # H100 and H200: 0.1, 4, 7, 13, 29, 47 % of 132 give 8, 8, 8, 16, 38, 62
-BY_MAJOR: Mapping[int, Steps] = {9: MEASURED}  # by the major number of the compute capability
+MEASURED = SmSteps(8, 2)  # H100 and H200: 0.1, 4, 7, 13, 29, 47 % of 132 give 8, 8, 8, 16, 38, 62
+BY_MAJOR: Mapping[int, SmSteps] = {9: MEASURED}  # by the major number of the compute capability
 DEFAULT = MEASURED  # not measured elsewhere; if a GPU gives less, budgets count too much, and never too little
 
 
-def steps_of(device: Device) -> Steps:
+def steps_of(device: Device) -> SmSteps:
     return BY_MAJOR.get(device.capability[0], DEFAULT)
 
 
@@ -86,7 +86,7 @@ def alike(counts: Iterable[int]) -> int | None:
     return (found.pop() or None) if len(found) == 1 else None
 
 
-def _whole_steps(count: float, steps: Steps) -> int:
+def _whole_steps(count: float, steps: SmSteps) -> int:
     return int(count + _SLACK) // steps.step * steps.step
 
 

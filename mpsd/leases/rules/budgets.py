@@ -18,7 +18,7 @@ from mpsd.model.lease import FULL_PERCENT, DomainPolicy, Lease
 MILLIONTHS = 1_000_000  # of a percent
 
 
-class Level(IntEnum):
+class ScopeLevel(IntEnum):
     """The owner of a scope's limit.  An entry that waits for its own limit reserves nothing that others need too (queue.py)."""
 
     LEASE = 0
@@ -28,7 +28,7 @@ class Level(IntEnum):
     MACHINE = 4
 
 
-class Kind(StrEnum):
+class AmountKind(StrEnum):
     SM = "sm"
     MEMORY = "memory"
     CLIENTS = "clients"
@@ -39,8 +39,8 @@ class Kind(StrEnum):
 class Scope(NamedTuple):
     """whose: a lease's id, a uid, a group's name, a domain's key; empty for the machine.  gpu: a UUID, or empty."""
 
-    level: Level
-    kind: Kind
+    level: ScopeLevel
+    kind: AmountKind
     whose: str = ""
     gpu: str = ""
 
@@ -76,19 +76,19 @@ def group_key(lease: Lease) -> str:
     return lease.spec.group if lease.for_all_users else f"{lease.owner_uid}:{lease.spec.group}"
 
 
-def quota_scopes(owner: Owner | None, kind: Kind, gpu: str = "") -> list[Scope]:
+def quota_scopes(owner: Owner | None, kind: AmountKind, gpu: str = "") -> list[Scope]:
     if owner is None:
         return []
-    user = Scope(Level.USER, kind, str(owner.uid), gpu)
-    return [user, *(Scope(Level.GROUP, kind, group, gpu) for group in owner.groups)]
+    user = Scope(ScopeLevel.USER, kind, str(owner.uid), gpu)
+    return [user, *(Scope(ScopeLevel.GROUP, kind, group, gpu) for group in owner.groups)]
 
 
 def sm_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
-    return [*quota_scopes(owner, Kind.SM, gpu), Scope(Level.MACHINE, Kind.SM, gpu=gpu)]
+    return [*quota_scopes(owner, AmountKind.SM, gpu), Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=gpu)]
 
 
 def memory_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
-    return [*quota_scopes(owner, Kind.MEMORY, gpu), Scope(Level.MACHINE, Kind.MEMORY, gpu=gpu)]
+    return [*quota_scopes(owner, AmountKind.MEMORY, gpu), Scope(ScopeLevel.MACHINE, AmountKind.MEMORY, gpu=gpu)]
 
 
 def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dict[Scope, int]:
@@ -99,19 +99,19 @@ def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dic
     for gpu in gpus:
         if share:
             amounts |= dict.fromkeys(sm_scopes(owner, gpu), share)
-            amounts[Scope(Level.DOMAIN, Kind.SM, domain, gpu)] = share
-        amounts[Scope(Level.MACHINE, Kind.LEASES, gpu=gpu)] = 1
+            amounts[Scope(ScopeLevel.DOMAIN, AmountKind.SM, domain, gpu)] = share
+        amounts[Scope(ScopeLevel.MACHINE, AmountKind.LEASES, gpu=gpu)] = 1
         if size := spec.memory_bytes.get(gpu):
             amounts |= dict.fromkeys(memory_scopes(owner, gpu), size)
-            amounts[Scope(Level.DOMAIN, Kind.MEMORY, domain, gpu)] = size
+            amounts[Scope(ScopeLevel.DOMAIN, AmountKind.MEMORY, domain, gpu)] = size
     return amounts
 
 
 def client_amounts(owner: Owner | None, lease: Lease | None) -> dict[Scope, int]:
     """Return the amounts of a client in addition to its lease's: a client slot, and one of the lease's places."""
-    scopes = [*quota_scopes(owner, Kind.CLIENTS), Scope(Level.MACHINE, Kind.CLIENTS)]
+    scopes = [*quota_scopes(owner, AmountKind.CLIENTS), Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS)]
     if lease is not None:
-        scopes.append(Scope(Level.LEASE, Kind.PROCESSES, str(lease.id)))
+        scopes.append(Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, str(lease.id)))
     return dict.fromkeys(scopes, 1)
 
 
@@ -148,7 +148,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScopeLimits:
     """The limit of each scope.  places: the number of processes that each lease allows, by its id."""
 
     settings: AdmissionSettings
@@ -158,13 +158,13 @@ class Limits:
 
     def of(self, scope: Scope) -> int | None:
         """Return the limit of the scope; None: no limit."""
-        if scope.level is Level.LEASE:
+        if scope.level is ScopeLevel.LEASE:
             return self.places.get(scope.whose, 0)
-        if scope.level is Level.USER:
+        if scope.level is ScopeLevel.USER:
             return _of_quota(self.quota_of(int(scope.whose)), scope.kind)
-        if scope.level is Level.GROUP:
+        if scope.level is ScopeLevel.GROUP:
             return _of_quota(self.settings.group_totals.get(scope.whose, Quota()), scope.kind)
-        if scope.level is Level.DOMAIN:
+        if scope.level is ScopeLevel.DOMAIN:
             return _of_quota(self.settings.domain_quota, scope.kind)
         return self._of_machine(scope)
 
@@ -173,22 +173,22 @@ class Limits:
         return next((device.multiprocessors for device in self.devices if device.uuid == gpu), 0)
 
     def _of_machine(self, scope: Scope) -> int | None:
-        if scope.kind is Kind.CLIENTS:
+        if scope.kind is AmountKind.CLIENTS:
             return self.settings.max_clients
-        if scope.kind is Kind.LEASES:
+        if scope.kind is AmountKind.LEASES:
             return None
         total = next((device.total_bytes for device in self.devices if device.uuid == scope.gpu), None)
         if total is None:
             return 0  # the GPU has gone
-        if scope.kind is Kind.SM:
+        if scope.kind is AmountKind.SM:
             return to_millionths(FULL_PERCENT * self.settings.sm_oversubscription)
         return int(total * self.settings.memory_oversubscription)
 
 
-def _of_quota(quota: Quota, kind: Kind) -> int | None:
-    if kind is Kind.SM:
+def _of_quota(quota: Quota, kind: AmountKind) -> int | None:
+    if kind is AmountKind.SM:
         return None if quota.sm_percent is None else to_millionths(quota.sm_percent)
-    return {Kind.MEMORY: quota.memory_bytes, Kind.CLIENTS: quota.clients, Kind.LEASES: quota.leases}[kind]
+    return {AmountKind.MEMORY: quota.memory_bytes, AmountKind.CLIENTS: quota.clients, AmountKind.LEASES: quota.leases}[kind]
 
 
 def first_blocked(
@@ -205,14 +205,14 @@ def first_blocked(
     return blocked
 
 
-def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: int = 0) -> str:
+def shortage(scope: Scope, amounts: Amounts, limits: ScopeLimits, used: Mapping[Scope, int], aside: int = 0) -> str:
     """Return in words: the requested, used and total amount, the holders, and what is set aside for entries ahead."""
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
-    if scope.kind is Kind.PROCESSES:
+    if scope.kind is AmountKind.PROCESSES:
         return f"lease {scope.whose} has {taken} of its {limit} processes"
-    show = functools.partial(_quantity, scope, limits.sm_count(scope.gpu) if scope.kind is Kind.SM else 0)
+    show = functools.partial(_quantity, scope, limits.sm_count(scope.gpu) if scope.kind is AmountKind.SM else 0)
     figures = f"{show(amounts[scope])} asked, {show(taken)} of {show(limit)} taken"
-    if scope.level is Level.MACHINE and scope.gpu:
+    if scope.level is ScopeLevel.MACHINE and scope.gpu:
         figures += f" by {_holders(scope.gpu, used)}"
     if aside:
         figures += f", {show(aside)} set aside for those ahead"
@@ -221,24 +221,24 @@ def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope
 
 
 def _holders(gpu: str, used: Mapping[Scope, int]) -> str:
-    leases, kept = (used.get(Scope(Level.MACHINE, kind, gpu=gpu), 0) for kind in (Kind.LEASES, Kind.CLIENTS))
+    leases, kept = (used.get(Scope(ScopeLevel.MACHINE, kind, gpu=gpu), 0) for kind in (AmountKind.LEASES, AmountKind.CLIENTS))
     words = f"{leases} {'lease' if leases == 1 else 'leases'}"
     return f"{words} and {kept} clients whose leases have ended" if kept else words
 
 
 _WHOSE = {
-    Level.USER: "quota of user {}, ",
-    Level.GROUP: "quota of group {}, ",
-    Level.DOMAIN: "fault domain {}, ",
-    Level.MACHINE: "",
+    ScopeLevel.USER: "quota of user {}, ",
+    ScopeLevel.GROUP: "quota of group {}, ",
+    ScopeLevel.DOMAIN: "fault domain {}, ",
+    ScopeLevel.MACHINE: "",
 }
-_WORDS = {Kind.SM: "SMs"}
+_WORDS = {AmountKind.SM: "SMs"}
 
 
 def _quantity(scope: Scope, sm_count: int, amount: int) -> str:
     """Format an amount.  sm_count: SMs of the GPU, to show a share in SMs; 0: show percent."""
-    if scope.kind is Kind.SM and sm_count:
+    if scope.kind is AmountKind.SM and sm_count:
         return f"{round(amount * sm_count / (FULL_PERCENT * MILLIONTHS), 2):g}"
-    if scope.kind is Kind.SM:
+    if scope.kind is AmountKind.SM:
         return f"{to_percent(amount):.6g} %"
-    return f"{amount >> 20} MiB" if scope.kind is Kind.MEMORY else str(amount)
+    return f"{amount >> 20} MiB" if scope.kind is AmountKind.MEMORY else str(amount)

@@ -13,7 +13,7 @@ parameter. Pure: time is given. Prose: docs/leases.md, "The elastic policy".
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mpsd.leases.rules.group_shares import Deal, Group, Member, in_proportion
+from mpsd.leases.rules.group_shares import Deal, Group, GroupMember, in_proportion
 from mpsd.model.lease import FULL_PERCENT
 
 INTERACTIVE, BATCH = 0, 1
@@ -45,7 +45,7 @@ class Elastic:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FeedbackPlace:
     """The place of a lease in the feedback queue.
 
     busy: the fraction of its share that it used lately.  spent, rested: seconds in a row at this level in which it was busy, or
@@ -60,20 +60,20 @@ class Standing:
     rested: float = 0.0
 
 
-def begin(level: str, now: float) -> Standing:
-    return Standing(LEVELS[level], LEVELS[level], now)
+def begin(level: str, now: float) -> FeedbackPlace:
+    return FeedbackPlace(LEVELS[level], LEVELS[level], now)
 
 
-def feed(standing: Standing, busy: float, seconds: float, now: float, settings: Elastic) -> Standing:
+def feed(standing: FeedbackPlace, busy: float, seconds: float, now: float, settings: Elastic) -> FeedbackPlace:
     """Return the new place after `seconds` in which the lease's clients used this fraction of their shares."""
     if now - standing.since >= settings.boost_seconds:
-        return Standing(standing.home, standing.home, now, busy)
+        return FeedbackPlace(standing.home, standing.home, now, busy)
     spent = standing.spent + seconds if busy >= settings.busy else 0.0
     rested = standing.rested + seconds if busy <= settings.idle else 0.0
     if standing.level == INTERACTIVE and spent >= settings.allotment_seconds:
-        return Standing(standing.home, BATCH, standing.since, busy)
+        return FeedbackPlace(standing.home, BATCH, standing.since, busy)
     if standing.level == BATCH and rested >= settings.rest_seconds:
-        return Standing(standing.home, INTERACTIVE, standing.since, busy)
+        return FeedbackPlace(standing.home, INTERACTIVE, standing.since, busy)
     return replace(standing, busy=busy, spent=spent, rested=rested)
 
 
@@ -118,7 +118,7 @@ def _in_force(group: Group) -> Deal:
     return {member.lease_id: member.in_force * cut for member in group.members}
 
 
-def _want(member: Member, settings: Elastic) -> float:
+def _want(member: GroupMember, settings: Elastic) -> float:
     """Return the need of one part: its use, with a margin; its own part if its use was not measured."""
     if member.busy is None:
         return member.part

@@ -17,7 +17,7 @@ LEAST_PERCENT = 1.0  # a client that would get less waits, unless its own part i
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """One lease of a group.
 
     part: percent, as reserved; dealt: percent of a part by the last deal. held: the shares of its running clients. starting:
@@ -52,7 +52,7 @@ class Group:
     it, and had more than that lease's part."""
 
     total: float
-    members: Sequence[Member]
+    members: Sequence[GroupMember]
     taken: float = 0.0
 
     @property
@@ -74,7 +74,7 @@ def deal_by_presence(group: Group) -> Deal:
     return in_proportion(group.total, group.members, {member.lease_id: member.part for member in group.members})
 
 
-def in_proportion(total: float, members: Sequence[Member], weights: Deal) -> dict[int, float]:
+def in_proportion(total: float, members: Sequence[GroupMember], weights: Deal) -> dict[int, float]:
     """Return parts by weight, for as many as are present; together they are `total`, or each is a whole GPU.
 
     A part that a member cannot take because it would exceed a GPU goes to the others. Absent members keep their own part on

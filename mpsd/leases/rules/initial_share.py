@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpsd.leases.rules import elastic_shares
 from mpsd.leases.rules.admission import part_of
-from mpsd.leases.rules.budgets import Kind, Level, Scope, to_millionths, to_percent
-from mpsd.leases.rules.elastic_shares import Elastic, Standing
+from mpsd.leases.rules.budgets import AmountKind, Scope, ScopeLevel, to_millionths, to_percent
+from mpsd.leases.rules.elastic_shares import Elastic, FeedbackPlace
 from mpsd.leases.rules.group_shares import (
     LEAST_PERCENT,
     Deal,
     Group,
-    Member,
+    GroupMember,
     Policy,
     at_start,
     deal_as_reserved,
     deal_by_presence,
 )
 from mpsd.leases.rules.settings import AdmissionSettings
-from mpsd.leases.rules.sm_pools import Pool
+from mpsd.leases.rules.sm_pools import SmPool
 from mpsd.leases.rules.usage import Account
 from mpsd.model import sm_steps
 from mpsd.model.device import Device
@@ -43,7 +43,7 @@ class Dealer:
         self._account = account
         self._find = find
         self._devices_of = devices_of
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, FeedbackPlace] = {}
 
     def share(self, lease: Lease, starting: Mapping[int, int], now: float) -> int | None:
         """Return the share of a client of this active lease that starts now.
@@ -73,7 +73,7 @@ class Dealer:
     def _unreserved(self, lease: Lease) -> float:
         """Return the share for a lease without one: the unreserved share of its GPUs, on the GPU where this is smallest."""
         devices, used = self._devices_of(lease.spec), self._account.ledger.used
-        taken = (used.get(Scope(Level.MACHINE, Kind.SM, gpu=each.uuid), 0) for each in devices)
+        taken = (used.get(Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=each.uuid), 0) for each in devices)
         return sm_steps.remainder(min(FULL_PERCENT, to_percent(max(taken, default=0))), devices)
 
     def _in_steps(self, lease: Lease, share: int) -> int | None:
@@ -104,10 +104,12 @@ class Dealer:
         settings = self._settings()
         return Elastic(settings.move_cost_seconds, settings.horizon_seconds)
 
-    def _describe(self, pool: Pool, lease_id: int, held: Sequence[int], starting: Mapping[int, int], now: float) -> Member:
+    def _describe(
+        self, pool: SmPool, lease_id: int, held: Sequence[int], starting: Mapping[int, int], now: float
+    ) -> GroupMember:
         lease = self._find(lease_id)
         standing = self._standings.get(lease_id) or elastic_shares.begin(lease.spec.level, now)
-        return Member(
+        return GroupMember(
             lease_id,
             to_percent(part_of(lease)),
             lease.spec.processes,

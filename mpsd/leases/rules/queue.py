@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mpsd.leases.rules.budgets import Amounts, Limits, Scope, first_blocked, shortage
+from mpsd.leases.rules.budgets import Amounts, Scope, ScopeLimits, first_blocked, shortage
 from mpsd.model.process import ProcessId
 
 
@@ -59,7 +59,7 @@ Reason = Blocked | str  # the latter: a hindrance
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QueuePlan:
     """admitted: keys, in order.  reasons: why each of the others waits."""
 
     admitted: tuple[Hashable, ...]
@@ -67,7 +67,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class QueueOrder:
     """The settings that the order depends on, and the time."""
 
     aging_seconds: float
@@ -87,11 +87,11 @@ class Order:
         return one.arrived_at + (steps + 1) * self.aging_seconds
 
 
-def in_order(waiting: Iterable[Waiting], order: Order) -> list[Waiting]:
+def in_order(waiting: Iterable[Waiting], order: QueueOrder) -> list[Waiting]:
     return sorted(waiting, key=order.rank)
 
 
-def plan(waiting: Iterable[Waiting], limits: Limits, used: Mapping[Scope, int], order: Order) -> Plan:
+def plan(waiting: Iterable[Waiting], limits: ScopeLimits, used: Mapping[Scope, int], order: QueueOrder) -> QueuePlan:
     """Decide which entries go in now, and why the others do not."""
     limit_of = functools.cache(limits.of)  # many entries ask for the same
     aside: dict[Scope, int] = {}
@@ -109,10 +109,10 @@ def plan(waiting: Iterable[Waiting], limits: Limits, used: Mapping[Scope, int], 
         reasons[one.key] = Blocked(blocked, aside.get(blocked, 0))
         if not order.may_be_passed(one) and first_blocked(one.amounts, limit_of, {}, {}) is None:
             _set_aside(aside, one.amounts, blocked)
-    return Plan(tuple(admitted), reasons)
+    return QueuePlan(tuple(admitted), reasons)
 
 
-def in_words(reason: Reason, one: Waiting, limits: Limits, used: Mapping[Scope, int]) -> str:
+def in_words(reason: Reason, one: Waiting, limits: ScopeLimits, used: Mapping[Scope, int]) -> str:
     return reason if isinstance(reason, str) else shortage(reason.scope, one.amounts, limits, used, reason.aside)
 
 
@@ -137,5 +137,5 @@ class Demand:
             else:
                 self.total.pop(scope, None)
 
-    def leaves_room_for(self, amounts: Amounts, limits: Limits, used: Mapping[Scope, int]) -> bool:
+    def leaves_room_for(self, amounts: Amounts, limits: ScopeLimits, used: Mapping[Scope, int]) -> bool:
         return first_blocked(amounts, limits.of, used, self.total) is None

@@ -24,7 +24,7 @@ _GROUP = "group:"
 
 
 @dataclass(slots=True)
-class Holding:
+class ClientShare:
     """The share of one client: `share` now, `part` by its lease alone."""
 
     lease_id: int
@@ -34,13 +34,13 @@ class Holding:
 
 
 @dataclass(slots=True)
-class Pool:
+class SmPool:
     """Guards what the leases of one group on the same GPUs, or one lease, have reserved and their clients hold."""
 
     gpus: tuple[str, ...]
     owner: Owner | None
     leases: dict[int, int] = field(default_factory=dict)
-    clients: dict[ProcessId, Holding] = field(default_factory=dict)
+    clients: dict[ProcessId, ClientShare] = field(default_factory=dict)
     dealt: dict[int, float] = field(default_factory=dict)  # percent of a part, by the last deal
     absent: dict[int, "Absent"] = field(default_factory=dict)  # of a group's leases, by id
 
@@ -88,7 +88,7 @@ class Pool:
             self.clients[process].is_kept = True
         return kept
 
-    def add_client(self, process: ProcessId, holding: Holding) -> None:
+    def add_client(self, process: ProcessId, holding: ClientShare) -> None:
         self.clients[process] = holding
         if not holding.is_kept and holding.lease_id in self.absent:
             self.absent[holding.lease_id].take()

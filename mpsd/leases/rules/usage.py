@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpsd.leases.rules.budgets import (
-    Kind,
+    AmountKind,
     Ledger,
-    Level,
     Owner,
     Scope,
+    ScopeLevel,
     client_amounts,
     lease_amounts,
     memory_scopes,
@@ -19,8 +19,8 @@ from mpsd.leases.rules.budgets import (
     to_millionths,
     to_percent,
 )
-from mpsd.leases.rules.group_shares import Group, Member
-from mpsd.leases.rules.sm_pools import Absent, Holding, Pool, is_group, pool_key
+from mpsd.leases.rules.group_shares import Group, GroupMember
+from mpsd.leases.rules.sm_pools import Absent, ClientShare, SmPool, is_group, pool_key
 from mpsd.model.lease import Lease
 from mpsd.model.process import ProcessId
 
@@ -28,7 +28,7 @@ GROUP_LEASES = 4096  # of a group: a deal looks at all of them
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ClientUsage:
     """What a client with a lease takes, and what the account needs after the lease has ended.
 
     owner: the user whose quotas apply to the lease; share and part in millionths of a percent (sm_pools.py); memory_bytes by
@@ -50,19 +50,19 @@ class Account:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.places: dict[str, int] = {}  # processes by lease id, as budgets.Limits wants it
-        self.pools: dict[str, Pool] = {}
+        self.pools: dict[str, SmPool] = {}
         self._has_group_grown = False
         self._pool_of_lease: dict[int, str] = {}
-        self._clients: dict[ProcessId, tuple[Owner | None, Held | None]] = {}
+        self._clients: dict[ProcessId, tuple[Owner | None, ClientUsage | None]] = {}
 
     def know(self, lease: Lease, owner: Owner | None) -> None:
         """Enter a lease, active or waiting."""
-        self.ledger.hold(("known", lease.id), dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1))
+        self.ledger.hold(("known", lease.id), dict.fromkeys(quota_scopes(owner, AmountKind.LEASES), 1))
 
     def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None, now: float) -> None:
         """Enter a lease that becomes active."""
         key = pool_key(lease, gpus)
-        pool = self.pools.setdefault(key, Pool(gpus, owner))
+        pool = self.pools.setdefault(key, SmPool(gpus, owner))
         pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
         if is_group(key):
             self._has_group_grown = True
@@ -85,14 +85,14 @@ class Account:
                 self._keep(process)
             self._settle(key)
 
-    def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: Held | None) -> None:
+    def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: ClientUsage | None) -> None:
         """Enter a client that is let in.  owner: the user whose quota of clients applies.  lease: None if it has none now."""
         self.ledger.hold(("client", process), client_amounts(owner, lease))
         self._clients[process] = owner, held
         if held is None:
             return
-        pool = self.pools.setdefault(held.pool, Pool(held.gpus, held.owner))
-        pool.add_client(process, Holding(held.lease_id, held.share, held.part, is_kept=lease is None))
+        pool = self.pools.setdefault(held.pool, SmPool(held.gpus, held.owner))
+        pool.add_client(process, ClientShare(held.lease_id, held.share, held.part, is_kept=lease is None))
         if lease is None:
             self._keep(process)
         self._settle(held.pool)
@@ -115,11 +115,11 @@ class Account:
         pool = self.pools.get(pool_key(lease, gpus))
         return pool is None or len(pool.leases) < GROUP_LEASES
 
-    def pool_of(self, lease_id: int) -> tuple[str, Pool]:
+    def pool_of(self, lease_id: int) -> tuple[str, SmPool]:
         key = self._pool_of_lease[lease_id]
         return key, self.pools[key]
 
-    def group_of(self, key: str, describe: Callable[[int, Sequence[int]], Member]) -> Group:
+    def group_of(self, key: str, describe: Callable[[int, Sequence[int]], GroupMember]) -> Group:
         """Return a pool as a policy sees it; `describe` describes one lease, from what its clients hold."""
         pool = self.pools[key]
         held = pool.held()
@@ -131,7 +131,7 @@ class Account:
         owner, held = self._clients[process]
         self.ledger.hold(("client", process), client_amounts(owner, None))
         if held is not None:
-            scopes = {Scope(Level.MACHINE, Kind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for messages
+            scopes = {Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for messages
             scopes |= {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}
             self.ledger.hold(("kept", process), scopes)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mpsd.errors import NoRoom, TooMany
-from mpsd.leases.rules.budgets import Kind, Level, Scope, to_millionths
+from mpsd.leases.rules.budgets import AmountKind, Scope, ScopeLevel, to_millionths
 from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.model.lease import Grant, LeaseState, Selector, SelectorKind
 from mpsd.model.process import Credentials
@@ -153,10 +153,10 @@ class Leases(RuleBasedStateMachine):
             reserved = sum(to_millionths(each.spec.sm_percent) for each in here if each.state is LeaseState.ACTIVE)
             granted = [each for each in book.grants().values() if each.lease_id and device.uuid in gpus_of(each.gpus)]
             held = sum(to_millionths(grant.sm_percent) for grant in granted)
-            counted = book._account.ledger.used.get(Scope(Level.MACHINE, Kind.SM, gpu=device.uuid), 0)
+            counted = book._account.ledger.used.get(Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=device.uuid), 0)
             assert counted >= max(reserved, held)
             memory = sum(grant.memory_bytes.get(device.uuid, 0) for grant in granted)
-            assert book._account.ledger.used.get(Scope(Level.MACHINE, Kind.MEMORY, gpu=device.uuid), 0) >= memory
+            assert book._account.ledger.used.get(Scope(ScopeLevel.MACHINE, AmountKind.MEMORY, gpu=device.uuid), 0) >= memory
 
     @invariant()
     def the_parts_of_a_lease_are_never_more_than_it(self) -> None:

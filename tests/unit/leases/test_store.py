@@ -13,7 +13,7 @@ from mpsd.errors import UnusablePath
 from mpsd.host.boot_id import read_boot_id
 from mpsd.leases.rows import Admitted
 from mpsd.leases.rules.budgets import Owner
-from mpsd.leases.rules.usage import Held
+from mpsd.leases.rules.usage import ClientUsage
 from mpsd.leases.store import LeaseStore
 from mpsd.model.lease import DomainPolicy, Grant, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.model.process import Credentials, ProcessId
@@ -38,7 +38,7 @@ CLIENT = Admitted(
     ProcessId(42, 7),
     Credentials(42, 1000, 100),
     Grant("lease 1", 1, ("GPU-a",), 11.1, {"GPU-a": 1 << 31}, 1, DomainPolicy.OWN, "1"),
-    Held(1, "lease:1", ("GPU-a",), Owner(1000, ("staff",)), 11_100_000, 11_000_000, {"GPU-a": 1 << 31}),
+    ClientUsage(1, "lease:1", ("GPU-a",), Owner(1000, ("staff",)), 11_100_000, 11_000_000, {"GPU-a": 1 << 31}),
 )
 
 

@@ -6,19 +6,19 @@ from hypothesis import strategies as st
 
 from mpsd.leases.rules.admission import grant_of_lease, hindrance_of, memory_part_of, part_of, refusal_of
 from mpsd.leases.rules.budgets import (
-    Kind,
+    AmountKind,
     Ledger,
-    Level,
-    Limits,
     Owner,
     Scope,
+    ScopeLevel,
+    ScopeLimits,
     client_amounts,
     first_blocked,
     lease_amounts,
     shortage,
     to_millionths,
 )
-from mpsd.leases.rules.queue import Demand, Order, Plan, Waiting, in_order, plan
+from mpsd.leases.rules.queue import Demand, QueueOrder, QueuePlan, Waiting, in_order, plan
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.device import Device
 from mpsd.model.lease import DomainPolicy, Lease, LeaseSpec, LeaseState, Refusal, Selector, SelectorKind
@@ -27,7 +27,7 @@ GPU = "GPU-a"
 OTHER = "GPU-b"
 DEVICES = (Device(0, GPU, "A", 1000, "0"), Device(1, OTHER, "B", 1000, "1"))
 ALICE = Owner(1000, ("staff",))
-SM = Scope(Level.MACHINE, Kind.SM, gpu=GPU)
+SM = Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=GPU)
 AGING, BACKFILL = 10.0, 5.0
 
 
@@ -36,9 +36,9 @@ def lease(sm: float = 50.0, state: LeaseState = LeaseState.ACTIVE, **fields: obj
     return Lease(7, 1000, spec, state, 0.0, None)
 
 
-def limits(**changed: object) -> Limits:
+def limits(**changed: object) -> ScopeLimits:
     terms = AdmissionSettings(**changed)
-    return Limits(terms, DEVICES, {"7": 2}, lambda uid: terms.quota_of(("staff",) if uid == ALICE.uid else ()))
+    return ScopeLimits(terms, DEVICES, {"7": 2}, lambda uid: terms.quota_of(("staff",) if uid == ALICE.uid else ()))
 
 
 # -- resources ---------------------------------------------------------------------------------------------------
@@ -46,23 +46,23 @@ def limits(**changed: object) -> Limits:
 LIMITS = [
     (SM, {}, 100_000_000),
     (SM, {"sm_oversubscription": 1.25}, 125_000_000),
-    (Scope(Level.MACHINE, Kind.MEMORY, gpu=GPU), {"memory_oversubscription": 0.9}, 900),
-    (Scope(Level.MACHINE, Kind.SM, gpu="GPU-gone"), {}, 0),
-    (Scope(Level.MACHINE, Kind.LEASES, gpu=GPU), {}, None),
-    (Scope(Level.MACHINE, Kind.CLIENTS), {"max_clients": 5}, 5),
-    (Scope(Level.LEASE, Kind.PROCESSES, "7"), {}, 2),
-    (Scope(Level.LEASE, Kind.PROCESSES, "8"), {}, 0),
-    (Scope(Level.USER, Kind.SM, "1000", GPU), {}, None),
-    (Scope(Level.USER, Kind.SM, "1000", GPU), {"user_sm_percent": 40.0}, 40_000_000),
-    (Scope(Level.USER, Kind.MEMORY, "1000", GPU), {"user_memory_bytes": 12}, 12),
-    (Scope(Level.USER, Kind.CLIENTS, "1000"), {"user_clients": 3}, 3),
-    (Scope(Level.USER, Kind.CLIENTS, "1000"), {"user_clients": 3, "group_quotas": {"staff": Quota(clients=9)}}, 9),
-    (Scope(Level.USER, Kind.CLIENTS, "1001"), {"user_clients": 3, "group_quotas": {"staff": Quota(clients=9)}}, 3),
-    (Scope(Level.USER, Kind.LEASES, "1000"), {"user_leases": 4}, 4),
-    (Scope(Level.GROUP, Kind.LEASES, "staff"), {"group_totals": {"staff": Quota(leases=2)}}, 2),
-    (Scope(Level.GROUP, Kind.LEASES, "other"), {"group_totals": {"staff": Quota(leases=2)}}, None),
-    (Scope(Level.DOMAIN, Kind.SM, "own:7", GPU), {"domain_sm_percent": 80.0}, 80_000_000),
-    (Scope(Level.DOMAIN, Kind.MEMORY, "own:7", GPU), {}, None),
+    (Scope(ScopeLevel.MACHINE, AmountKind.MEMORY, gpu=GPU), {"memory_oversubscription": 0.9}, 900),
+    (Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu="GPU-gone"), {}, 0),
+    (Scope(ScopeLevel.MACHINE, AmountKind.LEASES, gpu=GPU), {}, None),
+    (Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS), {"max_clients": 5}, 5),
+    (Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, "7"), {}, 2),
+    (Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, "8"), {}, 0),
+    (Scope(ScopeLevel.USER, AmountKind.SM, "1000", GPU), {}, None),
+    (Scope(ScopeLevel.USER, AmountKind.SM, "1000", GPU), {"user_sm_percent": 40.0}, 40_000_000),
+    (Scope(ScopeLevel.USER, AmountKind.MEMORY, "1000", GPU), {"user_memory_bytes": 12}, 12),
+    (Scope(ScopeLevel.USER, AmountKind.CLIENTS, "1000"), {"user_clients": 3}, 3),
+    (Scope(ScopeLevel.USER, AmountKind.CLIENTS, "1000"), {"user_clients": 3, "group_quotas": {"staff": Quota(clients=9)}}, 9),
+    (Scope(ScopeLevel.USER, AmountKind.CLIENTS, "1001"), {"user_clients": 3, "group_quotas": {"staff": Quota(clients=9)}}, 3),
+    (Scope(ScopeLevel.USER, AmountKind.LEASES, "1000"), {"user_leases": 4}, 4),
+    (Scope(ScopeLevel.GROUP, AmountKind.LEASES, "staff"), {"group_totals": {"staff": Quota(leases=2)}}, 2),
+    (Scope(ScopeLevel.GROUP, AmountKind.LEASES, "other"), {"group_totals": {"staff": Quota(leases=2)}}, None),
+    (Scope(ScopeLevel.DOMAIN, AmountKind.SM, "own:7", GPU), {"domain_sm_percent": 80.0}, 80_000_000),
+    (Scope(ScopeLevel.DOMAIN, AmountKind.MEMORY, "own:7", GPU), {}, None),
 ]
 
 
@@ -87,29 +87,41 @@ def test_parts_never_add_up_to_more(percent: float, parts: int) -> None:
 def test_a_lease_takes_of_each_gpu_and_of_its_owners_quotas() -> None:
     amounts = lease_amounts(lease(30, memory_bytes={GPU: 5}, domain=DomainPolicy.OWN), [GPU, OTHER], ALICE)
     share = 30_000_000
-    expected = {Scope(Level.MACHINE, Kind.MEMORY, gpu=GPU): 5, Scope(Level.USER, Kind.MEMORY, "1000", GPU): 5}
-    expected |= {Scope(Level.GROUP, Kind.MEMORY, "staff", GPU): 5, Scope(Level.DOMAIN, Kind.MEMORY, "own:7", GPU): 5}
+    expected = {
+        Scope(ScopeLevel.MACHINE, AmountKind.MEMORY, gpu=GPU): 5,
+        Scope(ScopeLevel.USER, AmountKind.MEMORY, "1000", GPU): 5,
+    }
+    expected |= {
+        Scope(ScopeLevel.GROUP, AmountKind.MEMORY, "staff", GPU): 5,
+        Scope(ScopeLevel.DOMAIN, AmountKind.MEMORY, "own:7", GPU): 5,
+    }
     for gpu in (GPU, OTHER):
-        expected |= {Scope(Level.MACHINE, Kind.SM, gpu=gpu): share, Scope(Level.MACHINE, Kind.LEASES, gpu=gpu): 1}
-        expected |= {Scope(Level.USER, Kind.SM, "1000", gpu): share, Scope(Level.GROUP, Kind.SM, "staff", gpu): share}
-        expected |= {Scope(Level.DOMAIN, Kind.SM, "own:7", gpu): share}
+        expected |= {
+            Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=gpu): share,
+            Scope(ScopeLevel.MACHINE, AmountKind.LEASES, gpu=gpu): 1,
+        }
+        expected |= {
+            Scope(ScopeLevel.USER, AmountKind.SM, "1000", gpu): share,
+            Scope(ScopeLevel.GROUP, AmountKind.SM, "staff", gpu): share,
+        }
+        expected |= {Scope(ScopeLevel.DOMAIN, AmountKind.SM, "own:7", gpu): share}
     assert amounts == expected
 
 
 def test_an_operators_lease_is_under_no_quota() -> None:
-    assert {scope.level for scope in lease_amounts(lease(), [GPU], None)} == {Level.MACHINE, Level.DOMAIN}
+    assert {scope.level for scope in lease_amounts(lease(), [GPU], None)} == {ScopeLevel.MACHINE, ScopeLevel.DOMAIN}
 
 
 def test_a_client_takes_a_slot_and_a_place() -> None:
     slots = {
-        Scope(Level.USER, Kind.CLIENTS, "1000"),
-        Scope(Level.GROUP, Kind.CLIENTS, "staff"),
-        Scope(Level.MACHINE, Kind.CLIENTS),
+        Scope(ScopeLevel.USER, AmountKind.CLIENTS, "1000"),
+        Scope(ScopeLevel.GROUP, AmountKind.CLIENTS, "staff"),
+        Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS),
     }
     assert client_amounts(ALICE, None) == dict.fromkeys(slots, 1)
     assert client_amounts(None, lease()) == {
-        Scope(Level.MACHINE, Kind.CLIENTS): 1,
-        Scope(Level.LEASE, Kind.PROCESSES, "7"): 1,
+        Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS): 1,
+        Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, "7"): 1,
     }
 
 
@@ -158,10 +170,14 @@ def test_the_ledger_counts_each_holder_once() -> None:
 def test_the_lowest_bound_explains_why_it_does_not_fit() -> None:
     """A user at the quota gets that reason, rather than a full GPU, which does not concern this user."""
     amounts = lease_amounts(lease(50), [GPU], ALICE)
-    used = {SM: 60_000_000, Scope(Level.USER, Kind.SM, "1000", GPU): 30_000_000, Scope(Level.MACHINE, Kind.LEASES, gpu=GPU): 2}
+    used = {
+        SM: 60_000_000,
+        Scope(ScopeLevel.USER, AmountKind.SM, "1000", GPU): 30_000_000,
+        Scope(ScopeLevel.MACHINE, AmountKind.LEASES, gpu=GPU): 2,
+    }
     terms = limits(user_sm_percent=60.0)
     blocked = first_blocked(amounts, terms.of, used, {})
-    assert blocked == Scope(Level.USER, Kind.SM, "1000", GPU)
+    assert blocked == Scope(ScopeLevel.USER, AmountKind.SM, "1000", GPU)
     assert shortage(blocked, amounts, terms, used) == "quota of user 1000, GPU-a, SMs: 50 % asked, 30 % of 60 % taken"
     words = shortage(SM, amounts, limits(), used, 10_000_000)
     assert words == "GPU-a, SMs: 50 % asked, 60 % of 100 % taken by 2 leases, 10 % set aside for those ahead"
@@ -174,11 +190,11 @@ def one(number: int, sm: float, arrived: float = 0.0, priority: int = 0, deadlin
     return Waiting(number, number, priority, arrived, deadline, {SM: to_millionths(sm)}, **more)
 
 
-def order(now: float) -> Order:
-    return Order(AGING, BACKFILL, now)
+def order(now: float) -> QueueOrder:
+    return QueueOrder(AGING, BACKFILL, now)
 
 
-def decide(waiting: list[Waiting], used: float, now: float) -> Plan:
+def decide(waiting: list[Waiting], used: float, now: float) -> QueuePlan:
     return plan(waiting, limits(), {SM: to_millionths(used)}, order(now))
 
 
@@ -222,10 +238,10 @@ def test_plan(waiting: list[Waiting], used: float, now: float, expected: list[in
 
 def test_one_at_its_own_quota_holds_nobody_else_up() -> None:
     """Else a user could stop the machine by queueing what he will never get."""
-    quota = Scope(Level.USER, Kind.SM, "1000")
+    quota = Scope(ScopeLevel.USER, AmountKind.SM, "1000")
     mine = Waiting(1, 1, 0, 0.0, None, {SM: 10, quota: 10})
     others = [Waiting(2, 2, 0, 0.0, None, {SM: 99_999_999}), Waiting(3, 3, 0, 0.0, None, {SM: 1, quota: 1})]
-    terms = Limits(AdmissionSettings(), DEVICES, {}, lambda uid: Quota(sm_percent=10 / 1e6))
+    terms = ScopeLimits(AdmissionSettings(), DEVICES, {}, lambda uid: Quota(sm_percent=10 / 1e6))
     assert plan([mine, *others], terms, {quota: 5}, order(99.0)).admitted == (2,)
 
 

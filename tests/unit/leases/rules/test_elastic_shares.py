@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.leases.rules.elastic_shares import BATCH, INTERACTIVE, Elastic, Standing, aim, begin, cost, deal, feed, gain
-from mpsd.leases.rules.group_shares import Group, Member
+from mpsd.leases.rules.elastic_shares import BATCH, INTERACTIVE, Elastic, FeedbackPlace, aim, begin, cost, deal, feed, gain
+from mpsd.leases.rules.group_shares import Group, GroupMember
 
 SETTINGS = Elastic(cost_seconds=5.0)
 
 
-def after(standing: Standing, *rounds: tuple[float, float], start: float = 0.0) -> Standing:
+def after(standing: FeedbackPlace, *rounds: tuple[float, float], start: float = 0.0) -> FeedbackPlace:
     """After rounds of (busy fraction, seconds), observed each second."""
     now = start
     for busy, seconds in rounds:
@@ -40,16 +40,16 @@ def test_feedback(level: str, rounds: list[tuple[float, float]], expected: int) 
     assert after(begin(level, 0.0), *rounds).level == expected
 
 
-def group(*members: Member) -> Group:
+def group(*members: GroupMember) -> Group:
     return Group(sum(member.part * member.parts for member in members), members)
 
 
-def interactive(lease_id: int, part: float, busy: float | None = None, **more: object) -> Member:
-    return Member(lease_id, part, level=INTERACTIVE, busy=busy, **{"held": (part,), **more})
+def interactive(lease_id: int, part: float, busy: float | None = None, **more: object) -> GroupMember:
+    return GroupMember(lease_id, part, level=INTERACTIVE, busy=busy, **{"held": (part,), **more})
 
 
-def batch(lease_id: int, part: float, **more: object) -> Member:
-    return Member(lease_id, part, level=BATCH, busy=1.0, **{"held": (part,), **more})
+def batch(lease_id: int, part: float, **more: object) -> GroupMember:
+    return GroupMember(lease_id, part, level=BATCH, busy=1.0, **{"held": (part,), **more})
 
 
 AIMS = [
@@ -66,7 +66,7 @@ AIMS = [
 
 
 @pytest.mark.parametrize(("members", "expected"), AIMS)
-def test_aims(members: list[Member], expected: dict[int, float]) -> None:
+def test_aims(members: list[GroupMember], expected: dict[int, float]) -> None:
     found = aim(group(*members), SETTINGS)
     assert {member.lease_id: found[member.lease_id] for member in members if member.present} == pytest.approx(expected)
 
@@ -138,7 +138,7 @@ def test_whatever_it_deals_the_sum_stays_within_what_is_reserved(
     made: list[tuple[float, int, int, int, float | None]], cost_seconds: float
 ) -> None:
     members = [
-        Member(number, part, parts, held=(part,) * min(running, parts), level=level, busy=busy)
+        GroupMember(number, part, parts, held=(part,) * min(running, parts), level=level, busy=busy)
         for number, (part, parts, running, level, busy) in enumerate(made)
     ]
     of = group(*members)
