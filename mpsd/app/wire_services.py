@@ -10,7 +10,7 @@ from mpsd.app import settings
 from mpsd.app.startup import Found
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.placement import Ask
+from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.errors import NoSuchClient, VendorFailed
 from mpsd.faults.incidents import SUSPECT_SECONDS
 from mpsd.faults.lifecycle import Faults
@@ -88,7 +88,7 @@ def _finding(pool: Pool) -> FindPlace:
     gpus = frozenset(pool.gpus)
 
     async def find(avoid: frozenset[str]) -> Place:
-        domain = await pool.place(Ask(os.geteuid(), gpus, avoid=avoid), None)
+        domain = await pool.place(PlacementRequest(os.geteuid(), gpus, avoid=avoid), None)
         return Place(domain.name, {"CUDA_MPS_PIPE_DIRECTORY": str(domain.control.pipe_directory)})
 
     return find

@@ -7,7 +7,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.placement import Ask
+from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.domains.rules.vendor_limits import of_defaults
 from mpsd.domains.servers import make_way
 from mpsd.domains.terminate_client import terminate_client
@@ -67,7 +67,7 @@ class DaemonBoard:
         domain: Domain | None = None
         seconds = self._pool.program.start_seconds
         with trio.move_on_after(seconds):
-            domain = await self._pool.place(Ask(uid, frozenset(self._pool.gpus)), None)
+            domain = await self._pool.place(PlacementRequest(uid, frozenset(self._pool.gpus)), None)
         if domain is None:
             raise TooMany(f"no fault domain became free within {seconds:g} s to start a server for user {uid}")
         await make_way(domain, uid, is_multiuser=self._pool.settings.is_multiuser)

@@ -31,7 +31,7 @@ _READ_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DomainDirectories:
     """Guards that mpsd trusts no file in a domain's directories that another user could have put there."""
 
     path: Path

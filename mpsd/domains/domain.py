@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from mpsd.domains.handshake_gate import Gate
+from mpsd.domains.handshake_gate import HandshakeGate
 from mpsd.domains.limit_guard import Guard
 from mpsd.domains.rules import log_lines, vendor_limits
 from mpsd.domains.rules.line_alarm import LineAlarm
@@ -47,7 +47,7 @@ class Domain:
     servers: dict[int, ServerView] = field(default_factory=dict)
     members: dict[ProcessId, float] = field(default_factory=dict)  # placed here, and when last seen (trio time)
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
-    gate: Gate = field(default_factory=Gate)  # the turn to send to its vendor daemon
+    gate: HandshakeGate = field(default_factory=HandshakeGate)  # the turn to send to its vendor daemon
     guard: Guard = field(init=False)  # the limits of each client
     key: str = ""  # the key of the clients that it serves (domains/rules/placement.py)
     is_draining: bool = False

@@ -5,14 +5,14 @@ import structlog
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits as terms
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError
 
 log = structlog.get_logger()
 
 
-async def enforce(pool: Pool, domain: Domain, uid: int, limits: Limits) -> None:
+async def enforce(pool: Pool, domain: Domain, uid: int, limits: ClientLimits) -> None:
     """Set the limits inside the guard's window for them.  Raise MpsdError; then the client may not be admitted."""
     guard, defaults = domain.guard, terms.of_defaults(pool.defaults, domain.gpus)
     if not guard.is_on:

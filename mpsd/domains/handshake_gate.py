@@ -16,8 +16,8 @@ import trio
 class Pass:
     """The right to send; given back early when the domain makes the client wait, or at the end."""
 
-    def __init__(self, gate: "Gate") -> None:
-        self._gate: Gate | None = gate
+    def __init__(self, gate: "HandshakeGate") -> None:
+        self._gate: HandshakeGate | None = gate
 
     def give_back(self) -> None:
         if self._gate is not None:
@@ -25,7 +25,7 @@ class Pass:
             self._gate = None
 
 
-class Gate:
+class HandshakeGate:
     """Guards that at most one pass is in use.  Clients with fewer offences go first, then in order of arrival."""
 
     def __init__(self) -> None:

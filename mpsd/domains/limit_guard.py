@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from mpsd.domains.rules import vendor_limits as terms
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import VendorFailed
 
 log = structlog.get_logger()
@@ -29,7 +29,7 @@ class Control(Protocol):
     async def commands(self, lines: tuple[str, ...], seconds: float | None = None) -> str: ...
 
 
-class Arrival:
+class ConnectingClient:
     """One connection of a client that is connecting."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class Guard:
 
     gpus: tuple[str, ...]
     is_on: bool = False
-    baselines: dict[int, Limits] = field(default_factory=dict)
+    baselines: dict[int, ClientLimits] = field(default_factory=dict)
     era: int = 0  # in another era, limits that were set before do not hold
-    _in_force: dict[int, Limits] = field(default_factory=dict)  # the last limits that each server took; absent: not known
+    _in_force: dict[int, ClientLimits] = field(default_factory=dict)  # the last limits that each server took; absent: not known
     _key: object = None  # what the clients in the window have in common
     _inside: int = 0
     _waiting: deque[tuple[object, trio.Event]] = field(default_factory=deque)
     _telling: trio.Lock = field(default_factory=trio.Lock)
-    _arrivals: dict[int, deque[Arrival]] = field(default_factory=dict)
+    _arrivals: dict[int, deque[ConnectingClient]] = field(default_factory=dict)
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
@@ -78,14 +78,14 @@ class Guard:
                 with trio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await self._close(control)
 
-    async def turn_on(self, server_pids: Iterable[int], defaults: Limits, control: Control) -> None:
+    async def turn_on(self, server_pids: Iterable[int], defaults: ClientLimits, control: Control) -> None:
         """Admit only clients with limits from here on.  Raise VendorFailed; then the guard stays off."""
         async with self._telling:
             for server_pid in server_pids:
                 await self._learn_baseline(server_pid, defaults, control)
             self.is_on = True
 
-    async def set_limits(self, server_pid: int, limits: Limits, defaults: Limits, control: Control) -> None:
+    async def set_limits(self, server_pid: int, limits: ClientLimits, defaults: ClientLimits, control: Control) -> None:
         """Set the limits, inside a window.  `defaults`: what a server is started with that started after `turn_on`.
 
         Raise VendorFailed if it is not certain that the limits hold; then no client may be admitted.
@@ -95,7 +95,7 @@ class Guard:
             await self._tell(server_pid, terms.tighter(limits, baseline), control)
 
     @asynccontextmanager
-    async def at_baseline(self, server_pid: int, defaults: Limits, control: Control) -> AsyncIterator[None]:
+    async def at_baseline(self, server_pid: int, defaults: ClientLimits, control: Control) -> AsyncIterator[None]:
         """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards."""
         async with self.window(("baseline", server_pid), control):
             await self.set_limits(server_pid, terms.unlimited(self.gpus), defaults, control)
@@ -111,12 +111,12 @@ class Guard:
 
     # -- arrivals ----------------------------------------------------------------------------------------------------
 
-    def expect(self, pid: int) -> Arrival:
-        arrival = Arrival()
+    def expect(self, pid: int) -> ConnectingClient:
+        arrival = ConnectingClient()
         self._arrivals.setdefault(pid, deque()).append(arrival)
         return arrival
 
-    def forget_arrival(self, pid: int, arrival: Arrival) -> None:
+    def forget_arrival(self, pid: int, arrival: ConnectingClient) -> None:
         queue = self._arrivals.get(pid)
         if queue and arrival in queue:
             queue.remove(arrival)
@@ -172,7 +172,7 @@ class Guard:
             self._inside += 1
             self._waiting.popleft()[1].set()
 
-    async def _learn_baseline(self, server_pid: int, defaults: Limits, control: Control) -> None:
+    async def _learn_baseline(self, server_pid: int, defaults: ClientLimits, control: Control) -> None:
         """Read the limits that the server's user or operator has set, while they are in force."""
         percent = terms.read_percent(await control.commands((f"get_active_thread_percentage {server_pid}",)))
         memory = [
@@ -181,9 +181,9 @@ class Guard:
         ]
         if percent is None or None in memory:
             raise VendorFailed(f"the limits of server {server_pid} cannot be read")
-        self.baselines[server_pid] = Limits(percent, tuple(size or 0 for size in memory), defaults.priority)
+        self.baselines[server_pid] = ClientLimits(percent, tuple(size or 0 for size in memory), defaults.priority)
 
-    async def _tell(self, server_pid: int, wanted: Limits, control: Control) -> None:
+    async def _tell(self, server_pid: int, wanted: ClientLimits, control: Control) -> None:
         if self._in_force.get(server_pid) == wanted:
             return
         before = self._in_force.pop(server_pid, None)

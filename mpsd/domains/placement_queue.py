@@ -16,7 +16,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import PlacementWaits, Reason
-from mpsd.domains.rules.placement import Ask, Create, Join, Wait
+from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Wait
 from mpsd.errors import Stopping
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.model.domain import DomainView
@@ -27,7 +27,7 @@ NEW_USER = -1  # no user has this uid
 _PAUSE_SECONDS = 0.01  # between two looks: in a crowd each client causes a dozen changes
 
 
-class Places(Protocol):
+class PlacementPool(Protocol):
     """The part of the pool that the queue uses (pool.py)."""
 
     @property
@@ -38,13 +38,13 @@ class Places(Protocol):
     def ranges(self) -> UidRanges: ...
     def views(self) -> list[DomainView]: ...
     def avoid(self, process: ProcessId | None) -> frozenset[str]: ...
-    def decide(self, ask: Ask, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait: ...
+    def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait: ...
     def begin_domain(self, decision: Create) -> None: ...
-    def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None: ...
+    def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class WaitingClient:
     """One connection that waits. told: the kinds of reasons in the log."""
 
     alike: "Alike"
@@ -71,13 +71,13 @@ class Entry:
 class Alike:
     """Entries that ask alike, by their numbers: the order of arrival."""
 
-    ask: Ask
-    as_new: Ask  # what a user without a domain would ask
-    entries: dict[int, Entry] = field(default_factory=dict)
+    ask: PlacementRequest
+    as_new: PlacementRequest  # what a user without a domain would ask
+    entries: dict[int, WaitingClient] = field(default_factory=dict)
     reason: Reason = field(default_factory=Reason)
 
     @property
-    def first(self) -> Entry:
+    def first(self) -> WaitingClient:
         return next(iter(self.entries.values()))
 
     def explain(self, wait: Wait) -> None:
@@ -89,10 +89,10 @@ class Alike:
 class PlacementQueue:
     """Guards that a look costs no more for many waiting clients than for few, and that each entry is answered once."""
 
-    def __init__(self, places: Places, waits: PlacementWaits) -> None:
+    def __init__(self, places: PlacementPool, waits: PlacementWaits) -> None:
         self._places, self._waits = places, waits
-        self._alike: dict[tuple[Ask, ProcessId | None], Alike] = {}
-        self._of_process: dict[ProcessId, list[Entry]] = {}
+        self._alike: dict[tuple[PlacementRequest, ProcessId | None], Alike] = {}
+        self._of_process: dict[ProcessId, list[WaitingClient]] = {}
         self._placed: set[ProcessId] = set()  # processes with a domain since the last look
         self._is_due = trio.Event()
         self._next_number = 1
@@ -112,7 +112,7 @@ class PlacementQueue:
             self._placed.add(process)
             self._is_due.set()
 
-    async def wait(self, ask: Ask, process: ProcessId | None) -> Domain:
+    async def wait(self, ask: PlacementRequest, process: ProcessId | None) -> Domain:
         """Wait until a domain takes the process. Raise Stopping if mpsd quits during the wait."""
         with self._waits.begin(process, ask.uid), self._listed(ask, process) as entry:
             await entry.is_over.wait()
@@ -132,10 +132,10 @@ class PlacementQueue:
     # -- entries -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _listed(self, ask: Ask, process: ProcessId | None) -> Iterator[Entry]:
+    def _listed(self, ask: PlacementRequest, process: ProcessId | None) -> Iterator[WaitingClient]:
         key = ask, process if self._places.avoid(process) else None  # each member of a service keeps out of other domains
         alike = self._alike.setdefault(key, Alike(ask, replace(ask, uid=NEW_USER)))
-        entry = Entry(alike, process, self._next_number)
+        entry = WaitingClient(alike, process, self._next_number)
         self._next_number += 1
         alike.entries[entry.number] = entry
         if process is not None:
@@ -185,7 +185,7 @@ class PlacementQueue:
             self._try(alike.first)
             look.renew()
 
-    def _try(self, entry: Entry) -> None:
+    def _try(self, entry: WaitingClient) -> None:
         """Place the entry, if a domain takes it now."""
         found: Domain | Exception | None
         try:
@@ -199,9 +199,9 @@ class PlacementQueue:
 class _Look:
     """Guards that what is decided for one kind of client holds for all of that kind, until a domain has changed."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: PlacementPool) -> None:
         self._places = places
-        self._waits: dict[Ask, Wait] = {}  # a placement takes room and gives none: these still wait after it
+        self._waits: dict[PlacementRequest, Wait] = {}  # a placement takes room and gives none: these still wait after it
         self.share_of = places.ranges.share_of
         self.renew()
 

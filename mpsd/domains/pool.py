@@ -21,8 +21,8 @@ from mpsd.domains.outlived import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.rules.log_lines import LogLine, News
-from mpsd.domains.rules.placement import Ask, Create, Join, Rules, Wait, place
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
@@ -44,9 +44,9 @@ class Store(Protocol):
     def forget_domain(self, name: str) -> None: ...
     def save_log_position(self, path: str, position: int) -> None: ...
     def log_position(self, path: str) -> int | None: ...
-    def save_baselines(self, name: str, baselines: Mapping[int, Limits]) -> None: ...
+    def save_baselines(self, name: str, baselines: Mapping[int, ClientLimits]) -> None: ...
     def forget_baselines(self, name: str) -> None: ...
-    def baselines(self, name: str) -> dict[int, Limits] | None: ...
+    def baselines(self, name: str) -> dict[int, ClientLimits] | None: ...
     def save_defaults(self, defaults: Defaults) -> None: ...
 
 
@@ -175,9 +175,9 @@ class Pool:
 
     def placement_of_a_newcomer(self) -> Join | Create | Wait:
         """Return where a client of a user without a domain would go now."""
-        return self.decide(Ask(NEW_USER, frozenset(self.gpus)), None, self.views())
+        return self.decide(PlacementRequest(NEW_USER, frozenset(self.gpus)), None, self.views())
 
-    async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
+    async def place(self, ask: PlacementRequest, process: ProcessId | None) -> Domain:
         """Return the domain that this process joins. Waits until one takes it; raises Stopping if mpsd quits during the
         wait."""
         if (domain := self._home_now(process)) is not None:
@@ -191,7 +191,7 @@ class Pool:
             self.domains[name].is_draining = True  # upkeep.py retires it
         self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
 
-    def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
+    def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None:
         """Return the domain of this process, or one that takes it at once; None when it has to wait.  Raise Stopping."""
         if (home := self._home_now(process)) is not None:
             return home
@@ -210,7 +210,7 @@ class Pool:
         look_now(home)
         return home if self._is_bound(home, process) else None
 
-    def decide(self, ask: Ask, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
+    def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
         if others := self.avoid(process):
             ask = replace(ask, avoid=others)
         if drained := sorted(ask.gpus & self.drained.keys()):
@@ -240,7 +240,7 @@ class Pool:
             return False
         return True
 
-    def _join(self, domain: Domain, ask: Ask, process: ProcessId | None) -> Domain:
+    def _join(self, domain: Domain, ask: PlacementRequest, process: ProcessId | None) -> Domain:
         self.last_join, self.last_uid = trio.current_time(), ask.uid
         if not domain.is_public or domain.key != ask.key:
             self.store.save_domain(domain.name, domain.number, domain.gpus, True, ask.key)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import UnusablePath
 from mpsd.model.domain import Defaults
 from mpsd.storage.database import close, open_database
@@ -65,14 +65,14 @@ class SqliteStore:
     def save_log_position(self, path: str, position: int) -> None:
         self._try("INSERT OR REPLACE INTO log_positions VALUES (?, ?)", (path, position))
 
-    def baselines(self, name: str) -> dict[int, Limits] | None:
+    def baselines(self, name: str) -> dict[int, ClientLimits] | None:
         """Return the baseline limits by server; None: the domain's clients have no limits of their own."""
         row = self._db.execute("SELECT by_server FROM baselines WHERE name = ?", (name,)).fetchone()
         if row is None:
             return None
-        return {int(pid): Limits(share, tuple(memory), rank) for pid, (share, memory, rank) in json.loads(row[0]).items()}
+        return {int(pid): ClientLimits(share, tuple(memory), rank) for pid, (share, memory, rank) in json.loads(row[0]).items()}
 
-    def save_baselines(self, name: str, baselines: Mapping[int, Limits]) -> None:
+    def save_baselines(self, name: str, baselines: Mapping[int, ClientLimits]) -> None:
         """Store the baselines.
 
         Raises UnusablePath: after a restart mpsd would not know that the domain's clients have limits.

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd.domains.directories import CLOSED, OPEN, Home
+from mpsd.domains.directories import CLOSED, OPEN, DomainDirectories
 from mpsd.domains.leftovers import Leftovers
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.host import processes
@@ -59,7 +59,7 @@ class VendorControl:
     """Guards that one command at a time reaches the daemon, and that mpsd signals only its own daemon."""
 
     def __init__(self, program: VendorProgram, home: Path) -> None:
-        self.home = Home(home)
+        self.home = DomainDirectories(home)
         self.pipe_directory = self.home.pipe
         self.log_directory = self.home.log
         self.process: ProcessId | None = None

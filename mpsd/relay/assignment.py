@@ -15,8 +15,8 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import Reason
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits as terms
-from mpsd.domains.rules.placement import Ask
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.placement import PlacementRequest
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
 from mpsd.host.inspector import Unreadable
@@ -187,7 +187,7 @@ class Entrance:
         await self.pool.stopping.wait()
         scope.cancel()
 
-    def limits(self, caller: Caller, domain: Domain, grant: Grant) -> Limits:
+    def limits(self, caller: Caller, domain: Domain, grant: Grant) -> ClientLimits:
         """Return the limits in the domain's terms.  Raise Refused for a client that would lift its limit."""
         if grant.memory_bytes and caller.process:
             variable = caller.facts.variables.get(PINNED_VARIABLE)
@@ -196,7 +196,7 @@ class Entrance:
                 raise Refused(Refusal.ERROR, trouble)
         return terms.of_grant(grant, domain.gpus)
 
-    def _ask(self, caller: Caller, grant: Grant) -> Ask:
+    def _ask(self, caller: Caller, grant: Grant) -> PlacementRequest:
         key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
         if grant.domain is not DomainPolicy.OWN and caller.process is not None:
             key = self.separation.key_of(caller.process, is_grouped=grant.domain is DomainPolicy.GROUP) or key
@@ -204,7 +204,7 @@ class Entrance:
         wish = ""
         if self._wishes and self.pool.home_of(caller.process) is None:
             wish = self._wishes.pop(self._likeness(caller.process, uid), "")
-        return Ask(uid, self._gpus_of(caller, grant), key, wish)
+        return PlacementRequest(uid, self._gpus_of(caller, grant), key, wish)
 
     def _gpus_of(self, caller: Caller, grant: Grant) -> frozenset[str]:
         """Return the GPUs of its lease, or else of its domain.

@@ -16,9 +16,9 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.enforcement import enforce
 from mpsd.domains.handshake_gate import Pass
-from mpsd.domains.limit_guard import Arrival
+from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Entrance
@@ -108,7 +108,7 @@ class Conversations:
         self.took_handshake(trio.current_time() - began)
         return await self._after(caller, domain, end) if end else False
 
-    async def _visit(self, caller: Caller, domain: Domain, limits: Limits) -> End | None:
+    async def _visit(self, caller: Caller, domain: Domain, limits: ClientLimits) -> End | None:
         """Make one connection to a domain, with these limits in force until the server has read them.
 
         Return None if the connection failed.  Raise _NotSet if it is not certain that the limits are set.
@@ -153,7 +153,7 @@ class Conversations:
                 self.keeper.hold(caller.domain_id(domain.name), backend)
                 return await self._through(caller, domain, backend, right)
 
-    async def _see_arrive(self, caller: Caller, domain: Domain, arrival: Arrival) -> None:
+    async def _see_arrive(self, caller: Caller, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.
 
         The server may read a newcomer's limits until its log reports the newcomer (measured: it has by then).  A process begins

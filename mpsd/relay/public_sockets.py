@@ -14,7 +14,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.placement import Ask
+from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.errors import Stopping, UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
 from mpsd.keeper.connections import KeeperClient
@@ -85,7 +85,7 @@ class LinkedDoors:
 
     async def run(self) -> None:
         """Run until mpsd quits: the links then lead to daemons that are quitting too, and refuse clients themselves."""
-        me = Ask(os.geteuid(), frozenset(self.pool.gpus))
+        me = PlacementRequest(os.geteuid(), frozenset(self.pool.gpus))
         while True:
             try:
                 domain = await self.pool.place(me, None)

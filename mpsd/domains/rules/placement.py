@@ -25,7 +25,7 @@ from mpsd.model.domain import DomainState, DomainView
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlacementRequest:
     """A process to be placed.
 
     uid: its user.  gpus: the UUIDs of the GPUs that its domain must have been started with.  key: of a domain that it does not
@@ -81,7 +81,7 @@ _CLOSED_BY_CLIENTS = (DomainState.READY, DomainState.FAULT, DomainState.SILENT) 
 _MOST_DEAD = 2  # if these do not start, another will not either, and would only take the place of one that does
 
 
-def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
+def place(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
     alive = [domain for domain in domains if domain.state is not DomainState.GONE]
     ours = [domain for domain in alive if domain.gpus == ask.gpus]
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
@@ -152,7 +152,7 @@ def _full_gpu(gpus: frozenset[str], domains: Sequence[DomainView], rules: Rules)
     return (None, tuple(sorted(instead))) if gpus else ("", ())
 
 
-def _has_enough(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> bool:
+def _has_enough(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) -> bool:
     """Return whether this user gets no further domain: the last ones on a GPU are kept for users without one there."""
     if rules.is_exclusive or ask.uid in rules.operators:
         return False
@@ -167,14 +167,14 @@ def _has_enough(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> bool:
     return False
 
 
-def _is_of(ask: Ask, domain: DomainView, rules: Rules) -> bool:
+def _is_of(ask: PlacementRequest, domain: DomainView, rules: Rules) -> bool:
     """Return whether clients of this user are in the domain."""
     share_of = rules.ranges.share_of
     users = domain.users or {domain.uid}
     return any(uid is not None and share_of(uid) == share_of(ask.uid) for uid in users)
 
 
-def _is_own_doing(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> bool:
+def _is_own_doing(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) -> bool:
     """Whether this user's own clients fill, faulted, stopped or wore out a domain, so that it takes no further one."""
     return any(
         _is_of(ask, domain, rules) and domain.clients and (domain.state in _CLOSED_BY_CLIENTS or domain.is_worn)
@@ -182,11 +182,11 @@ def _is_own_doing(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> bool
     )
 
 
-def _join(ask: Ask, domains: Sequence[DomainView]) -> Join:
+def _join(ask: PlacementRequest, domains: Sequence[DomainView]) -> Join:
     return Join(min(domains, key=lambda domain: _preference(ask, domain)).name)
 
 
-def _may_join(ask: Ask, domain: DomainView, rules: Rules) -> bool:
+def _may_join(ask: PlacementRequest, domain: DomainView, rules: Rules) -> bool:
     if domain.state is not DomainState.READY or domain.clients >= domain.capacity:
         return False
     if domain.clients and domain.key != ask.key:
@@ -194,11 +194,11 @@ def _may_join(ask: Ask, domain: DomainView, rules: Rules) -> bool:
     return rules.is_multiuser or rules.is_exclusive or domain.uid in (None, ask.uid) or not domain.clients
 
 
-def _preference(ask: Ask, domain: DomainView) -> tuple[bool, bool, int, bool, int]:
+def _preference(ask: PlacementRequest, domain: DomainView) -> tuple[bool, bool, int, bool, int]:
     return (domain.name != ask.wish, domain.key != ask.key, -domain.clients, not domain.is_public, domain.number)
 
 
-def _why(ask: Ask, gpu: str, domains: Sequence[DomainView], rules: Rules) -> str:
+def _why(ask: PlacementRequest, gpu: str, domains: Sequence[DomainView], rules: Rules) -> str:
     if rules.is_exclusive:
         return f"the GPU is in EXCLUSIVE_PROCESS mode and its only domain is {domains[0].state.value}"
     of_gpu = "" if all(domain.gpus == ask.gpus for domain in domains) else f" of {gpu}"

@@ -19,7 +19,7 @@ _PARTS = 10**4  # of a percent: enough to distinguish the SMs of any GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """thread_percent: in (0, 100].  memory_bytes: by the ordinal of the domain's GPUs, 0 for no limit.  priority: the vendor's
     client priority."""
 
@@ -28,34 +28,34 @@ class Limits:
     priority: int = 0
 
 
-def unlimited(gpus: Sequence[str]) -> Limits:
-    return Limits(FULL_PERCENT, (0,) * len(gpus))
+def unlimited(gpus: Sequence[str]) -> ClientLimits:
+    return ClientLimits(FULL_PERCENT, (0,) * len(gpus))
 
 
-def closed(gpus: Sequence[str], priority: int = 0) -> Limits:
-    return Limits(LEAST_PERCENT, (_CLOSED_BYTES,) * len(gpus), priority)
+def closed(gpus: Sequence[str], priority: int = 0) -> ClientLimits:
+    return ClientLimits(LEAST_PERCENT, (_CLOSED_BYTES,) * len(gpus), priority)
 
 
-def of_defaults(defaults: Defaults, gpus: Sequence[str]) -> Limits:
+def of_defaults(defaults: Defaults, gpus: Sequence[str]) -> ClientLimits:
     """Return the limits that a server of a domain with these GPUs is started with."""
     memory = tuple(defaults.pinned_limits.get(uuid, 0) for uuid in gpus)
-    return Limits(defaults.thread_percent, memory, defaults.client_priority)
+    return ClientLimits(defaults.thread_percent, memory, defaults.client_priority)
 
 
-def of_grant(grant: Grant, gpus: Sequence[str]) -> Limits:
+def of_grant(grant: Grant, gpus: Sequence[str]) -> ClientLimits:
     """Convert a grant for a domain with these GPUs.  Memory is rounded down to MiB, but never to 0, which is no limit."""
     memory = tuple(_whole_mib(grant.memory_bytes[uuid]) if uuid in grant.memory_bytes else 0 for uuid in gpus)
-    return Limits(_rounded_up(grant.sm_percent), memory, grant.priority)
+    return ClientLimits(_rounded_up(grant.sm_percent), memory, grant.priority)
 
 
-def tighter(one: Limits, other: Limits) -> Limits:
+def tighter(one: ClientLimits, other: ClientLimits) -> ClientLimits:
     """Return the lower of each limit."""
     memory = tuple(min(filter(None, pair), default=0) for pair in zip(one.memory_bytes, other.memory_bytes, strict=True))
     percent = min(one.thread_percent, other.thread_percent)
-    return Limits(percent, memory, max(one.priority, other.priority))
+    return ClientLimits(percent, memory, max(one.priority, other.priority))
 
 
-def commands(server_pid: int, limits: Limits, priority_now: int | None) -> tuple[str, ...]:
+def commands(server_pid: int, limits: ClientLimits, priority_now: int | None) -> tuple[str, ...]:
     """Return the vendor's documented commands that set the limits.
 
     The priority is a default of the whole daemon, since no command sets that of one server; it is set only if it differs.
@@ -69,7 +69,7 @@ def commands(server_pid: int, limits: Limits, priority_now: int | None) -> tuple
     return tuple(lines)
 
 
-def proof(limits: Limits) -> str:
+def proof(limits: ClientLimits) -> str:
     """Return the exact answer of the vendor's daemon after all these commands; another answer means that they failed."""
     return "".join([f"{limits.thread_percent:.1f}\n", *map(shown, filter(None, limits.memory_bytes))])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.domains.directories import CLOSED, OPEN, PID_FILE, Home
+from mpsd.domains.directories import CLOSED, OPEN, PID_FILE, DomainDirectories
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
 from tests.inspecting import INSPECTOR
@@ -20,14 +20,14 @@ Start = Callable[..., ProcessId]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "domains" / "d2")
+def home(tmp_path: Path) -> DomainDirectories:
+    made = DomainDirectories(tmp_path / "domains" / "d2")
     made.make(CLOSED, None)
     return made
 
 
 @pytest.fixture
-def start(home: Home) -> Iterator[Start]:
+def start(home: DomainDirectories) -> Iterator[Start]:
     """Something that could pass for the daemon: its pid is in the pid file."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -49,11 +49,11 @@ def start(home: Home) -> Iterator[Start]:
         each.wait()
 
 
-def modes(home: Home) -> list[int]:
+def modes(home: DomainDirectories) -> list[int]:
     return [path.stat().st_mode & 0o7777 for path in (home.path, home.pipe, home.log)]
 
 
-def test_who_passes_the_directories(home: Home) -> None:
+def test_who_passes_the_directories(home: DomainDirectories) -> None:
     of_pipe = CLOSED if ME else OPEN
     assert (modes(home), home.is_closed) == ([CLOSED, of_pipe, CLOSED], True)
     home.open_to_servers()
@@ -62,13 +62,13 @@ def test_who_passes_the_directories(home: Home) -> None:
     assert home.is_closed
 
 
-def test_nothing_of_an_earlier_daemon_is_left_when_one_is_started(home: Home, start: Start) -> None:
+def test_nothing_of_an_earlier_daemon_is_left_when_one_is_started(home: DomainDirectories, start: Start) -> None:
     home.record(start())
     home.make(CLOSED, None)
     assert (home.recorded(), home.find_by_pid_file(SLEEP, ME, INSPECTOR)) == (None, None)
 
 
-def test_the_recorded_process_is_believed_while_it_is_the_same(home: Home, start: Start) -> None:
+def test_the_recorded_process_is_believed_while_it_is_the_same(home: DomainDirectories, start: Start) -> None:
     process = start()
     home.record(process)
     assert home.recorded() == process
@@ -78,31 +78,31 @@ def test_the_recorded_process_is_believed_while_it_is_the_same(home: Home, start
 
 
 @pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "-1 5", "9" * 5000, "\u00b2", "\u00b2 \u00b2"])
-def test_a_record_that_is_none_is_not_believed(home: Home, text: str) -> None:
+def test_a_record_that_is_none_is_not_believed(home: DomainDirectories, text: str) -> None:
     (home.path / "daemon").write_text(text)
     (home.pipe / PID_FILE).write_text(text)
     assert (home.recorded(), home.find_by_pid_file(SLEEP, ME, INSPECTOR)) == (None, None)
 
 
-def test_the_pid_file_is_believed_of_the_vendors_program_alone(home: Home, start: Start) -> None:
+def test_the_pid_file_is_believed_of_the_vendors_program_alone(home: DomainDirectories, start: Start) -> None:
     process = start()
     assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) == process
     assert home.find_by_pid_file(Path(sys.executable), ME, INSPECTOR) is None
     assert home.find_by_pid_file(SLEEP, ME + 1, INSPECTOR) is None
 
 
-def test_the_daemon_of_another_domain_is_not_this_ones(home: Home, start: Start) -> None:
+def test_the_daemon_of_another_domain_is_not_this_ones(home: DomainDirectories, start: Start) -> None:
     start(directory=home.path.parent / "d3/pipe")
     assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) is None
 
 
 @pytest.mark.root
-def test_another_users_process_is_no_daemon_whatever_it_says(home: Home, start: Start) -> None:
+def test_another_users_process_is_no_daemon_whatever_it_says(home: DomainDirectories, start: Start) -> None:
     start(uid=65534)
     assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) is None
 
 
-def test_a_script_in_its_place_runs_the_vendors_program(home: Home, start: Start, tmp_path: Path) -> None:
+def test_a_script_in_its_place_runs_the_vendors_program(home: DomainDirectories, start: Start, tmp_path: Path) -> None:
     """Operators use such scripts to set variables."""
     script = tmp_path / "wrapper"
     script.write_text("#!/bin/sh\n")
@@ -116,7 +116,7 @@ def test_a_script_in_its_place_runs_the_vendors_program(home: Home, start: Start
 
 
 @pytest.mark.parametrize("which", ["path", "pipe"])
-def test_a_directory_that_others_may_write_is_trouble(home: Home, which: str) -> None:
+def test_a_directory_that_others_may_write_is_trouble(home: DomainDirectories, which: str) -> None:
     assert home.trouble(ME) == ""
     directory: Path = getattr(home, which)
     directory.chmod(0o722)
@@ -125,7 +125,7 @@ def test_a_directory_that_others_may_write_is_trouble(home: Home, which: str) ->
 
 @pytest.mark.root
 @pytest.mark.parametrize("which", ["path", "pipe"])
-def test_a_directory_of_another_user_is_trouble(home: Home, which: str) -> None:
+def test_a_directory_of_another_user_is_trouble(home: DomainDirectories, which: str) -> None:
     directory: Path = getattr(home, which)
     os.chown(directory, 65534, 65534)
     assert home.trouble(ME) == f"{directory} is uid 65534's"

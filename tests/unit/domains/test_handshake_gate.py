@@ -3,11 +3,11 @@
 import trio
 import trio.testing
 
-from mpsd.domains.handshake_gate import Gate
+from mpsd.domains.handshake_gate import HandshakeGate
 
 
 async def test_one_at_a_time_the_patient_first():
-    gate = Gate()
+    gate = HandshakeGate()
     order = []
 
     async def speak(name, offences):
@@ -25,7 +25,7 @@ async def test_one_at_a_time_the_patient_first():
 
 
 async def test_a_pass_comes_back_once():
-    gate = Gate()
+    gate = HandshakeGate()
     async with gate.turn(0) as right:
         right.give_back()
         async with gate.turn(0) as second:
@@ -39,7 +39,7 @@ async def test_a_pass_comes_back_once():
 
 
 async def test_whoever_leaves_the_queue_takes_nobody_s_turn():
-    gate = Gate()
+    gate = HandshakeGate()
     got = trio.Event()
 
     async def wait_for_it():

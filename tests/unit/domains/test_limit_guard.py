@@ -7,11 +7,11 @@ import trio
 import trio.testing
 
 from mpsd.domains.limit_guard import Guard
-from mpsd.domains.rules.vendor_limits import GIB, MIB, Limits, closed, unlimited
+from mpsd.domains.rules.vendor_limits import GIB, MIB, ClientLimits, closed, unlimited
 from mpsd.errors import VendorFailed
 
 GPUS = ("GPU-a",)
-SMALL, LARGE = Limits(10, (GIB,)), Limits(60, (4 * GIB,))
+SMALL, LARGE = ClientLimits(10, (GIB,)), ClientLimits(60, (4 * GIB,))
 DEFAULTS = unlimited(GPUS)
 SERVER = 770
 
@@ -45,7 +45,7 @@ class VendorDaemon:
 
     @property
     def limits(self):
-        return Limits(self.percent, (self.memory,), self.priority)
+        return ClientLimits(self.percent, (self.memory,), self.priority)
 
 
 @pytest.fixture
@@ -113,14 +113,14 @@ async def test_what_the_servers_own_user_has_set_is_the_most(daemon):
     guard = await start(daemon)
     async with guard.window(LARGE, daemon):
         await guard.set_limits(SERVER, LARGE, DEFAULTS, daemon)
-        assert daemon.limits == Limits(50, (2 * GIB,))
+        assert daemon.limits == ClientLimits(50, (2 * GIB,))
 
 
 async def test_a_server_that_was_not_there_before_has_the_defaults_for_its_most(daemon):
     guard = await start(daemon)
     async with guard.window(LARGE, daemon):
-        await guard.set_limits(771, LARGE, Limits(30, (0,)), daemon)
-        assert daemon.limits == Limits(30, (4 * GIB,))
+        await guard.set_limits(771, LARGE, ClientLimits(30, (0,)), daemon)
+        assert daemon.limits == ClientLimits(30, (4 * GIB,))
 
 
 async def test_a_daemon_that_does_not_take_the_limits_lets_nobody_in(daemon):

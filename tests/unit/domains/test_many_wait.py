@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.placement import Ask, Join, Rules, Wait
+from mpsd.domains.rules.placement import Join, PlacementRequest, Rules, Wait
 from mpsd.errors import Stopping
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
@@ -33,12 +33,12 @@ class FullPool(Pool):
     def rules(self, gpus: frozenset[str]) -> Rules:
         return Rules(8)
 
-    def decide(self, ask: Ask, process: ProcessId | None, views: list[DomainView]) -> Join | Wait:
+    def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Wait:
         self.decided += 1
         is_free = self.free is not None and self.free.joined_uid in (None, ask.uid)
         return Join("default") if is_free else Wait(self.why, self.is_own)
 
-    def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
+    def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None:
         if self.is_stopping:
             raise Stopping("quits")
         if self.free is None or self.free.joined_uid not in (None, ask.uid):
@@ -53,7 +53,7 @@ async def crowd(pool: Pool, processes: list[ProcessId], users: int) -> AsyncIter
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pool._queue.run)
         for process in processes:
-            nursery.start_soon(pool.place, Ask(process.pid % users, GPUS), process)
+            nursery.start_soon(pool.place, PlacementRequest(process.pid % users, GPUS), process)
             await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(1.0)
         yield
@@ -107,7 +107,7 @@ async def test_a_client_that_comes_while_others_wait_does_not_pass_them(autojump
     async with crowd(pool, [ProcessId(1, 1)], 3):
         async with trio.open_nursery() as nursery:
             pool.free = Domain("default", 1, ("GPU-a",), None, 48, state=DomainState.READY, applied_defaults=Defaults())
-            nursery.start_soon(pool.place, Ask(2, GPUS), ProcessId(2, 1))
+            nursery.start_soon(pool.place, PlacementRequest(2, GPUS), ProcessId(2, 1))
             await trio.sleep(1.0)
             nursery.cancel_scope.cancel()
         assert pool.placed == [1]
@@ -121,7 +121,7 @@ async def test_another_connection_of_a_placed_process_follows_it(autojump_clock:
     pool.place_now = lambda ask, process: pool._home_now(process)  # type: ignore[method-assign]
 
     async def connect() -> None:
-        found.append(await pool.place(Ask(1, GPUS), process))
+        found.append(await pool.place(PlacementRequest(1, GPUS), process))
 
     async with crowd(pool, [ProcessId(2, 1)], 3), trio.open_nursery() as nursery:
         for _ in range(3):
@@ -141,7 +141,7 @@ async def test_all_are_told_when_mpsd_quits(autojump_clock: trio.testing.MockClo
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pool._queue.run)
             for pid in (1, 2, 3):
-                nursery.start_soon(pool.place, Ask(pid, GPUS), ProcessId(pid, 1))
+                nursery.start_soon(pool.place, PlacementRequest(pid, GPUS), ProcessId(pid, 1))
             await trio.sleep(1.0)
             pool.stopping.set()
             await change(pool)

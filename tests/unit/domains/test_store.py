@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.store import SqliteStore
 from mpsd.errors import UnusablePath
 from mpsd.model.domain import Defaults
@@ -18,12 +18,12 @@ def path(tmp_path):
 def test_what_was_saved_is_there_after_a_restart(path):
     store = SqliteStore(path)
     store.save_domain("default", 1, ["GPU-a", "GPU-b"], True, "group:blue")
-    store.save_baselines("default", {770: Limits(50.0, (1 << 30, 0), 1)})
+    store.save_baselines("default", {770: ClientLimits(50.0, (1 << 30, 0), 1)})
     store.save_log_position("/x/default/log/server.log", 4711)
     store.save_defaults(Defaults(25.0, {"GPU-a": 1 << 30}, 1))
     again = SqliteStore(path)  # the first was never closed: kill -9
     assert again.domains() == [("default", 1, ("GPU-a", "GPU-b"), True, "group:blue")]
-    assert again.baselines("default") == {770: Limits(50.0, (1 << 30, 0), 1)}
+    assert again.baselines("default") == {770: ClientLimits(50.0, (1 << 30, 0), 1)}
     assert again.baselines("d2") is None
     assert again.log_position("/x/default/log/server.log") == 4711
     assert again.defaults() == Defaults(25.0, {"GPU-a": 1 << 30}, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.domains.rules.placement import Ask, Create, Join, Rules, Wait, place
+from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.rules.spares import SparePlan, plan_spares
 from mpsd.fairness.uid_ranges import parse
 from mpsd.model.domain import DomainState, DomainView
@@ -26,13 +26,25 @@ def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity
 @pytest.mark.parametrize(
     ("domains", "ask", "expected"),
     [
-        pytest.param([view("d1", clients=3, uid=0)], Ask(0, GPU, "own:7"), Create(GPU), id="its own: not with others"),
-        pytest.param([view("d1", clients=3, uid=0, key="own:7")], Ask(0, GPU), Create(GPU), id="others: not with it"),
-        pytest.param([view("d1"), view("d2", clients=1, uid=0, key="g")], Ask(0, GPU, "g"), Join("d2"), id="with its group"),
-        pytest.param([view("d1", key="own:7")], Ask(0, GPU), Join("d1"), id="an empty one is anybody's again"),
-        pytest.param([view("d1", clients=9, uid=0), view("d2")], Ask(0, GPU, wish="d2"), Join("d2"), id="as was wished"),
-        pytest.param([view("d1"), view("d2", FAULT)], Ask(0, GPU, wish="d2"), Join("d1"), id="a wish that cannot be met"),
-        pytest.param([view("d1", DomainState.DRAINING, 2, 0)], Ask(0, GPU), Create(GPU), id="not to one that is emptied"),
+        pytest.param(
+            [view("d1", clients=3, uid=0)], PlacementRequest(0, GPU, "own:7"), Create(GPU), id="its own: not with others"
+        ),
+        pytest.param(
+            [view("d1", clients=3, uid=0, key="own:7")], PlacementRequest(0, GPU), Create(GPU), id="others: not with it"
+        ),
+        pytest.param(
+            [view("d1"), view("d2", clients=1, uid=0, key="g")], PlacementRequest(0, GPU, "g"), Join("d2"), id="with its group"
+        ),
+        pytest.param([view("d1", key="own:7")], PlacementRequest(0, GPU), Join("d1"), id="an empty one is anybody's again"),
+        pytest.param(
+            [view("d1", clients=9, uid=0), view("d2")], PlacementRequest(0, GPU, wish="d2"), Join("d2"), id="as was wished"
+        ),
+        pytest.param(
+            [view("d1"), view("d2", FAULT)], PlacementRequest(0, GPU, wish="d2"), Join("d1"), id="a wish that cannot be met"
+        ),
+        pytest.param(
+            [view("d1", DomainState.DRAINING, 2, 0)], PlacementRequest(0, GPU), Create(GPU), id="not to one that is emptied"
+        ),
     ],
 )
 def test_domains_of_ones_own_and_wishes(domains, ask, expected):
@@ -46,13 +58,15 @@ KEPT = Wait("its user has fault domains, and the others are kept for users who h
 @pytest.mark.parametrize(
     ("domains", "ask", "rules", "expected"),
     [
-        pytest.param(TWO_LEFT, Ask(7, GPU, "own:9"), Rules(8), KEPT, id="who has some"),
-        pytest.param(TWO_LEFT[:6], Ask(7, GPU, "own:9"), Rules(8), KEPT, id="nor is one made"),
-        pytest.param(TWO_LEFT, Ask(7, GPU, "own:3"), Rules(8), Join("d3"), id="in one's own there is room"),
-        pytest.param(TWO_LEFT, Ask(9, GPU), Rules(8), Join("d7"), id="for users who have none"),
-        pytest.param(TWO_LEFT[:6], Ask(9, GPU), Rules(8), Create(GPU), id="or a new one"),
-        pytest.param(TWO_LEFT, Ask(7, GPU, "own:9"), Rules(8, operators=frozenset({7})), Join("d7"), id="operators may"),
-        pytest.param(TWO_LEFT[1:], Ask(7, GPU, "own:9"), Rules(8), Join("d7"), id="while three are left"),
+        pytest.param(TWO_LEFT, PlacementRequest(7, GPU, "own:9"), Rules(8), KEPT, id="who has some"),
+        pytest.param(TWO_LEFT[:6], PlacementRequest(7, GPU, "own:9"), Rules(8), KEPT, id="nor is one made"),
+        pytest.param(TWO_LEFT, PlacementRequest(7, GPU, "own:3"), Rules(8), Join("d3"), id="in one's own there is room"),
+        pytest.param(TWO_LEFT, PlacementRequest(9, GPU), Rules(8), Join("d7"), id="for users who have none"),
+        pytest.param(TWO_LEFT[:6], PlacementRequest(9, GPU), Rules(8), Create(GPU), id="or a new one"),
+        pytest.param(
+            TWO_LEFT, PlacementRequest(7, GPU, "own:9"), Rules(8, operators=frozenset({7})), Join("d7"), id="operators may"
+        ),
+        pytest.param(TWO_LEFT[1:], PlacementRequest(7, GPU, "own:9"), Rules(8), Join("d7"), id="while three are left"),
     ],
 )
 def test_the_last_quarter_is_for_users_who_have_none(domains, ask, rules, expected):
@@ -66,9 +80,9 @@ OF_ONE_RANGE = [view(f"d{n}", clients=1, uid=EVE + n) for n in range(1, 7)]
 def test_the_uids_of_one_range_are_one_user():
     """Eve acts as any of 65,536 users, and took all domains."""
     rules = Rules(8, ranges=RANGES)
-    assert place(Ask(EVE + 7, GPU), OF_ONE_RANGE, rules) == KEPT
-    assert place(Ask(EVE + 6, GPU), OF_ONE_RANGE, rules) == Join("d6")
-    assert place(Ask(1000, GPU), OF_ONE_RANGE, rules) == Create(GPU)
+    assert place(PlacementRequest(EVE + 7, GPU), OF_ONE_RANGE, rules) == KEPT
+    assert place(PlacementRequest(EVE + 6, GPU), OF_ONE_RANGE, rules) == Join("d6")
+    assert place(PlacementRequest(1000, GPU), OF_ONE_RANGE, rules) == Create(GPU)
 
 
 SHARED = [view(f"d{n}", clients=48, uid=9, users=(7, 9)) for n in range(1, 7)]
@@ -91,7 +105,7 @@ MULTIUSER = Rules(8, is_multiuser=True)
 )
 def test_where_one_server_serves_all_users_each_has_a_share_too(domains, uid, rules, expected):
     """One user's clients filled all domains, or took them by keys of their own."""
-    assert place(Ask(uid, GPU), domains, rules) == expected
+    assert place(PlacementRequest(uid, GPU), domains, rules) == expected
 
 
 A, B, C = "GPU-a", "GPU-b", "GPU-c"
@@ -148,14 +162,14 @@ FULL = domains_of(on(A), on(A, B), on(A, C))
 )  # fmt: skip
 def test_the_bound_is_of_each_gpu_whatever_else_its_domains_use(domains, gpus, expected):
     """The bound was for each set of GPUs: 8 GPUs have 255 sets."""
-    assert place(Ask(99, gpus), domains, RULES) == expected
+    assert place(PlacementRequest(99, gpus), domains, RULES) == expected
 
 
 def test_a_share_is_of_each_gpu_too():
     mine = [view(f"d{n}", clients=1, uid=7, gpus=gpus) for n, gpus in enumerate((on(A), on(A, B), on(A, C)), 2)]
-    assert place(Ask(7, on(A, B, C)), mine, Rules(4)) == KEPT
-    assert place(Ask(8, on(A, B, C)), mine, Rules(4)) == Create(on(A, B, C))
-    assert place(Ask(7, on(B)), mine, Rules(4)) == Create(on(B))
+    assert place(PlacementRequest(7, on(A, B, C)), mine, Rules(4)) == KEPT
+    assert place(PlacementRequest(8, on(A, B, C)), mine, Rules(4)) == Create(on(A, B, C))
+    assert place(PlacementRequest(7, on(B)), mine, Rules(4)) == Create(on(B))
 
 
 SETS = st.sampled_from([on(A), on(B), on(A, B), on(A, C), on(A, B, C)])
@@ -166,7 +180,7 @@ def test_however_clients_ask_no_gpu_has_more_domains_than_the_bound(asks):
     """Each gets a domain of its own while the GPU has room; some end at once and leave an empty one. One more may be ending."""
     domains, number, rules = [view("d1", gpus=on(A, B, C))], 1, Rules(3)
     for gpus, uid, ends in asks:
-        decision = place(Ask(uid, gpus, key=f"own:{number}"), domains, rules)
+        decision = place(PlacementRequest(uid, gpus, key=f"own:{number}"), domains, rules)
         spares = plan_spares(gpus, domains, frozenset(), 1, rules)
         made = [decision.gpus] if isinstance(decision, Create) else [gpus] * spares.create
         gone = decision.instead if isinstance(decision, Create) else ()
@@ -189,16 +203,28 @@ def closed(state, **facts):
 @pytest.mark.parametrize(
     ("domains", "ask", "rules", "is_own"),
     [
-        pytest.param(closed(DomainState.DRAINING), Ask(7, GPU), Rules(8), False, id="drained by an operator, or by mpsd"),
-        pytest.param(closed(DEAD), Ask(7, GPU), Rules(8), False, id="vendor daemons died"),
-        pytest.param([*closed(DEAD)[1:], TWO_LEFT[0]], Ask(7, GPU), Rules(8), True, id="one holds clients of another key"),
-        pytest.param(closed(FAULT), Ask(7, GPU), Rules(8), True, id="its clients faulted"),
-        pytest.param(closed(SILENT), Ask(7, GPU), Rules(8), True, id="it may have stopped its servers"),
-        pytest.param(closed(DomainState.DRAINING, is_worn=True), Ask(7, GPU), Rules(8), True, id="its clients ended early"),
-        pytest.param([view("d1", clients=1, uid=8)], Ask(7, GPU), Rules(1), False, id="taken by another user"),
-        pytest.param([view("d1", clients=48, uid=7)], Ask(7, GPU), Rules(1), True, id="filled by its own clients"),
-        pytest.param([view("d1", clients=1)], Ask(7, GPU, "own:1"), Rules(1, is_exclusive=True), True, id="it wants one alone"),
-        pytest.param([view("d1", STARTING)], Ask(7, GPU), Rules(1), False, id="it starts"),
+        pytest.param(
+            closed(DomainState.DRAINING), PlacementRequest(7, GPU), Rules(8), False, id="drained by an operator, or by mpsd"
+        ),
+        pytest.param(closed(DEAD), PlacementRequest(7, GPU), Rules(8), False, id="vendor daemons died"),
+        pytest.param(
+            [*closed(DEAD)[1:], TWO_LEFT[0]], PlacementRequest(7, GPU), Rules(8), True, id="one holds clients of another key"
+        ),
+        pytest.param(closed(FAULT), PlacementRequest(7, GPU), Rules(8), True, id="its clients faulted"),
+        pytest.param(closed(SILENT), PlacementRequest(7, GPU), Rules(8), True, id="it may have stopped its servers"),
+        pytest.param(
+            closed(DomainState.DRAINING, is_worn=True), PlacementRequest(7, GPU), Rules(8), True, id="its clients ended early"
+        ),
+        pytest.param([view("d1", clients=1, uid=8)], PlacementRequest(7, GPU), Rules(1), False, id="taken by another user"),
+        pytest.param([view("d1", clients=48, uid=7)], PlacementRequest(7, GPU), Rules(1), True, id="filled by its own clients"),
+        pytest.param(
+            [view("d1", clients=1)],
+            PlacementRequest(7, GPU, "own:1"),
+            Rules(1, is_exclusive=True),
+            True,
+            id="it wants one alone",
+        ),
+        pytest.param([view("d1", STARTING)], PlacementRequest(7, GPU), Rules(1), False, id="it starts"),
     ],
 )
 def test_whether_a_wait_is_the_askers_own_doing(domains, ask, rules, is_own):
@@ -208,7 +234,7 @@ def test_whether_a_wait_is_the_askers_own_doing(domains, ask, rules, is_own):
     assert wait.is_own == is_own
 
 
-APART = Ask(0, GPU, avoid=frozenset({"d1"}))
+APART = PlacementRequest(0, GPU, avoid=frozenset({"d1"}))
 BUSY, IDLE = view("d1", clients=3, uid=0), view("d2", public=False)
 
 
@@ -216,7 +242,9 @@ BUSY, IDLE = view("d1", clients=3, uid=0), view("d2", public=False)
     ("domains", "ask", "rules", "expected"),
     [
         pytest.param([BUSY, IDLE], APART, RULES, Join("d2"), id="where none of its service is"),
-        pytest.param([BUSY, IDLE], Ask(0, GPU, wish="d1", avoid=APART.avoid), RULES, Join("d2"), id="whatever was wished"),
+        pytest.param(
+            [BUSY, IDLE], PlacementRequest(0, GPU, wish="d1", avoid=APART.avoid), RULES, Join("d2"), id="whatever was wished"
+        ),
         pytest.param([view("d1")], APART, RULES, Create(GPU), id="a new one rather than that"),
         pytest.param([BUSY, view("d2", STARTING)], APART, RULES, Wait("its fault domain is starting"), id="it waits for one"),
         pytest.param([BUSY, view("d2", FAULT, 1, 0)], APART, Rules(2), Join("d1"), id="else where they are"),
@@ -256,12 +284,12 @@ def test_members_of_a_service_are_kept_apart(domains, ask, rules, expected):
     ],
 )
 def test_placement(domains, uid, rules, expected):
-    assert place(Ask(uid, GPU), domains, rules) == expected
+    assert place(PlacementRequest(uid, GPU), domains, rules) == expected
 
 
 def test_at_the_bound_a_client_waits_and_is_told_for_what():
     taken = [view(f"d{n}", clients=48, uid=0) for n in (1, 2, 3)]
-    decision = place(Ask(0, GPU), taken, RULES)
+    decision = place(PlacementRequest(0, GPU), taken, RULES)
     assert isinstance(decision, Wait)
     assert "3 domains are taken" in decision.reason
 
@@ -270,7 +298,7 @@ def test_at_the_bound_a_client_waits_and_is_told_for_what():
 def test_in_exclusive_mode_there_is_one_domain(state):
     """A second MPS server could not have a context on the GPU."""
     domains = [view("d1", state, clients=3, uid=7)]
-    decision = place(Ask(0, GPU), domains, Rules(3, is_exclusive=True))
+    decision = place(PlacementRequest(0, GPU), domains, Rules(3, is_exclusive=True))
     assert decision == Join("d1") if state is READY else isinstance(decision, Wait)
 
 
@@ -289,7 +317,7 @@ VIEWS = st.builds(
 
 @given(st.lists(VIEWS, unique_by=lambda d: d.name, max_size=8), st.integers(0, 3), st.booleans(), st.booleans())
 def test_nobody_is_placed_where_it_cannot_be_served(domains, uid, multiuser, exclusive):
-    decision = place(Ask(uid, GPU), domains, Rules(4, multiuser, exclusive))
+    decision = place(PlacementRequest(uid, GPU), domains, Rules(4, multiuser, exclusive))
     if isinstance(decision, Join):
         chosen = next(d for d in domains if d.name == decision.domain)
         assert chosen.state is READY

@@ -3,7 +3,7 @@
 import pytest
 
 from mpsd.domains.rules import vendor_limits
-from mpsd.domains.rules.vendor_limits import GIB, MIB, Limits
+from mpsd.domains.rules.vendor_limits import GIB, MIB, ClientLimits
 from mpsd.model.lease import Grant
 
 A, B = "GPU-a", "GPU-b"
@@ -11,8 +11,8 @@ A, B = "GPU-a", "GPU-b"
 
 def test_of_a_grant_by_the_domains_ordinals() -> None:
     grant = Grant("lease 1", sm_percent=25.0, memory_bytes={B: 3 * GIB + 5}, priority=1)
-    assert vendor_limits.of_grant(grant, (A, B)) == Limits(25.0, (0, 3 * GIB), 1)
-    assert vendor_limits.of_grant(grant, (B,)) == Limits(25.0, (3 * GIB,), 1)
+    assert vendor_limits.of_grant(grant, (A, B)) == ClientLimits(25.0, (0, 3 * GIB), 1)
+    assert vendor_limits.of_grant(grant, (B,)) == ClientLimits(25.0, (3 * GIB,), 1)
 
 
 def test_a_limit_below_a_mebibyte_does_not_become_none() -> None:
@@ -22,18 +22,18 @@ def test_a_limit_below_a_mebibyte_does_not_become_none() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "both"),
     [
-        (Limits(100, (0,)), Limits(50, (GIB,)), Limits(50, (GIB,))),
-        (Limits(30, (GIB,)), Limits(50, (0,)), Limits(30, (GIB,))),
-        (Limits(30, (2 * GIB,), 1), Limits(50, (GIB,)), Limits(30, (GIB,), 1)),
-        (Limits(100, (0, 0)), Limits(100, (0, 0)), Limits(100, (0, 0))),
+        (ClientLimits(100, (0,)), ClientLimits(50, (GIB,)), ClientLimits(50, (GIB,))),
+        (ClientLimits(30, (GIB,)), ClientLimits(50, (0,)), ClientLimits(30, (GIB,))),
+        (ClientLimits(30, (2 * GIB,), 1), ClientLimits(50, (GIB,)), ClientLimits(30, (GIB,), 1)),
+        (ClientLimits(100, (0, 0)), ClientLimits(100, (0, 0)), ClientLimits(100, (0, 0))),
     ],
 )
-def test_the_lower_of_each(one: Limits, other: Limits, both: Limits) -> None:
+def test_the_lower_of_each(one: ClientLimits, other: ClientLimits, both: ClientLimits) -> None:
     assert vendor_limits.tighter(one, other) == both == vendor_limits.tighter(other, one)
 
 
 def test_what_is_said_and_what_proves_it() -> None:
-    wanted = Limits(24.25, (1536 * MIB, 0))
+    wanted = ClientLimits(24.25, (1536 * MIB, 0))
     assert vendor_limits.commands(7, wanted, 0) == (
         "set_active_thread_percentage 7 24.25",
         "set_device_pinned_mem_limit 7 0 1536M",
@@ -42,11 +42,11 @@ def test_what_is_said_and_what_proves_it() -> None:
         "get_device_pinned_mem_limit 7 1",
     )
     assert vendor_limits.proof(wanted) == "24.2\n1G\n"  # as C's printf rounds a tie
-    assert vendor_limits.commands(7, Limits(100, (), 1), 0)[-1] == "set_default_client_priority 1"
+    assert vendor_limits.commands(7, ClientLimits(100, (), 1), 0)[-1] == "set_default_client_priority 1"
 
 
 def test_closed_and_unlimited() -> None:
-    assert vendor_limits.closed((A, B), 1) == Limits(0.1, (MIB, MIB), 1)
+    assert vendor_limits.closed((A, B), 1) == ClientLimits(0.1, (MIB, MIB), 1)
     assert vendor_limits.proof(vendor_limits.closed((A,))) == "0.1\n1M\n"
     assert vendor_limits.proof(vendor_limits.unlimited((A,))) == "100.0\n"
 
