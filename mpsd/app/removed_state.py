@@ -16,7 +16,7 @@ import trio
 from mpsd.app.instance_lock import LOCK, Claim
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
-from mpsd.storage.checkpointing import WriteBack
+from mpsd.storage.checkpointing import Checkpointing
 
 log = structlog.get_logger()
 LOOK_SECONDS = 0.5
@@ -32,7 +32,7 @@ class RemovedState:
 
     claim: Claim
     pool: Pool
-    write_back: WriteBack
+    write_back: Checkpointing
     move: Callable[[], None]
     _known: tuple[int, int] | None = None
     _is_copied: bool = False  # the directory is not the one that mpsd was started with

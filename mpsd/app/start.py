@@ -44,7 +44,7 @@ from mpsd.log.suppressed import tell_suppressed
 from mpsd.model.visible_text import visible
 from mpsd.relay.public_sockets import DOORS
 from mpsd.services.store import ServiceStore
-from mpsd.storage.checkpointing import WriteBack
+from mpsd.storage.checkpointing import Checkpointing
 from mpsd.vault.fencing import MOST_HOLDERS
 from mpsd.vault.store import VaultStore
 
@@ -135,7 +135,7 @@ async def _run(
         found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance, admin_group).take
-        write_back = WriteBack(claim.state_directory)
+        write_back = Checkpointing(claim.state_directory)
         opened.callback(write_back.close)
         removed = RemovedState(claim, daemon.pool, write_back, daemon.move_state)
         tell = partial(tell_suppressed, *(each.tell_suppressed for each in (journal, audit, daemon.sessions)))

@@ -26,7 +26,7 @@ from mpsd.faults.sources.runner import SourceOfFaults, Sources
 from mpsd.faults.sources.uvm_events import UvmEvents
 from mpsd.host import cgroups, processes
 from mpsd.host.client_facts import ClientFacts
-from mpsd.host.process_exit import Ending as ProcessEnding
+from mpsd.host.process_exit import ProcessExit as ProcessEnding
 from mpsd.leases.lease_book import LeaseBook
 from mpsd.model import cgroup_path
 from mpsd.model.domain import DomainState

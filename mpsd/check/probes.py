@@ -20,7 +20,7 @@ from mpsd.config.options import Config
 from mpsd.errors import MpsdError
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.peers import may_impersonate
-from mpsd.host.trusted_directories import Look, look
+from mpsd.host.trusted_directories import PathCheck, look
 from mpsd.model.device import ComputeMode, Device
 
 NVML_SECONDS = 10.0  # a hung GPU can block NVML for ever
@@ -108,7 +108,7 @@ def probe_directory(area: str, path: str) -> Iterator[Finding]:
         yield from _probe_reach(area, path, mode, Path(existing))
 
 
-def _probe_writers(area: str, path: str, found: Look) -> Iterator[Finding]:
+def _probe_writers(area: str, path: str, found: PathCheck) -> Iterator[Finding]:
     if found.missing or not found.entry.writers:
         return
     mode = stat.S_IMODE(found.entry.mode)

@@ -15,7 +15,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import LogLine, News, OwnCommands, parse_line, read_news
 from mpsd.errors import VendorFailed
 from mpsd.fairness.rates import Rate, Rates
-from mpsd.host.growing_file import LogFile
+from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
 from mpsd.storage.disk_room import keep_room
 
@@ -99,7 +99,7 @@ class _Log:
         self, domain: Domain, name: str, positions: Positions, own: OwnCommands, publish: Publish, hear: Hear
     ) -> None:
         self.path = domain.control.log_directory / name
-        self.file = LogFile(self.path, positions.log_position(str(self.path)) or 0)
+        self.file = GrowingFile(self.path, positions.log_position(str(self.path)) or 0)
         self.room = _Room(self.path)
         self.left_out = 0  # lines since the last report
         self._domain, self._name, self._own = domain, name, own

@@ -27,7 +27,7 @@ from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
-from mpsd.host.process_exit import Ending, wait_ended
+from mpsd.host.process_exit import ProcessExit, wait_ended
 from mpsd.model.device import ComputeMode, Device
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
@@ -90,7 +90,7 @@ class Pool:
     run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (lifecycle.py)
     domains: dict[str, Domain] = field(default_factory=dict)
     on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
-    on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # called after the end of a member
+    on_gone: Callable[[ProcessId, ProcessExit | None], None] = lambda process, ending: None  # called after the end of a member
     avoid: Callable[[ProcessId | None], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
     on_news: Callable[[Domain, News], None] = lambda domain, news: None  # called with the news of a domain's log
     stopping: trio.Event = field(default_factory=trio.Event)  # set: mpsd takes no new clients

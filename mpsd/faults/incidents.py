@@ -31,7 +31,7 @@ from mpsd.faults.rules.verdict import is_proof
 from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
 from mpsd.host import processes
-from mpsd.host.process_exit import Ending
+from mpsd.host.process_exit import ProcessExit
 from mpsd.model.blame import BlameStatus
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
@@ -221,7 +221,7 @@ class Incidents:
         for tell in self.on_hang_up:
             tell(process)
 
-    def left(self, process: ProcessId, ending: Ending | None) -> None:
+    def left(self, process: ProcessId, ending: ProcessExit | None) -> None:
         """Record the end of a client.  ending: None if unknown; then a signal may have ended it in the middle of a kernel."""
         domain = self.parties.leave(process)
         if domain is None:

@@ -10,7 +10,7 @@ import trio
 
 from mpsd.domains.pool import Pool
 from mpsd.health.rules import problems as health
-from mpsd.health.rules.problems import Facts, Storage
+from mpsd.health.rules.problems import HealthFacts, Storage
 from mpsd.health.state_directory import StateDirectory
 from mpsd.leases.lease_book import LeaseBook
 
@@ -46,9 +46,9 @@ class Health:
     def problems(self) -> list[str]:
         return health.problems(self._facts())
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> HealthFacts:
         waits = self.pool.waits.because_of_the_machine()
-        return Facts(
+        return HealthFacts(
             domains=self.pool.views(),
             placement=self.pool.placement_of_a_newcomer(),
             is_stopping=self.pool.is_stopping,

@@ -31,14 +31,14 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class BlockedStep:
     """How long a step blocked the loop, and for how much of that its thread computed; the rest it slept."""
 
     blocked_ms: int
     busy_ms: int
 
 
-def judge(before: Clocks, after: Clocks, step_ns: int) -> Blocked | None:
+def judge(before: Clocks, after: Clocks, step_ns: int) -> BlockedStep | None:
     """Return how a step blocked the loop, or None if it was short enough.
 
     The clocks are read before the first step of a turn of the loop and after this one: `step_ns` is this step's share of the
@@ -48,7 +48,7 @@ def judge(before: Clocks, after: Clocks, step_ns: int) -> Blocked | None:
     if blocked_ns <= LONGEST_SECONDS * 1e9:
         return None
     busy_ns = min(after.busy_ns - before.busy_ns, blocked_ns)
-    return Blocked(blocked_ns // _MS_NS, busy_ns // _MS_NS)
+    return BlockedStep(blocked_ns // _MS_NS, busy_ns // _MS_NS)
 
 
 class LoopWatch(trio.abc.Instrument):
@@ -58,7 +58,7 @@ class LoopWatch(trio.abc.Instrument):
     records no run delay (no CONFIG_SCHED_INFO).
     """
 
-    def __init__(self, report: Callable[[trio.lowlevel.Task, Blocked], None] | None = None) -> None:
+    def __init__(self, report: Callable[[trio.lowlevel.Task, BlockedStep], None] | None = None) -> None:
         self._report = self._write_log if report is None else report
         self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._quiet_until = 0.0
@@ -90,7 +90,7 @@ class LoopWatch(trio.abc.Instrument):
         delay_ns = int(os.pread(self._schedstat, 64, 0).split()[1])
         return Clocks(time.monotonic_ns(), time.thread_time_ns(), delay_ns)
 
-    def _write_log(self, task: trio.lowlevel.Task, blocked: Blocked) -> None:
+    def _write_log(self, task: trio.lowlevel.Task, blocked: BlockedStep) -> None:
         now = time.monotonic()
         if now < self._quiet_until:
             self._unreported += 1

@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from mpsd.host import cgroups, processes
 from mpsd.host.inspector import Inspector
-from mpsd.host.inspector_messages import Facts
+from mpsd.host.inspector_messages import StartFacts
 from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId
 
@@ -16,7 +16,7 @@ PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VI
 JOB_NAME_VARIABLE = "SLURM_JOB_NAME"  # users choose the names of their jobs, so a false one gains a user nothing
 _VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE, JOB_NAME_VARIABLE)
 _MOST = 16384  # processes; beyond that mpsd forgets the process whose facts were read least recently
-NOTHING = Facts("", {})
+NOTHING = StartFacts("", {})
 
 
 class ClientFacts:
@@ -24,9 +24,9 @@ class ClientFacts:
 
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
-        self._known: OrderedDict[ProcessId, Facts] = OrderedDict()
+        self._known: OrderedDict[ProcessId, StartFacts] = OrderedDict()
 
-    async def read(self, process: ProcessId) -> Facts:
+    async def read(self, process: ProcessId) -> StartFacts:
         """Read the facts now: the process may run another program since the last read.  Raises Unreadable."""
         found = await self._inspector.facts(process.pid, _VARIABLES)
         if found is None or not processes.is_alive(process):

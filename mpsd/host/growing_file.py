@@ -9,7 +9,7 @@ _SKIP_BYTES = 1 << 20  # in one turn: 1 ms
 _MAX_LINE_BYTES = 64 * 1024  # longer than any the vendor writes; a longer one is cut, so that it cannot fill memory
 
 
-class LogFile:
+class GrowingFile:
     """Guards a position in a growing file, and what was read of it and not returned yet."""
 
     def __init__(self, path: Path, position: int) -> None:

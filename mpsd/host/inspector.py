@@ -21,7 +21,7 @@ from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process, processes
-from mpsd.host.inspector_messages import Facts, Op, Pair, Question, Same
+from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.programs import native_directory
 
@@ -54,19 +54,19 @@ class Inspector:
 
     # -- reads -----------------------------------------------------------------------------------------------------------
 
-    async def facts(self, pid: int, names: Sequence[str]) -> Facts | None:
+    async def facts(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts from the process's start; None if it has ended, or mpsd may not read it.  Raises Unreadable."""
         try:
-            data, _ = await self._ask(Question(Op.FACTS, pid, names))
+            data, _ = await self._ask(Question(InspectorOp.FACTS, pid, names))
         except OSError as exc:
             _check_gone(exc, pid)
             return None
         return wire.parse_facts(data)
 
-    def facts_now(self, pid: int, names: Sequence[str]) -> Facts | None:
+    def facts_now(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts, as `facts` does."""
         try:
-            data, _ = self._ask_now(Question(Op.FACTS, pid, names))
+            data, _ = self._ask_now(Question(InspectorOp.FACTS, pid, names))
         except OSError as exc:
             _check_gone(exc, pid)
             return None
@@ -74,7 +74,7 @@ class Inspector:
 
     def maps_now(self, pid: int) -> bytes:
         """Return the beginning of its /proc/PID/maps.  Raises OSError, Unreadable."""
-        return self._ask_now(Question(Op.MAPS, pid))[0]
+        return self._ask_now(Question(InspectorOp.MAPS, pid))[0]
 
     def same_now(self, pairs: Sequence[Pair]) -> list[Same]:
         """Return whether both descriptors of each pair are one open file.
@@ -90,7 +90,7 @@ class Inspector:
                 for at in range(0, len(places), wire.MOST_PAIRS):
                     some = places[at : at + wire.MOST_PAIRS]
                     asked = [pairs[place] for place in some]
-                    data, _ = self._ask_now(Question(Op.SAME, asked[0].pid, (), asked))
+                    data, _ = self._ask_now(Question(InspectorOp.SAME, asked[0].pid, (), asked))
                     for place, same in zip(some, wire.parse_same(data), strict=True):
                         found[place] = same
         return found
@@ -103,7 +103,7 @@ class Inspector:
         Returns the number in the process and the duplicate, which the caller owns, for each; at most wire.MOST_TAKEN, and none
         that `known` has.  Raises OSError, Unreadable.
         """
-        data, taken = self._ask_now(Question(Op.TAKE, pid, links, known[: wire.MOST_PAIRS], device), pidfd)
+        data, taken = self._ask_now(Question(InspectorOp.TAKE, pid, links, known[: wire.MOST_PAIRS], device), pidfd)
         numbers = wire.parse_numbers(data)
         if len(numbers) != len(taken):
             _close_all(taken)
@@ -192,7 +192,7 @@ class Inspector:
 
     async def _answers(self, pid: int) -> bool:
         with suppress(OSError):
-            end, asked = self._send(Question(Op.PING))
+            end, asked = self._send(Question(InspectorOp.PING))
             with end, trio.move_on_after(_PING_SECONDS):
                 if asked == pid:
                     await trio.lowlevel.wait_readable(end)
@@ -211,7 +211,7 @@ class Inspector:
 
     def _answers_now(self, pid: int) -> bool:
         with suppress(OSError):
-            end, asked = self._send(Question(Op.PING))
+            end, asked = self._send(Question(InspectorOp.PING))
             with end:
                 return asked != pid or _is_readable(end, _PING_SECONDS)
         return False

@@ -23,7 +23,7 @@ _FILE = struct.Struct("=QQ")
 _INODE = struct.Struct("=Q")
 
 
-class Op(IntEnum):
+class InspectorOp(IntEnum):
     PING = 0
     FACTS = 1
     MAPS = 2
@@ -53,7 +53,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StartFacts:
     """How a process was started.  program: the base name of its first argument.  variables: the requested ones."""
 
     program: str
@@ -72,7 +72,7 @@ class LinkedFile:
 class Question:
     """device: major and minor number of a device, or 0, 0.  words: names of variables, or links."""
 
-    op: Op
+    op: InspectorOp
     pid: int = 0
     words: Sequence[str] = ()
     pairs: Sequence[Pair] = ()
@@ -97,14 +97,14 @@ def parse_answer(data: bytes) -> tuple[int, bytes]:
     return count, data[_ANSWER.size :]
 
 
-def parse_facts(payload: bytes) -> Facts:
+def parse_facts(payload: bytes) -> StartFacts:
     """Parse the facts.  If the environment has a name twice, the first counts, as for getenv(3)."""
     program, *entries = payload.removesuffix(b"\0").split(b"\0")
     variables: dict[str, str] = {}
     for entry in entries:
         name, _, value = entry.decode(errors="replace").partition("=")
         variables.setdefault(name, value)
-    return Facts(program.rpartition(b"/")[2].decode(errors="replace"), variables)
+    return StartFacts(program.rpartition(b"/")[2].decode(errors="replace"), variables)
 
 
 def parse_same(payload: bytes) -> list[Same]:

@@ -22,7 +22,7 @@ _INFO_EXIT = 1 << 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessExit:
     """How a process ended.  signal: 0 if it ended by itself, with `status`.  Both as in wait(2)."""
 
     signal: int
@@ -32,18 +32,18 @@ class Ending:
         return f"signal {self.signal}" if self.signal else f"status {self.status}"
 
 
-def how_ended(pidfd: int, process: ProcessId) -> Ending | None:
+def how_ended(pidfd: int, process: ProcessId) -> ProcessExit | None:
     """Return the ending of a process whose pidfd is readable; None if it is not known any more."""
     return _told_by(pidfd) or how_it_is_ending(process)
 
 
-def how_it_is_ending(process: ProcessId) -> Ending | None:
+def how_it_is_ending(process: ProcessId) -> ProcessExit | None:
     """Return the ending from /proc; None if the process is not ending yet, or has gone."""
     text = processes.read_stat(process.pid)
     return parse_stat(text, process.start_time) if text else None
 
 
-def parse_stat(text: bytes, start_time: int) -> Ending | None:
+def parse_stat(text: bytes, start_time: int) -> ProcessExit | None:
     """Parse the contents of /proc/PID/stat; None if they are another process's, or the process is not ending."""
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) <= _EXIT_CODE - 3 or not fields[0] or not all(_is_number(each) for each in fields[1:]):
@@ -58,11 +58,11 @@ def _is_number(field: bytes) -> bool:
     return field.removeprefix(b"-").isdigit() and len(field) <= 21  # a number of 64 bits; int() raises on thousands of digits
 
 
-def decode(wait_status: int) -> Ending:
-    return Ending(wait_status & 0x7F, wait_status >> 8 & 0xFF)
+def decode(wait_status: int) -> ProcessExit:
+    return ProcessExit(wait_status & 0x7F, wait_status >> 8 & 0xFF)
 
 
-def _told_by(pidfd: int) -> Ending | None:
+def _told_by(pidfd: int) -> ProcessExit | None:
     buffer = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, _GET_INFO, buffer, True)
@@ -75,7 +75,7 @@ def _told_by(pidfd: int) -> Ending | None:
 _AGAIN_SECONDS = 0.5
 
 
-async def wait_ended(process: ProcessId) -> Ending | None:
+async def wait_ended(process: ProcessId) -> ProcessExit | None:
     """Return when the process has ended, with its ending if known.  Waits as long as it lives.
 
     If mpsd has no descriptor left, it checks the process now and then until it gets one: that mpsd cannot watch a process does

@@ -18,7 +18,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process
 from mpsd.host.descriptors import FULL, spare_descriptors
-from mpsd.host.inspector_messages import LinkedFile, Op, Question
+from mpsd.host.inspector_messages import InspectorOp, LinkedFile, Question
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.programs import native_directory
 
@@ -84,22 +84,22 @@ class ProcessReader:
 
     def stat(self, pid: int) -> bytes:
         """Return the contents of /proc/PID/stat.  Raises OSError."""
-        return self._read(Question(Op.STAT, pid))
+        return self._read(Question(InspectorOp.STAT, pid))
 
     def linked_file(self, pid: int, name: str) -> LinkedFile:
         """Return what the link /proc/PID/`name` leads to; exe, or root.  Raises OSError."""
-        return wire.parse_linked_file(self._read(Question(Op.FILE, pid, [name])))
+        return wire.parse_linked_file(self._read(Question(InspectorOp.FILE, pid, [name])))
 
     def namespaces(self, pid: int) -> tuple[int, ...]:
         """Return the inodes of its pid namespace and of those above it, mpsd's own last.  Raises OSError."""
-        return wire.parse_spaces(self._read(Question(Op.SPACES, pid)))
+        return wire.parse_spaces(self._read(Question(InspectorOp.SPACES, pid)))
 
     def numbers(self, pid: int, links: Sequence[str]) -> set[int]:
         """Return the numbers of its descriptors with these links, or with links of these last names; the lowest 64.
 
         Raises OSError.
         """
-        return set(wire.parse_numbers(self._read(Question(Op.FIND, pid, links))))
+        return set(wire.parse_numbers(self._read(Question(InspectorOp.FIND, pid, links))))
 
     def _read(self, question: Question) -> bytes:
         if not 0 < question.pid <= _MOST_PID:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd.errors import UnusablePath
-from mpsd.host.rules.ownership import Entry, judge_last, judge_on_the_way
+from mpsd.host.rules.ownership import PathEntry, judge_last, judge_on_the_way
 from mpsd.host.user_database import ask_now, is_private_group
 
 _GROUP_SECONDS = 1.0  # where the user database does not answer, the group counts as shared
@@ -25,13 +25,13 @@ class NotTrusted(UnusablePath):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PathCheck:
     """The result of examining a path.  missing: names that do not exist yet.  refusal: why mpsd does not use it; "" if it does.
 
     tightens: mpsd removes the write permission of group and others when it opens the directory.
     """
 
-    entry: Entry
+    entry: PathEntry
     missing: tuple[str, ...]
     refusal: str
     tightens: bool = False
@@ -45,12 +45,12 @@ class Opened:
     was_mode: int | None
 
 
-def look(path: Path, *, may_be_shared: bool = False) -> Look:
+def look(path: Path, *, may_be_shared: bool = False) -> PathCheck:
     """Judge the directory without changing anything.  Raises OSError if the path cannot be followed."""
     with _walk(path) as way:
         if way.refusal or way.missing:
-            return Look(way.entry, way.missing, way.refusal)
-        return Look(way.entry, (), *judge_last(way.entry, os.geteuid(), may_be_shared=may_be_shared))
+            return PathCheck(way.entry, way.missing, way.refusal)
+        return PathCheck(way.entry, (), *judge_last(way.entry, os.geteuid(), may_be_shared=may_be_shared))
 
 
 def open_directory(path: Path, *, make_mode: int | None = None, may_be_shared: bool = False) -> Opened:
@@ -117,11 +117,11 @@ class _Way:
     """How far a path was followed.  descriptor: O_PATH, of the last directory that exists; entry: its facts."""
 
     descriptor: int
-    entry: Entry
+    entry: PathEntry
     missing: tuple[str, ...] = ()
     refusal: str = ""
 
-    def enter(self, descriptor: int, entry: Entry) -> None:
+    def enter(self, descriptor: int, entry: PathEntry) -> None:
         """Advance to this directory; takes ownership of the descriptor."""
         os.close(self.descriptor)
         self.descriptor, self.entry = descriptor, entry
@@ -203,11 +203,11 @@ def _read_link(descriptor: int) -> str:
         os.close(descriptor)
 
 
-def _entry(path: str, descriptor: int) -> Entry:
+def _entry(path: str, descriptor: int) -> PathEntry:
     found = os.fstat(descriptor)
     asks = stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) == stat.S_IWGRP  # if so, look it up
     is_private = asks and not _has_acl(descriptor) and _is_private_group(found.st_uid, found.st_gid)
-    return Entry(path, found.st_uid, found.st_mode, is_private)
+    return PathEntry(path, found.st_uid, found.st_mode, is_private)
 
 
 def _has_acl(descriptor: int) -> bool:

@@ -20,7 +20,7 @@ from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
 from mpsd.host.inspector import Unreadable
-from mpsd.host.inspector_messages import Facts
+from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model.process import Credentials, ProcessId
@@ -44,7 +44,7 @@ class Admission(Protocol):
 class Reader(Protocol):
     """Reads what a client was started with (host/client_facts.py)."""
 
-    async def read(self, process: ProcessId) -> Facts:
+    async def read(self, process: ProcessId) -> StartFacts:
         """Return the facts.  Raise Unreadable."""
 
 

@@ -9,7 +9,7 @@ import trio
 
 from mpsd.host.arrivals import Arrival
 from mpsd.host.client_facts import NOTHING
-from mpsd.host.inspector_messages import Facts
+from mpsd.host.inspector_messages import StartFacts
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.forwarding import Link
 
@@ -42,7 +42,7 @@ class Caller:
     since: float
     link: Link
     why_not: str = ""  # why it gets no further: its process is not known
-    facts: Facts = NOTHING  # what its process was started with, as read last
+    facts: StartFacts = NOTHING  # what its process was started with, as read last
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property

@@ -18,7 +18,7 @@ SECONDS = 5.0
 ROOM_BYTES = 64 << 10  # of each database, and of its log: enough for some dozens of changes
 
 
-class WriteBack:
+class Checkpointing:
     """Guards one more connection to each database, from the start: the number of mpsd's descriptors does not change."""
 
     def __init__(self, directory: Path) -> None:

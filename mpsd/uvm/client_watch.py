@@ -24,7 +24,7 @@ import trio
 from mpsd.errors import TooMany
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
-from mpsd.host.process_exit import Ending, how_ended, how_it_is_ending
+from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
 from mpsd.model.fault import Observation
@@ -87,7 +87,7 @@ class Watch:
     _woken: trio.Event = field(default_factory=trio.Event)
     _released: trio.Event = field(default_factory=trio.Event)
     _has_faulted: bool = False
-    _seen_ending: Ending | None = None
+    _seen_ending: ProcessExit | None = None
     _is_refused: bool = False  # another look is useless before something wakes the watch
     _why: str = "its descriptors were not found yet"
     _lost: int = 0

@@ -24,7 +24,7 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources.kernel_log_lines import Xid, observe, parse_xid
-from mpsd.host.growing_file import LogFile
+from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
 from mpsd.model.device import Device
 from mpsd.model.fault import Observation
@@ -187,7 +187,7 @@ async def _follow_file(path: Path) -> AsyncGenerator[str, None]:
     """Yield the lines of the file that replaces the device in the simulator."""
     watch = DirectoryWatch(path.parent)
     try:
-        file = LogFile(path, _size_of(path))
+        file = GrowingFile(path, _size_of(path))
         while True:
             while lines := file.read_lines():
                 for line in lines:

@@ -32,7 +32,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HealthFacts:
     """The facts at the time of a request.
 
     placement: the place of a client of a user without a domain. storage: None before its first check. seen_seconds: the age of
@@ -61,7 +61,7 @@ class Facts:
     lost_gpus: Mapping[str, str] = field(default_factory=dict)
 
 
-def problems(facts: Facts) -> list[str]:
+def problems(facts: HealthFacts) -> list[str]:
     """Return why a client that starts now might not be served, or its grant not be kept; empty if all is well."""
     if facts.is_stopping:
         return ["mpsd is quitting and takes no new clients"]
@@ -69,7 +69,7 @@ def problems(facts: Facts) -> list[str]:
     return [problem for each in found for problem in each]
 
 
-def _of_domains(facts: Facts) -> Iterator[str]:
+def _of_domains(facts: HealthFacts) -> Iterator[str]:
     ready = [view for view in facts.domains if view.state is DomainState.READY]
     if not any(view.is_answering for view in ready):
         states = ", ".join(describe(view) for view in facts.domains)
@@ -95,7 +95,7 @@ def describe(view: DomainView) -> str:
     return f"{view.name} is {view.state.value}" + (f" ({view.trouble})" if view.trouble else "")
 
 
-def _of_doors(facts: Facts) -> Iterator[str]:
+def _of_doors(facts: HealthFacts) -> Iterator[str]:
     if facts.missing:
         names = ", ".join(facts.missing)
         yield f"clients cannot find mpsd: {names} is missing; mpsd makes it anew, or mpsd.log says why it cannot"
@@ -103,7 +103,7 @@ def _of_doors(facts: Facts) -> Iterator[str]:
         yield "there is no keeper, so clients that are starting would notice a restart of mpsd; mpsd.log says why"
 
 
-def _of_storage(facts: Facts) -> Iterator[str]:
+def _of_storage(facts: HealthFacts) -> Iterator[str]:
     if facts.seen_seconds > LATE_SECONDS:
         yield f"the disk of the state directory has not answered for {facts.seen_seconds:.0f} s: look at it (dmesg)"
     if (storage := facts.storage) is None:
@@ -124,7 +124,7 @@ def _of_storage(facts: Facts) -> Iterator[str]:
         yield f"what mpsd knows of its domains cannot be stored: {facts.unwritten}"
 
 
-def _of_gpus(facts: Facts) -> Iterator[str]:
+def _of_gpus(facts: HealthFacts) -> Iterator[str]:
     for gpu, why in facts.lost_gpus.items():
         yield f"NVML reports no errors of GPU {gpu} any more, and clients there may fail: {why} (nvidia-smi, dmesg)"
 
@@ -138,7 +138,7 @@ def _lack(storage: Storage) -> str:
     return ""
 
 
-def _of_rooms(facts: Facts) -> Iterator[str]:
+def _of_rooms(facts: HealthFacts) -> Iterator[str]:
     if facts.queued >= facts.places:
         yield f"the queue is full: {facts.queued} wait, and a client that would wait has no place (mpsctl queue)"
     if facts.clients >= facts.most_clients:

@@ -11,7 +11,7 @@ _GROUP_OR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PathEntry:
     """A directory or symbolic link on the way to a directory.  is_private_group: only the owner, or root, is in its group."""
 
     path: str
@@ -35,7 +35,7 @@ class Entry:
         return f"{self.path} (uid {self.uid}, mode {stat.S_IMODE(self.mode):04o})"
 
 
-def judge_on_the_way(entry: Entry, euid: int, root_uid: int) -> str:
+def judge_on_the_way(entry: PathEntry, euid: int, root_uid: int) -> str:
     """Return why a directory above the wanted one cannot be relied on; "" if it can.
 
     root_uid: the owner of /, who could replace everything in any case; another uid than 0 in some containers.
@@ -53,7 +53,7 @@ def judge_on_the_way(entry: Entry, euid: int, root_uid: int) -> str:
     )
 
 
-def judge_last(entry: Entry, euid: int, *, may_be_shared: bool) -> tuple[str, bool]:
+def judge_last(entry: PathEntry, euid: int, *, may_be_shared: bool) -> tuple[str, bool]:
     """Return why the wanted directory is not used, "" if it is; and whether its mode has to be tightened first."""
     if entry.uid not in (0, euid):
         return (

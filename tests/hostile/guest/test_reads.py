@@ -20,7 +20,7 @@ from telling import tell
 
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
-from mpsd.host.inspector_messages import Facts
+from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import ProcessId
 from tests.hostile.attacker import NOBODY, PYTHON
@@ -133,7 +133,7 @@ def test_what_mpsd_asks_by_itself_ends_in_time() -> None:
     assert max(taken.values()) < SECONDS, taken
 
 
-def reads(inspector: Inspector, pid: int) -> Facts | None:
+def reads(inspector: Inspector, pid: int) -> StartFacts | None:
     """Return the inspector's answer, at the latest shortly after its own deadline."""
     began = time.monotonic()
     with suppress(Unreadable):

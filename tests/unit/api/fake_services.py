@@ -10,7 +10,7 @@ from mpsd.domains.placement_waits import PlacementWait
 from mpsd.domains.rules.placement import Join
 from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
 from mpsd.health.rules import problems as health
-from mpsd.health.rules.problems import Facts
+from mpsd.health.rules.problems import HealthFacts
 from mpsd.host.processes import process_id
 from mpsd.model.arena import KeeperView
 from mpsd.model.client import ClientView
@@ -211,7 +211,7 @@ class Fakes:
         return ProcessId(pid, self.processes[pid])
 
     def problems(self) -> list[str]:
-        return health.problems(Facts(self.domains.views(), Join("d1"), self.is_stopping))
+        return health.problems(HealthFacts(self.domains.views(), Join("d1"), self.is_stopping))
 
     def owner_of(self, process: ProcessId) -> int | None:
         return next((each.uid for each in self.domains.members if each.process == process), None)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from mpsd.domains.log_follower import follow_logs
 from mpsd.host import growing_file
-from mpsd.host.growing_file import READ_LINES, LogFile
+from mpsd.host.growing_file import READ_LINES, GrowingFile
 
 FLOOD = 200_000
 HEAD = "[2026-11-20 12:29:55.053 Server     7] "
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_lines_come_once_in_their_order_and_so_many_at_a_time(path: Path) -> None:
-    file = LogFile(path, 0)
+    file = GrowingFile(path, 0)
     assert file.read_lines() == []
     path.write_bytes(b"".join(b"%d\n" % number for number in range(2 * READ_LINES)) + b"half")
     assert file.read_lines() == [str(number) for number in range(READ_LINES)]
@@ -43,7 +43,7 @@ def test_lines_come_once_in_their_order_and_so_many_at_a_time(path: Path) -> Non
 
 def test_a_line_without_an_end_is_cut(path: Path) -> None:
     path.write_bytes(b"x" * 200_000 + b"\nnext\n")
-    file, found = LogFile(path, 0), []
+    file, found = GrowingFile(path, 0), []
     while lines := file.read_lines():
         found += lines
     assert max(map(len, found)) <= 2 * (64 << 10)
@@ -53,7 +53,7 @@ def test_a_line_without_an_end_is_cut(path: Path) -> None:
 
 def test_skipped_lines_are_counted_and_the_unfinished_one_stays(path: Path) -> None:
     path.write_bytes(b"line\n" * 1000 + b"half")
-    file = LogFile(path, 0)
+    file = GrowingFile(path, 0)
     read = len(file.read_lines())
     assert read + file.skip_lines() == 1000
     assert file.position == 5000
@@ -67,7 +67,7 @@ def test_skipped_lines_are_counted_and_the_unfinished_one_stays(path: Path) -> N
 def test_skipping_goes_so_far_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing_file, "_SKIP_BYTES", 100)
     path.write_bytes(b"line\n" * 100)
-    file = LogFile(path, 0)
+    file = GrowingFile(path, 0)
     assert (file.skip_lines(), file.position) == (20, 100)
     file.close()
 

@@ -12,14 +12,14 @@ from mpsd.domains.rules.log_lines import ServerFault
 from mpsd.faults.incidents import Incidents
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.store import FaultStore
-from mpsd.host.process_exit import Ending
+from mpsd.host.process_exit import ProcessExit
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import FaultClass, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 
 SETTINGS = FaultSettings()
 BOOTED_NS = 10**12
-EXITED = Ending(0, 0)
+EXITED = ProcessExit(0, 0)
 SERVER_PIDS = (os.getpid(), os.getppid(), 1)  # of the domains in their order: processes that are there
 
 
@@ -74,7 +74,7 @@ class DeskRoom:
         domain.join(process)
         self.desk.arrived(process, domain)
 
-    def end(self, process: ProcessId, ending: Ending | None = EXITED) -> None:
+    def end(self, process: ProcessId, ending: ProcessExit | None = EXITED) -> None:
         for domain in self.pool.domains.values():
             domain.leave(process)
         self.desk.left(process, ending)

@@ -8,14 +8,14 @@ import trio
 import trio.testing
 
 from mpsd.domains.rules.log_lines import ClientFault
-from mpsd.host.process_exit import Ending
+from mpsd.host.process_exit import ProcessExit
 from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Confidence, FaultClass, Source
 from mpsd.model.process import ProcessId
 from tests.unit.faults.desk_room import SERVER_PIDS, DeskRoom, running
 
-KILLED = Ending(signal.SIGKILL, 0)
+KILLED = ProcessExit(signal.SIGKILL, 0)
 
 
 @pytest.fixture
@@ -173,11 +173,11 @@ async def test_a_domain_that_is_found_in_fault_accuses_nobody(room, autojump_clo
 
 
 ENDINGS = [
-    pytest.param(Ending(0, 1), FaultClass.UNKNOWN, id="a status"),
-    pytest.param(Ending(signal.SIGABRT, 0), FaultClass.UNKNOWN, id="abort, after an error of its own"),
-    pytest.param(Ending(signal.SIGSEGV, 0), FaultClass.UNKNOWN, id="a bug of its own"),
+    pytest.param(ProcessExit(0, 1), FaultClass.UNKNOWN, id="a status"),
+    pytest.param(ProcessExit(signal.SIGABRT, 0), FaultClass.UNKNOWN, id="abort, after an error of its own"),
+    pytest.param(ProcessExit(signal.SIGSEGV, 0), FaultClass.UNKNOWN, id="a bug of its own"),
     pytest.param(KILLED, FaultClass.HOST, id="kill -9"),
-    pytest.param(Ending(signal.SIGTERM, 0), FaultClass.HOST, id="terminated"),
+    pytest.param(ProcessExit(signal.SIGTERM, 0), FaultClass.HOST, id="terminated"),
     pytest.param(None, FaultClass.HOST, id="nobody knows how"),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 import structlog
 import trio
 
-from mpsd.health.loop_watch import Blocked, Clocks, LoopWatch, judge
+from mpsd.health.loop_watch import BlockedStep, Clocks, LoopWatch, judge
 
 MS = 1_000_000
 SPIN = "import os\nwhile os.getppid() == {parent}: pass"
@@ -22,21 +22,21 @@ SPIN = "import os\nwhile os.getppid() == {parent}: pass"
     ("busy_ms", "delay_ms", "step_ms", "expected"),
     [
         pytest.param(0, 0, 50, None, id="at the limit"),
-        pytest.param(0, 0, 51, Blocked(51, 0), id="asleep in a system call"),
-        pytest.param(60, 0, 60, Blocked(60, 60), id="computing"),
-        pytest.param(10, 0, 90, Blocked(90, 10), id="both"),
+        pytest.param(0, 0, 51, BlockedStep(51, 0), id="asleep in a system call"),
+        pytest.param(60, 0, 60, BlockedStep(60, 60), id="computing"),
+        pytest.param(10, 0, 90, BlockedStep(90, 10), id="both"),
         pytest.param(10, 5000, 5010, None, id="ready, without a processor"),
-        pytest.param(0, 100, 200, Blocked(100, 0), id="asleep, and then without a processor"),
-        pytest.param(400, 0, 60, Blocked(60, 60), id="the turn computed before this step, too"),
+        pytest.param(0, 100, 200, BlockedStep(100, 0), id="asleep, and then without a processor"),
+        pytest.param(400, 0, 60, BlockedStep(60, 60), id="the turn computed before this step, too"),
     ],
 )
-def test_what_counts_as_blocked(busy_ms: int, delay_ms: int, step_ms: int, expected: Blocked | None) -> None:
+def test_what_counts_as_blocked(busy_ms: int, delay_ms: int, step_ms: int, expected: BlockedStep | None) -> None:
     after = Clocks(step_ms * MS, busy_ms * MS, delay_ms * MS)
     assert judge(Clocks(0, 0, 0), after, step_ms * MS) == expected
 
 
-class Reports(list[tuple[str, Blocked]]):
-    def __call__(self, task: trio.lowlevel.Task, blocked: Blocked) -> None:
+class Reports(list[tuple[str, BlockedStep]]):
+    def __call__(self, task: trio.lowlevel.Task, blocked: BlockedStep) -> None:
         self.append((task.name, blocked))
 
 
@@ -108,9 +108,9 @@ async def test_a_log_is_not_flooded() -> None:
     task = trio.lowlevel.current_task()
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
-            watch._write_log(task, Blocked(60, 1))
+            watch._write_log(task, BlockedStep(60, 1))
         watch._quiet_until = 0.0
-        watch._write_log(task, Blocked(70, 2))
+        watch._write_log(task, BlockedStep(70, 2))
     watch.close()
     assert [(line["event"], line["ms"], line["more_before"]) for line in lines] == [
         ("loop.blocked", 60, 0),

@@ -22,7 +22,7 @@ from mpsd.fairness.uid_ranges import parse
 from mpsd.host import inspector_messages as wire
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
-from mpsd.host.inspector_messages import Op, Question
+from mpsd.host.inspector_messages import InspectorOp, Question
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 
@@ -55,7 +55,7 @@ async def test_what_a_process_was_started_with() -> None:
     with a_process({"ONE": "1 = 1", "TWO": "", "ONEMORE": "x"}) as pid:
         found = await INSPECTOR.facts(pid, ["ONE", "TWO", "THREE"])
         assert found == INSPECTOR.facts_now(pid, ["ONE", "TWO", "THREE"])
-    assert found == wire.Facts(os.path.basename(sys.executable), {"ONE": "1 = 1", "TWO": ""})
+    assert found == wire.StartFacts(os.path.basename(sys.executable), {"ONE": "1 = 1", "TWO": ""})
 
 
 async def test_a_variable_behind_a_megabyte_of_others_is_seen() -> None:
@@ -119,7 +119,7 @@ def test_the_uids_of_one_range_have_one_share_of_its_places(tmp_path: Path) -> N
         reader.kill()
         reader.wait()
     request = (tmp_path / "request").read_bytes()
-    assert request == wire.pack_question(Question(Op.FACTS, reader.pid), 100_000, 20_000, os.getpid())
+    assert request == wire.pack_question(Question(InspectorOp.FACTS, reader.pid), 100_000, 20_000, os.getpid())
 
 
 def test_one_that_died_is_replaced_before_anybody_notices(impatient: Inspector) -> None:
@@ -181,7 +181,7 @@ def test_whatever_it_is_sent_it_answers_and_goes_on(request: bytes) -> None:
     ],
 )
 def test_a_malformed_request_is_refused(broken) -> None:
-    good = wire.pack_question(Question(Op.FACTS, os.getpid(), ["PATH"]), 0, 1000, os.getpid())
+    good = wire.pack_question(Question(InspectorOp.FACTS, os.getpid(), ["PATH"]), 0, 1000, os.getpid())
     assert wire.parse_answer(exchange(INSPECTOR, good))[1]
     with pytest.raises(OSError, match="EINVAL"):
         wire.parse_answer(exchange(INSPECTOR, broken(good)))

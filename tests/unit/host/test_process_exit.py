@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsd.host import processes
-from mpsd.host.process_exit import Ending, decode, how_ended, how_it_is_ending, parse_stat
+from mpsd.host.process_exit import ProcessExit, decode, how_ended, how_it_is_ending, parse_stat
 from mpsd.model.process import ProcessId
 
 STAT = "4711 (a) b)) {state} 1 2 3 0 -1 {flags} " + "0 " * 12 + "777 " + "0 " * 29 + "{code}\n"
@@ -34,13 +34,13 @@ def wait_for_end(child: subprocess.Popen[bytes]) -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("input(); raise SystemExit(7)", Ending(0, 7)),
-        ("input()", Ending(0, 0)),
-        ("input(); import os; os.kill(os.getpid(), 9)", Ending(signal.SIGKILL, 0)),
-        ("input(); import os; os.abort()", Ending(signal.SIGABRT, 0)),
+        ("input(); raise SystemExit(7)", ProcessExit(0, 7)),
+        ("input()", ProcessExit(0, 0)),
+        ("input(); import os; os.kill(os.getpid(), 9)", ProcessExit(signal.SIGKILL, 0)),
+        ("input(); import os; os.abort()", ProcessExit(signal.SIGABRT, 0)),
     ],
 )
-def test_of_a_zombie(code: str, expected: Ending) -> None:
+def test_of_a_zombie(code: str, expected: ProcessExit) -> None:
     child, process, pidfd = a_child(code)
     try:
         assert how_it_is_ending(process) is None
@@ -62,7 +62,7 @@ def test_of_one_whose_status_its_parent_has_taken() -> None:
     try:
         child.kill()
         child.communicate()
-        expected = (Ending(9, 0),) if kernel() >= (6, 15) else (None, Ending(9, 0))
+        expected = (ProcessExit(9, 0),) if kernel() >= (6, 15) else (None, ProcessExit(9, 0))
         assert how_ended(pidfd, process) in expected
         assert how_it_is_ending(process) is None
     finally:
@@ -77,13 +77,13 @@ def kernel() -> tuple[int, ...]:
     ("state", "flags", "code", "expected"),
     [
         pytest.param("R", 0, 0, None, id="it runs"),
-        pytest.param("D", PF_EXITING, 9, Ending(9, 0), id="killed, on its way"),
-        pytest.param("R", PF_EXITING, 256, Ending(0, 1), id="ends by itself"),
-        pytest.param("Z", PF_EXITING, 139, Ending(11, 0), id="with a core dump"),
-        pytest.param("Z", 0, 15, Ending(15, 0), id="a zombie"),
+        pytest.param("D", PF_EXITING, 9, ProcessExit(9, 0), id="killed, on its way"),
+        pytest.param("R", PF_EXITING, 256, ProcessExit(0, 1), id="ends by itself"),
+        pytest.param("Z", PF_EXITING, 139, ProcessExit(11, 0), id="with a core dump"),
+        pytest.param("Z", 0, 15, ProcessExit(15, 0), id="a zombie"),
     ],
 )
-def test_stat(state: str, flags: int, code: int, expected: Ending | None) -> None:
+def test_stat(state: str, flags: int, code: int, expected: ProcessExit | None) -> None:
     text = STAT.format(state=state, flags=flags, code=code).encode()
     assert parse_stat(text, 777) == expected
     assert parse_stat(text, 778) is None
@@ -104,6 +104,6 @@ def test_any_bytes_are_read_or_not(text: bytes) -> None:
 @given(st.integers(0, 0xFFFF))
 def test_a_status_is_read_as_wait_does(status: int) -> None:
     if os.WIFEXITED(status):
-        assert decode(status) == Ending(0, os.WEXITSTATUS(status))
+        assert decode(status) == ProcessExit(0, os.WEXITSTATUS(status))
     elif os.WIFSIGNALED(status):
-        assert decode(status) == Ending(os.WTERMSIG(status), os.WEXITSTATUS(status))
+        assert decode(status) == ProcessExit(os.WTERMSIG(status), os.WEXITSTATUS(status))

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from mpsd.storage import checkpointing as module
-from mpsd.storage.checkpointing import SECONDS, WriteBack
+from mpsd.storage.checkpointing import SECONDS, Checkpointing
 from mpsd.storage.database import checkpoint, open_beside, open_database
 from tests.descriptors import descriptors
 
@@ -71,7 +71,7 @@ async def test_what_was_written_is_brought_in_after_a_while_and_once(
 
     monkeypatch.setattr(module, "checkpoint", bring)
     before, held = stored(path), descriptors()
-    with closing(WriteBack(tmp_path)) as made:
+    with closing(Checkpointing(tmp_path)) as made:
         more = descriptors()
         write(database, 40)
         async with trio.open_nursery() as nursery:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpsd.domains.rules.placement import Create, Join, Wait
-from mpsd.health.rules.problems import LEAST_FREE_BYTES, LEAST_FREE_FILES, Facts, Storage, problems
+from mpsd.health.rules.problems import LEAST_FREE_BYTES, LEAST_FREE_FILES, HealthFacts, Storage, problems
 from mpsd.model.domain import DomainState, DomainView
 
 GPUS = frozenset({"GPU-1"})
@@ -17,7 +17,7 @@ def view(state: DomainState, trouble: str = "") -> DomainView:
 
 MUTE = replace(view(DomainState.READY), is_answering=False)
 STORAGE = Storage("/run/mpsd/x")
-WELL = Facts((view(DomainState.READY),), Join("d1"), storage=STORAGE, has_keeper=True)
+WELL = HealthFacts((view(DomainState.READY),), Join("d1"), storage=STORAGE, has_keeper=True)
 
 
 def test_all_is_well() -> None:
@@ -57,7 +57,7 @@ def test_all_is_well() -> None:
         (replace(WELL, clients=5, most_clients=5), "5 clients run, as many as mpsd takes on"),
     ],
 )
-def test_each_problem_is_named_alone(facts: Facts, words: str) -> None:
+def test_each_problem_is_named_alone(facts: HealthFacts, words: str) -> None:
     [problem] = problems(facts)
     assert words in problem
 

@@ -4,17 +4,17 @@ import stat
 
 import pytest
 
-from mpsd.host.rules.ownership import Entry, judge_last, judge_on_the_way
+from mpsd.host.rules.ownership import PathEntry, judge_last, judge_on_the_way
 
 OURS, OTHER = 1000, 1001
 
 
-def directory(uid: int, mode: int, *, is_private_group: bool = False) -> Entry:
-    return Entry("/some/where", uid, stat.S_IFDIR | mode, is_private_group)
+def directory(uid: int, mode: int, *, is_private_group: bool = False) -> PathEntry:
+    return PathEntry("/some/where", uid, stat.S_IFDIR | mode, is_private_group)
 
 
-def link(uid: int) -> Entry:
-    return Entry("/some/link", uid, stat.S_IFLNK | 0o777)
+def link(uid: int) -> PathEntry:
+    return PathEntry("/some/link", uid, stat.S_IFLNK | 0o777)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def link(uid: int) -> Entry:
         pytest.param(directory(0, 0o775), "its group may rename", id="a group's"),
     ],
 )
-def test_a_directory_on_the_way(entry: Entry, words: str) -> None:
+def test_a_directory_on_the_way(entry: PathEntry, words: str) -> None:
     said = judge_on_the_way(entry, OURS, root_uid=7)
     assert words in said
     assert bool(words) is bool(said)
@@ -56,7 +56,7 @@ def test_a_directory_on_the_way(entry: Entry, words: str) -> None:
         pytest.param(directory(7, 0o755), "another user", False, "another user", id="of the owner of /"),
     ],
 )
-def test_the_directory_itself(entry: Entry, words: str, tightens: bool, shared_words: str) -> None:
+def test_the_directory_itself(entry: PathEntry, words: str, tightens: bool, shared_words: str) -> None:
     for may_be_shared, expected in ((False, words), (True, shared_words)):
         said, is_tightened = judge_last(entry, OURS, may_be_shared=may_be_shared)
         assert expected in said
