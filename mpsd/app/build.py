@@ -43,12 +43,12 @@ from mpsd.metrics.server import Metrics
 from mpsd.metrics.source import Readings
 from mpsd.model.device import Device
 from mpsd.model.process import ProcessId
-from mpsd.relay.assignment import Admission, Entrance
+from mpsd.relay.assignment import Admission, Assignment
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
-from mpsd.stop.quit import Ending
+from mpsd.stop.quit import Shutdown
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
 from mpsd.vault.lifecycle import Vault
@@ -81,7 +81,7 @@ def build(found: Found) -> Daemon:
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(config, events, book)
     relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics) if found.is_privileged else None
-    ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
+    ending = Shutdown(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
     health = _build_health(found, pool, book, relayed and relayed[1], faults)
     services = Ports(
@@ -177,7 +177,7 @@ def _build_relay(
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
-    entrance = Entrance(pool, book, desk, config.domains.per_gpu == "auto", facts)
+    entrance = Assignment(pool, book, desk, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)

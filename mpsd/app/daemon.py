@@ -32,10 +32,10 @@ from mpsd.host.child_reaper import Reaper
 from mpsd.host.pipe_directory import PipeDirectory
 from mpsd.keeper.connections import KeeperClient
 from mpsd.leases.lease_book import LeaseBook
-from mpsd.relay.public_sockets import DOORS, LinkedDoors, RelayedDoors
+from mpsd.relay.public_sockets import DOORS, LinkedSockets, RelayedSockets
 from mpsd.relay.server import Relay
 from mpsd.services.requests import ServiceRequests
-from mpsd.stop.quit import Ending
+from mpsd.stop.quit import Shutdown
 from mpsd.vault.lifecycle import Vault
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ class Daemon:
     pool: Pool
     upkeep: Upkeep
     sessions: Sessions
-    ending: Ending
+    ending: Shutdown
     store: SqliteStore
     notifier: Notifier
     relayed: tuple[Relay, KeeperClient] | None  # None: unprivileged
@@ -160,11 +160,11 @@ class Daemon:
     ) -> dict[str, Callable[[], None]]:
         """Open the doors; return by name the function that opens each again."""
         if self.relayed is None:
-            linked = LinkedDoors(self.pipe, self.pool)
+            linked = LinkedSockets(self.pipe, self.pool)
             listeners.start_soon(linked.run)
             return {door: partial(linked.open_again, door) for door in DOORS}
         relay, keeper = self.relayed
-        doors = RelayedDoors(self.pipe, relay, keeper)
+        doors = RelayedSockets(self.pipe, relay, keeper)
         doors.open(held)
         services.start_soon(self._keep_keeper, doors, keeper)
         services.start_soon(relay.hang_ups.run)
@@ -186,7 +186,7 @@ class Daemon:
         self._listeners.append(listener)
         listeners.start_soon(serve, listener, conversations)
 
-    async def _keep_keeper(self, doors: RelayedDoors, keeper: KeeperClient) -> None:
+    async def _keep_keeper(self, doors: RelayedSockets, keeper: KeeperClient) -> None:
         """Replace a keeper that died; until then mpsd alone holds everything."""
         while True:
             await keeper.wait_lost()

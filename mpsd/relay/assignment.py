@@ -24,7 +24,7 @@ from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model.process import Credentials, ProcessId
-from mpsd.relay.client_connection import Caller
+from mpsd.relay.client_connection import ClientConnection
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class Admission(Protocol):
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
 
 
-class Reader(Protocol):
+class StartReader(Protocol):
     """Reads what a client was started with (host/client_facts.py)."""
 
     async def read(self, process: ProcessId) -> StartFacts:
@@ -70,14 +70,14 @@ class Separation(Protocol):
 
 
 @dataclass(slots=True)
-class Entrance:
+class Assignment:
     """Guards that no client is placed before mpsd knows which clients are in which domain, and what each may use."""
 
     pool: Pool
     admission: Admission
     separation: Separation
     is_per_gpu: bool
-    reader: Reader
+    reader: StartReader
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
     _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process with the same lease or cgroup
 
@@ -97,7 +97,7 @@ class Entrance:
         identity = self.admission.identity_of(process) if process else None
         return (uid, identity.cgroups if identity else ())
 
-    async def find_place(self, caller: Caller) -> tuple[Domain, Grant] | None:
+    async def find_place(self, caller: ClientConnection) -> tuple[Domain, Grant] | None:
         """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused or Stopping."""
         process = caller.process
         grant = self.admission.grant_of(process) if process else None
@@ -121,7 +121,7 @@ class Entrance:
             self.admission.leave(process)  # it may have been admitted at the moment of its end
         return found[0] if found else None
 
-    async def _read(self, caller: Caller) -> str:
+    async def _read(self, caller: ClientConnection) -> str:
         """Read what it was started with, anew for each of its connections; return why that failed, or an empty text."""
         if caller.process is None:
             return ""
@@ -132,7 +132,7 @@ class Entrance:
             return str(exc)
         return ""
 
-    async def _wait_for_place(self, caller: Caller, unread: str) -> tuple[Domain, Grant]:
+    async def _wait_for_place(self, caller: ClientConnection, unread: str) -> tuple[Domain, Grant]:
         def told(reason: str) -> None:
             log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
 
@@ -157,7 +157,7 @@ class Entrance:
         """Return its pause; a process that has a place keeps it."""
         return 0.0 if self.pool.home_of(process) is not None else self.separation.pause_of(process)
 
-    async def _wait_until_read(self, caller: Caller, unread: str, told: Callable[[str], None]) -> None:
+    async def _wait_until_read(self, caller: ClientConnection, unread: str, told: Callable[[str], None]) -> None:
         """Retry until the process can be read: one that cannot be read might lift its limits."""
         pause = 1.0
         while unread:
@@ -187,7 +187,7 @@ class Entrance:
         await self.pool.stopping.wait()
         scope.cancel()
 
-    def limits(self, caller: Caller, domain: Domain, grant: Grant) -> ClientLimits:
+    def limits(self, caller: ClientConnection, domain: Domain, grant: Grant) -> ClientLimits:
         """Return the limits in the domain's terms.  Raise Refused for a client that would lift its limit."""
         if grant.memory_bytes and caller.process:
             variable = caller.facts.variables.get(PINNED_VARIABLE)
@@ -196,7 +196,7 @@ class Entrance:
                 raise Refused(Refusal.ERROR, trouble)
         return terms.of_grant(grant, domain.gpus)
 
-    def _ask(self, caller: Caller, grant: Grant) -> PlacementRequest:
+    def _ask(self, caller: ClientConnection, grant: Grant) -> PlacementRequest:
         key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
         if grant.domain is not DomainPolicy.OWN and caller.process is not None:
             key = self.separation.key_of(caller.process, is_grouped=grant.domain is DomainPolicy.GROUP) or key
@@ -206,7 +206,7 @@ class Entrance:
             wish = self._wishes.pop(self._likeness(caller.process, uid), "")
         return PlacementRequest(uid, self._gpus_of(caller, grant), key, wish)
 
-    def _gpus_of(self, caller: Caller, grant: Grant) -> frozenset[str]:
+    def _gpus_of(self, caller: ClientConnection, grant: Grant) -> frozenset[str]:
         """Return the GPUs of its lease, or else of its domain.
 
         A client that names one GPU by UUID gets a domain of only that GPU.  One that names ordinals gets a domain of all GPUs:

@@ -11,7 +11,7 @@ from mpsd.host.arrivals import Arrival
 from mpsd.host.client_facts import NOTHING
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.model.process import Credentials, ProcessId
-from mpsd.relay.forwarding import Link
+from mpsd.relay.forwarding import Forwarding
 
 _LOOK_SECONDS = 1.0  # between looks at a client that has sent what is not read
 
@@ -31,7 +31,7 @@ def client_id(number: int, door: str) -> str:
 
 
 @dataclass(slots=True)
-class Caller:
+class ClientConnection:
     """A client's process, and the progress of its connection."""
 
     number: int
@@ -40,7 +40,7 @@ class Caller:
     credentials: Credentials
     process: ProcessId | None
     since: float
-    link: Link
+    link: Forwarding
     why_not: str = ""  # why it gets no further: its process is not known
     facts: StartFacts = NOTHING  # what its process was started with, as read last
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)

@@ -21,9 +21,9 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.model.process import ProcessId
-from mpsd.relay.assignment import Entrance
-from mpsd.relay.client_connection import Caller, Keeper, has_ended, until_ended
-from mpsd.relay.forwarding import End
+from mpsd.relay.assignment import Assignment
+from mpsd.relay.client_connection import ClientConnection, Keeper, has_ended, until_ended
+from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.vendor_connection import connect
@@ -58,20 +58,20 @@ class Conversations:
     keeper: Keeper
     progress: Progress
     settings: RelaySettings
-    entrance: Entrance
+    entrance: Assignment
     refusals: Refusals
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
     took_handshake: Callable[[float], None] = lambda seconds: None  # gets the time that a connection spent with its domain
 
-    async def run(self, caller: Caller) -> None:
+    async def run(self, caller: ClientConnection) -> None:
         """Serve the caller until the client or a living domain ends the connection."""
         while True:
             if await self._once(caller):
                 return
             await trio.sleep(_AGAIN_SECONDS)
 
-    async def resume(self, caller: Caller, domain: Domain, backend: socket.socket) -> None:
+    async def resume(self, caller: ClientConnection, domain: Domain, backend: socket.socket) -> None:
         """Continue a handshake that an earlier mpsd relayed.  The limits that it set are still in force."""
         caller.link.no_way_back()
         if caller.process is not None:
@@ -84,7 +84,7 @@ class Conversations:
         why = "its domain ended what an earlier mpsd had relayed, and may have lost a word of"
         await self.refusals.hold(caller, domain, why)
 
-    async def _once(self, caller: Caller) -> bool:
+    async def _once(self, caller: ClientConnection) -> bool:
         """Place and link the caller once; return True when the connection is over, False if it should be placed again."""
         try:
             found = await self.entrance.find_place(caller)
@@ -108,7 +108,7 @@ class Conversations:
         self.took_handshake(trio.current_time() - began)
         return await self._after(caller, domain, end) if end else False
 
-    async def _visit(self, caller: Caller, domain: Domain, limits: ClientLimits) -> End | None:
+    async def _visit(self, caller: ClientConnection, domain: Domain, limits: ClientLimits) -> LinkSide | None:
         """Make one connection to a domain, with these limits in force until the server has read them.
 
         Return None if the connection failed.  Raise _NotSet if it is not certain that the limits are set.
@@ -132,14 +132,14 @@ class Conversations:
             finally:
                 domain.guard.forget_arrival(pid, arrival)
 
-    def _must_leave(self, caller: Caller, domain: Domain) -> bool:
+    def _must_leave(self, caller: ClientConnection, domain: Domain) -> bool:
         """Return whether the domain fell ill while a client without a context there waited; then the client leaves it."""
         if not domain.is_ill or caller.process in domain.connected:
             return False
         domain.leave(caller.process)
         return True
 
-    async def _speak(self, caller: Caller, domain: Domain, era: int) -> End | None:
+    async def _speak(self, caller: ClientConnection, domain: Domain, era: int) -> LinkSide | None:
         with domain.handshake(caller.process):
             async with domain.gate.turn(self._burden(caller.process)) as right:
                 if self._must_leave(caller, domain) or domain.guard.era != era:
@@ -153,7 +153,7 @@ class Conversations:
                 self.keeper.hold(caller.domain_id(domain.name), backend)
                 return await self._through(caller, domain, backend, right)
 
-    async def _see_arrive(self, caller: Caller, domain: Domain, arrival: ConnectingClient) -> None:
+    async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.
 
         The server may read a newcomer's limits until its log reports the newcomer (measured: it has by then).  A process begins
@@ -172,7 +172,7 @@ class Conversations:
         """Return the client's rank in the queue for a domain: slow processes, and those with many connections, wait longer."""
         return self.open[process] - 1 + self.offences[process]
 
-    async def _through(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:
+    async def _through(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
         try:
             with backend:
                 end = await self._link(caller, domain, backend, right)
@@ -189,14 +189,14 @@ class Conversations:
                   has_spoken=caller.link.has_spoken, has_passed_descriptors=caller.link.has_passed_descriptors)
         return end
 
-    def _is_over(self, domain: Domain, end: End) -> bool:
+    def _is_over(self, domain: Domain, end: LinkSide) -> bool:
         """Return whether the client ended it, or a living domain did."""
         is_well = domain.control.is_alive() and not domain.silenced.is_set()
-        return end is End.CLIENT or (end is End.DOMAIN and is_well)
+        return end is LinkSide.CLIENT or (end is LinkSide.DOMAIN and is_well)
 
-    async def _after(self, caller: Caller, domain: Domain, end: End) -> bool:
+    async def _after(self, caller: ClientConnection, domain: Domain, end: LinkSide) -> bool:
         """Return True when it is over, False when the client should be linked again."""
-        if end is End.SLOW_CLIENT:
+        if end is LinkSide.SLOW_CLIENT:
             return await self._detach(caller, domain)
         if caller.link.is_out_of_step:
             await trio.sleep(_RETRY_SECONDS)  # if mpsd closed the connection, the client would run without MPS
@@ -208,7 +208,7 @@ class Conversations:
         await self.refusals.hold(caller, domain, "its domain died in mid-handshake")
         return True
 
-    async def _link(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:
+    async def _link(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
         """Run the link; a domain that falls silent during it counts as ended, if the client can use another domain."""
         share = _OFFENDER_SHARE if self.offences[caller.process] else 1
         patience = self.settings.turn_seconds / share
@@ -224,7 +224,7 @@ class Conversations:
                 right.give_back()
             return answers
 
-        end = End.DOMAIN
+        end = LinkSide.DOMAIN
         trouble: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_give_up_when_silent, caller, domain, nursery.cancel_scope)
@@ -237,7 +237,7 @@ class Conversations:
             raise trouble
         return end
 
-    async def _detach(self, caller: Caller, domain: Domain) -> bool:
+    async def _detach(self, caller: ClientConnection, domain: Domain) -> bool:
         """Handle a silent client that the vendor daemon was freed of; return whether its connection is over.
 
         It is linked again when it sends something, or after a pause if it was the domain that did not answer.  If the daemon is
@@ -259,7 +259,7 @@ class Conversations:
         return has_ended(caller.connection)
 
 
-async def _give_up_when_silent(caller: Caller, domain: Domain, scope: trio.CancelScope) -> None:
+async def _give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:
     """Cancel the link when the domain falls silent.
 
     A client with contexts there stays: all connections of a process go to one domain.

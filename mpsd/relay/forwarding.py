@@ -29,7 +29,7 @@ _REPLAY_SECONDS = 5.0
 _NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds until a client sends
 
 
-class End(Enum):
+class LinkSide(Enum):
     """The side that ended a link."""
 
     CLIENT = auto()
@@ -43,7 +43,7 @@ class _Turn(Enum):
 
 
 @dataclass(slots=True)
-class Link:
+class Forwarding:
     """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
     It is None once the handshake cannot be repeated: the domain has passed descriptors, or there were too many messages.
@@ -63,12 +63,12 @@ class Link:
     _kept: int = 0  # descriptors in the transcript
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
-    _end: End | None = None
+    _end: LinkSide | None = None
     _trouble: Exception | None = None
 
     async def run(
         self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]
-    ) -> End:
+    ) -> LinkSide:
         """Bring the domain to the client's point of the handshake, then copy both ways until one side ends.
 
         `is_well` is asked when the domain makes the client wait: whether the domain serves others in the meantime.  If not, it
@@ -77,7 +77,7 @@ class Link:
         self._end, self._trouble, self.has_run = None, None, True
         self.is_out_of_step = not await self._replay(domain)
         if self.is_out_of_step:
-            return End.DOMAIN
+            return LinkSide.DOMAIN
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._copy_from_client, domain, nursery.cancel_scope)
             nursery.start_soon(self._watch_turns, patience_seconds, is_well, nursery.cancel_scope)
@@ -86,7 +86,7 @@ class Link:
         if self._trouble is not None:  # raised here: out of a nursery it would come as a group
             raise self._trouble
         if self._end is None:
-            self._end = End.CLIENT if has_hung_up(self.client) else End.DOMAIN
+            self._end = LinkSide.CLIENT if has_hung_up(self.client) else LinkSide.DOMAIN
         return self._end
 
     def no_way_back(self) -> None:
@@ -96,9 +96,9 @@ class Link:
                 self._close(entry)
         self.transcript = None
 
-    def pass_on(self, end: End) -> None:
+    def pass_on(self, end: LinkSide) -> None:
         """Shut the connection down for the client at once if its domain has ended it; it is closed later."""
-        if end is End.DOMAIN:
+        if end is LinkSide.DOMAIN:
             _stop(self.client, socket.SHUT_RDWR)
 
     def _close(self, message: Message) -> None:
@@ -126,7 +126,7 @@ class Link:
             scope.cancel()
             return
         if has_hung_up(self.client):
-            self._end = End.CLIENT
+            self._end = LinkSide.CLIENT
             scope.cancel()
         else:
             _stop(domain, socket.SHUT_WR)
@@ -174,7 +174,7 @@ class Link:
                 finally:
                     message.close()
         except OSError:
-            self._end = End.CLIENT  # it has gone and cannot receive anything
+            self._end = LinkSide.CLIENT  # it has gone and cannot receive anything
         except ProtocolError as exc:
             self._trouble = exc
 
@@ -198,7 +198,7 @@ class Link:
                     continue
                 if not may_return:
                     continue
-            self._end = End.SLOW_CLIENT
+            self._end = LinkSide.SLOW_CLIENT
             scope.cancel()
             return
 

@@ -20,7 +20,7 @@ TO_DOMAIN, TO_CLIENT = 0, 1
 
 
 @dataclass(slots=True)
-class Memory:
+class ProgressMemory:
     """Where the bytes are now."""
 
     bytes: mmap.mmap | bytearray
@@ -31,7 +31,7 @@ class Track:
     """Guards the two bytes of one connection.  Without Progress they are not in the file."""
 
     slot: int = 0
-    _memory: Memory = field(default_factory=lambda: Memory(bytearray(2)))
+    _memory: ProgressMemory = field(default_factory=lambda: ProgressMemory(bytearray(2)))
 
     @contextmanager
     def passing(self, direction: int) -> Iterator[None]:
@@ -64,7 +64,7 @@ class Progress:
     def __init__(self, path: Path, slots: int) -> None:
         self._path = path
         bytes_ = _map(path, 2 * slots)
-        self._memory = Memory(bytes_)
+        self._memory = ProgressMemory(bytes_)
         self._free = list(range(len(bytes_) // 2 - 1, -1, -1))
 
     def move(self) -> None:

@@ -26,7 +26,7 @@ DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are t
 
 
 @dataclass(slots=True)
-class RelayedDoors:
+class RelayedSockets:
     """Guards that the listening sockets outlive mpsd: the keeper holds them, and a restarted mpsd listens on the same ones."""
 
     directory: PipeDirectory
@@ -76,7 +76,7 @@ class RelayedDoors:
 
 
 @dataclass(slots=True)
-class LinkedDoors:
+class LinkedSockets:
     """Guards that the links lead to a domain that takes clients, whenever one does."""
 
     directory: PipeDirectory

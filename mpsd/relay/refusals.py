@@ -15,8 +15,8 @@ from mpsd.errors import Refused
 from mpsd.host import processes
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
-from mpsd.relay.client_connection import Caller, until_ended
-from mpsd.relay.forwarding import End
+from mpsd.relay.client_connection import ClientConnection, until_ended
+from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.vendor_connection import connect
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ class Refusals:
     turn_seconds: float
     under_way: int = 0  # callers that are getting their error
 
-    async def turn_away(self, caller: Caller, refusal: Refused) -> None:
+    async def turn_away(self, caller: ClientConnection, refusal: Refused) -> None:
         """Refuse the client as configured."""
         way, why = Refusal(refusal.way), str(refusal)
         if way is Refusal.ERROR:
@@ -43,12 +43,12 @@ class Refusals:
         else:
             await self.hold(caller, None, why)
 
-    async def tell(self, caller: Caller, why: str) -> None:
+    async def tell(self, caller: ClientConnection, why: str) -> None:
         """Give the client its error (805), by a vendor daemon that serves no client; hold the client if that fails."""
         if not await self.try_to_tell(caller, why):
             await self.hold(caller, None, f"{why}, and it could not be told so")
 
-    async def try_to_tell(self, caller: Caller, why: str) -> bool:
+    async def try_to_tell(self, caller: ClientConnection, why: str) -> bool:
         """Do the same as `tell`; return False if the client does not respond, or no such daemon can be started."""
         self.under_way += 1
         try:
@@ -59,22 +59,22 @@ class Refusals:
             log.info("client.refused", pid=caller.credentials.pid, uid=caller.credentials.uid, why=why)
         return is_told
 
-    async def _tell(self, caller: Caller) -> bool:
+    async def _tell(self, caller: ClientConnection) -> bool:
         directory = await self.refuser.open()
         backend = await connect(f"{directory}/{caller.door}", self.refuser) if directory else None
         if backend is None:
             return False
         with backend:
-            return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not End.SLOW_CLIENT
+            return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
 
-    async def hold_unknown(self, caller: Caller) -> None:
+    async def hold_unknown(self, caller: ClientConnection) -> None:
         """Hold a client that mpsd could not identify; if it hangs up soon, it died in the queue, and mpsd logs nothing."""
         with trio.move_on_after(_HANG_UP_SECONDS):
             await until_ended(caller.connection)
             return
         await self.hold(caller, None, caller.why_not)
 
-    async def hold(self, caller: Caller, domain: Domain | None, why: str) -> None:
+    async def hold(self, caller: ClientConnection, domain: Domain | None, why: str) -> None:
         """Keep the connection open until the client ends it: if mpsd closed it, the client would run without MPS."""
         log.error("relay.held", pid=caller.credentials.pid, uid=caller.credentials.uid,
                   domain=domain and domain.name, why=why, effect="the client waits; end it and start it again")

@@ -22,9 +22,9 @@ from mpsd.host.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.model.process import Credentials, ProcessId
-from mpsd.relay.client_connection import Caller, client_id
+from mpsd.relay.client_connection import ClientConnection, client_id
 from mpsd.relay.conversation import Conversations
-from mpsd.relay.forwarding import Link, has_hung_up
+from mpsd.relay.forwarding import Forwarding, has_hung_up
 from mpsd.relay.hang_ups import HangUps
 from mpsd.relay.progress import Track
 
@@ -38,7 +38,7 @@ _SETTLE_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldConnection:
     """A connection that the keeper holds too, and that waits for its conversation."""
 
     number: int
@@ -57,9 +57,9 @@ class Relay:
 
     conversations: Conversations
     ranges: UidRanges = NO_RANGES
-    callers: dict[int, Caller] = field(default_factory=dict)
+    callers: dict[int, ClientConnection] = field(default_factory=dict)
     hang_ups: HangUps = field(default_factory=HangUps)
-    waiting: Turns[Held] = field(default_factory=Turns)
+    waiting: Turns[HeldConnection] = field(default_factory=Turns)
     _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid of their share
     _closings: Closings = field(default_factory=Closings)
     _turned_away: int = 0  # clients of users with too many connections that are being refused now
@@ -107,10 +107,10 @@ class Relay:
                 self.conversations.progress.end(track)
         if arrival is not None and is_held:
             self._next_number = number + 1
-            self.waiting.put(self.ranges.share_of(arrival.credentials.uid), Held(number, door, arrival, track))
+            self.waiting.put(self.ranges.share_of(arrival.credentials.uid), HeldConnection(number, door, arrival, track))
         return arrival
 
-    def _begin(self, held: Held, nursery: trio.Nursery) -> None:
+    def _begin(self, held: HeldConnection, nursery: trio.Nursery) -> None:
         """Start the conversation, unless the client has hung up."""
         if has_hung_up(held.arrival.sock):
             hang_up(held.arrival.sock)
@@ -124,7 +124,7 @@ class Relay:
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
         nursery.start_soon(self._converse, caller, self._conversation(caller, bool(hindrance)))
 
-    def _conversation(self, caller: Caller, is_hindered: bool) -> Awaitable[None]:
+    def _conversation(self, caller: ClientConnection, is_hindered: bool) -> Awaitable[None]:
         if is_hindered:
             return self._turn_away(caller)
         return self.conversations.refusals.hold_unknown(caller) if caller.why_not else self.conversations.run(caller)
@@ -134,7 +134,7 @@ class Relay:
         most = self.conversations.settings.max_connections
         return Places(most, most, 0, most // _FIRST_SHARE, _FEW)
 
-    async def _turn_away(self, caller: Caller) -> None:
+    async def _turn_away(self, caller: ClientConnection) -> None:
         """Give the client an error.  If that takes too long, the relay closes its connection: other users need the place."""
         pid, uid = caller.credentials.pid, caller.credentials.uid
         why = f"user {uid} has {self._taken[self.ranges.share_of(uid)]} connections; what is left is for users who have fewer"
@@ -160,7 +160,7 @@ class Relay:
             log.info("relay.resumed", pid=caller.credentials.pid, domain=name or None)
             nursery.start_soon(self._converse, caller, self._go_on(caller, name, backend))
 
-    async def _go_on(self, caller: Caller, name: str, backend: socket.socket | None) -> None:
+    async def _go_on(self, caller: ClientConnection, name: str, backend: socket.socket | None) -> None:
         domain = self.conversations.pool.domains.get(name)
         track = caller.link.track
         if domain is not None and backend is not None and not track.is_torn:
@@ -183,12 +183,12 @@ class Relay:
                 return
             await trio.sleep(_SETTLE_SECONDS)
 
-    def _know(self, connection: socket.socket, door: str, number: int, track: Track) -> Caller:
+    def _know(self, connection: socket.socket, door: str, number: int, track: Track) -> ClientConnection:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         credentials = peer_credentials(connection)
         process, why_not = _identify(connection, credentials)
-        link = Link(
+        link = Forwarding(
             connection,
             self.conversations.settings.may_impersonate,
             track=track,
@@ -196,14 +196,14 @@ class Relay:
             closings=self._closings,
             share=self.ranges.share_of(credentials.uid),
         )
-        caller = Caller(number, door, connection, credentials, process, trio.current_time(), link, why_not=why_not)
+        caller = ClientConnection(number, door, connection, credentials, process, trio.current_time(), link, why_not=why_not)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller
         self._taken[self.ranges.share_of(credentials.uid)] += 1
         self.conversations.open[process] += 1
         return caller
 
-    async def _converse(self, caller: Caller, conversation: Awaitable[None]) -> None:
+    async def _converse(self, caller: ClientConnection, conversation: Awaitable[None]) -> None:
         """Run the conversation.  A failure in it ends this conversation and nothing else."""
         who = {"pid": caller.credentials.pid, "uid": caller.credentials.uid}
         try:
@@ -229,7 +229,7 @@ class Relay:
         del self.callers[caller.number]
         self._forget(caller)
 
-    def _forget(self, caller: Caller) -> None:
+    def _forget(self, caller: ClientConnection) -> None:
         """Give the places back.  With the last connection of a process its offences are forgotten."""
         shared, share = self.conversations, self.ranges.share_of(caller.credentials.uid)
         self._taken[share] -= 1
@@ -263,7 +263,7 @@ class Relay:
                 caller.scope.cancel()
 
 
-def _leave(caller: Caller) -> None:
+def _leave(caller: ClientConnection) -> None:
     """Cancel the wait of a caller that hung up.  A link notices by itself, after it has read all messages sent before."""
     if not caller.link.has_run:
         caller.scope.cancel()

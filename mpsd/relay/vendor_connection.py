@@ -8,11 +8,11 @@ import trio
 _BUSY_SECONDS = 0.01  # between attempts when a vendor daemon's queue of connections is full
 
 
-class Daemon(Protocol):
+class VendorDaemon(Protocol):
     def is_alive(self) -> bool: ...
 
 
-async def connect(path: str, daemon: Daemon) -> socket.socket | None:
+async def connect(path: str, daemon: VendorDaemon) -> socket.socket | None:
     """Connect to the daemon; wait while its queue is full.  Return None if the daemon has died."""
     backend = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     backend.setblocking(False)

@@ -31,7 +31,7 @@ _GONE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class Ending:
+class Shutdown:
     """Guards that quitting happens once, and that a later caller waits for the same end."""
 
     pool: Pool

@@ -30,7 +30,7 @@ _END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, f
 
 
 @dataclass(slots=True)
-class Case:
+class StopCase:
     """One process that is being ended.  servers: those with work of the process; None if the domain does not answer.
 
     may_end: whether the caller may still end it; checked at each step, since a grace period can be long.
@@ -107,8 +107,8 @@ class Steps:
         self._servers_now = servers_now
         self._release = release
 
-    async def run(self, cases: Sequence[Case]) -> None:
-        do: dict[Step, Callable[[Sequence[Case]], Awaitable[None]]] = {
+    async def run(self, cases: Sequence[StopCase]) -> None:
+        do: dict[Step, Callable[[Sequence[StopCase]], Awaitable[None]]] = {
             Step.FREEZE: self._freeze,
             Step.DRAIN: self._drain,
             Step.THAW: self._thaw,
@@ -128,7 +128,7 @@ class Steps:
             for case in cases:
                 os.close(case.pidfd)
 
-    async def _freeze(self, cases: Sequence[Case]) -> None:
+    async def _freeze(self, cases: Sequence[StopCase]) -> None:
         is_whole = self._whole is not None and await self._whole.freeze()
         for case in cases:
             if why := "" if is_whole else self._one_by_one.freeze(case.process, case.pidfd):
@@ -136,34 +136,34 @@ class Steps:
             else:
                 case.did(Step.FREEZE)
 
-    async def _drain(self, cases: Sequence[Case]) -> None:
+    async def _drain(self, cases: Sequence[StopCase]) -> None:
         """Wait drain_seconds: no documented interface shows from outside that a client's queue is empty."""
         await _each(cases, lambda case: case.ends_within(self._manner.drain_seconds))
         for case in cases:
             case.did(Step.DRAIN)
 
-    async def _terminate(self, cases: Sequence[Case]) -> None:
+    async def _terminate(self, cases: Sequence[StopCase]) -> None:
         await _each(cases, lambda case: _terminate(case, self._manner))
         for case in cases:
             if Step.TERMINATE in case.steps:
                 self._release(case.process)
 
-    async def _thaw(self, cases: Sequence[Case]) -> None:
+    async def _thaw(self, cases: Sequence[StopCase]) -> None:
         self._thaw_all(cases)
         for case in cases:
             case.did(Step.THAW)
 
-    def _thaw_all(self, cases: Sequence[Case]) -> None:
+    def _thaw_all(self, cases: Sequence[StopCase]) -> None:
         if self._whole is not None:
             self._whole.thaw()
         self._one_by_one.thaw(case.process for case in cases)
 
-    async def _ask(self, cases: Sequence[Case]) -> None:
+    async def _ask(self, cases: Sequence[StopCase]) -> None:
         for case in cases:
             case.send(Step.SIGTERM, signal.SIGTERM)
         await _each(cases, lambda case: case.ends_within(self._manner.grace_seconds))
 
-    async def _kill(self, cases: Sequence[Case]) -> None:
+    async def _kill(self, cases: Sequence[StopCase]) -> None:
         """Kill the processes.
 
         A process without GPU work when it got SIGTERM may have started some since: that is ended first.
@@ -176,7 +176,7 @@ class Steps:
         await _each([case for case in cases if not case.why], _kill)
 
 
-async def _terminate(case: Case, manner: Manner) -> None:
+async def _terminate(case: StopCase, manner: Manner) -> None:
     refusals = []
     if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
         case.send(Step.THAW, signal.SIGCONT)
@@ -208,16 +208,16 @@ async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid
     return "" if answer == _TERMINATED else f"server {server_pid} says {answer!r}"
 
 
-async def _kill(case: Case) -> None:
+async def _kill(case: StopCase) -> None:
     case.send(Step.SIGKILL, signal.SIGKILL)
     if not case.why and not await case.ends_within(_END_SECONDS):
         case.leave(f"it was sent SIGKILL and has not ended within {_END_SECONDS:g} s")
 
 
-async def _each(cases: Sequence[Case], work: Callable[[Case], Awaitable[object]]) -> None:
+async def _each(cases: Sequence[StopCase], work: Callable[[StopCase], Awaitable[object]]) -> None:
     """Run `work` for all cases at once; return when all are done."""
 
-    async def one(case: Case) -> None:
+    async def one(case: StopCase) -> None:
         await work(case)
 
     async with trio.open_nursery() as nursery:

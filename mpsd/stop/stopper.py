@@ -16,7 +16,7 @@ from mpsd.errors import TooMany, VendorFailed
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind
-from mpsd.stop.steps import Case, Servers, Steps
+from mpsd.stop.steps import Servers, Steps, StopCase
 from mpsd.stop.targets import Targets
 
 log = structlog.get_logger()
@@ -79,13 +79,13 @@ class Stopper:
         silent = await self._look()
         return [self._servers(process, silent) for process in wanted]
 
-    def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> Case | None:
+    def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> StopCase | None:
         try:
             pidfd = processes.open_pidfd(process)
         except OSError as exc:
             raise TooMany(f"pid {process.pid} cannot be stopped now: {exc.strerror}") from None
         may_end = partial(self._targets.may_still_end, process, asker)
-        return None if pidfd is None else Case(process, pidfd, self._servers(process, silent), may_end)
+        return None if pidfd is None else StopCase(process, pidfd, self._servers(process, silent), may_end)
 
     def _servers(self, process: ProcessId, silent: set[str]) -> Servers:
         """Return the servers with work of the process.

@@ -17,7 +17,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mpsd.host.peers import may_impersonate
-from mpsd.relay.forwarding import Link
+from mpsd.relay.forwarding import Forwarding
 from tests.bench import setting
 from tests.gpu.comparison import figures
 from tests.gpu.comparison.table import Table
@@ -83,7 +83,7 @@ def _join_by_links(clients: Pairs, domains: Pairs) -> None:
 async def _run_links(clients: list[socket.socket], domains: list[socket.socket]) -> None:
     async with trio.open_nursery() as nursery:
         for client, domain in zip(clients, domains, strict=True):
-            nursery.start_soon(Link(client, may_impersonate()).run, domain, PATIENCE_SECONDS, _is_well)
+            nursery.start_soon(Forwarding(client, may_impersonate()).run, domain, PATIENCE_SECONDS, _is_well)
 
 
 async def _is_well() -> bool:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mpsd.commands.language.board import Board
-from mpsd.commands.language.grammar import Request
+from mpsd.commands.language.grammar import LineRequest
 from mpsd.model.domain import ServerView
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=LineRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[R]):
+class CommandCall(Generic[R]):
     """A request on its way to its handler; `server` is the server that it names, already found."""
 
     board: Board

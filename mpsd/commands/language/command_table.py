@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any
 
 from mpsd.commands.language import forwarded, grammar, limits, render, servers
-from mpsd.commands.language.call import Answer, Ask
-from mpsd.commands.language.grammar import Request
+from mpsd.commands.language.call import Answer, CommandCall
+from mpsd.commands.language.grammar import LineRequest
 
 
-class Privilege(Enum):
+class CommandPrivilege(Enum):
     """The callers that may give a command, in the words of docs/commands.md."""
 
     ANYONE = "anyone"
@@ -25,16 +25,16 @@ class Privilege(Enum):
 class Command:
     """A row of the table.  The last two are the vendor's texts for an unknown server and for a refused caller."""
 
-    privilege: Privilege
-    parse: Callable[[tuple[str, ...]], Request]
-    run: Callable[[Ask[Any]], Awaitable[Answer]]
+    privilege: CommandPrivilege
+    parse: Callable[[tuple[str, ...]], LineRequest]
+    run: Callable[[CommandCall[Any]], Awaitable[Answer]]
     syntax: str
     help: str
-    unknown_server: Callable[[Request], str] = render.server_not_found
+    unknown_server: Callable[[LineRequest], str] = render.server_not_found
     refusal: Callable[[int], str] = render.insufficient_privilege
 
 
-async def show_help(ask: Ask[grammar.Help]) -> Answer:
+async def show_help(ask: CommandCall[grammar.Help]) -> Answer:
     """Return the help of every command, or of the one asked about."""
     topic = ask.request.topic
     if topic is not None and topic not in COMMANDS:
@@ -45,49 +45,49 @@ async def show_help(ask: Ask[grammar.Help]) -> Answer:
 
 COMMANDS: dict[str, Command] = {
     "get_server_list": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_nothing,
         servers.get_server_list,
         "get_server_list",
         "Print the PIDs of the servers",
     ),
     "get_server_status": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_server_status,
         servers.get_server_status,
         "get_server_status PID",
         "Print the status of the server: INITIALIZING, ACTIVE or FAULT",
     ),
     "start_server": Command(
-        Privilege.USER,
+        CommandPrivilege.USER,
         grammar.parse_start_server,
         servers.start_server,
         "start_server -uid UID",
         "Start a server for the user",
     ),
     "shutdown_server": Command(
-        Privilege.USER,
+        CommandPrivilege.USER,
         grammar.parse_shutdown_server,
         servers.shutdown_server,
         "shutdown_server PID [-f]",
         "End the server once its clients have gone, or at once with -f",
     ),
     "get_client_list": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_server,
         servers.get_client_list,
         "get_client_list PID",
         "Print the PIDs of the clients of the server",
     ),
     "get_device_client_list": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_any_server,
         forwarded.get_device_client_list,
         "get_device_client_list [PID]",
         "Print the devices and the clients on each, of one server or of all",
     ),
     "terminate_client": Command(
-        Privilege.USER,
+        CommandPrivilege.USER,
         grammar.parse_terminate_client,
         servers.terminate_client,
         "terminate_client SERVER_PID CLIENT_PID",
@@ -96,7 +96,7 @@ COMMANDS: dict[str, Command] = {
         refusal=render.insufficient_privilege_and_failed,
     ),
     "ps": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_ps,
         forwarded.ps,
         "ps [-p PID]",
@@ -104,98 +104,98 @@ COMMANDS: dict[str, Command] = {
         unknown_server=render.server_not_found_twice,
     ),
     "set_default_active_thread_percentage": Command(
-        Privilege.OWNER,
+        CommandPrivilege.OWNER,
         grammar.parse_default_percent,
         limits.set_default_active_thread_percentage,
         "set_default_active_thread_percentage PERCENT",
         "Set the share of the SMs of the servers to come; prints what holds afterwards",
     ),
     "get_default_active_thread_percentage": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_nothing,
         limits.get_default_active_thread_percentage,
         "get_default_active_thread_percentage",
         "Print the share of the SMs of the servers to come",
     ),
     "set_active_thread_percentage": Command(
-        Privilege.USER,
+        CommandPrivilege.USER,
         grammar.parse_server_percent,
         limits.set_active_thread_percentage,
         "set_active_thread_percentage PID PERCENT",
         "Set the share of the SMs of the clients to come of the server; prints what holds afterwards",
     ),
     "get_active_thread_percentage": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_server,
         limits.get_active_thread_percentage,
         "get_active_thread_percentage PID",
         "Print the share of the SMs of the clients to come of the server",
     ),
     "set_default_device_pinned_mem_limit": Command(
-        Privilege.OWNER,
+        CommandPrivilege.OWNER,
         grammar.parse_default_limit,
         limits.set_default_device_pinned_mem_limit,
         "set_default_device_pinned_mem_limit DEVICE LIMIT",
         "Limit the device memory of each client of the servers to come; 0M for no limit",
     ),
     "get_default_device_pinned_mem_limit": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_default_limit,
         limits.get_default_device_pinned_mem_limit,
         "get_default_device_pinned_mem_limit DEVICE",
         "Print the memory limit of the servers to come; nothing where there is none",
     ),
     "set_device_pinned_mem_limit": Command(
-        Privilege.USER,
+        CommandPrivilege.USER,
         grammar.parse_server_limit,
         limits.set_device_pinned_mem_limit,
         "set_device_pinned_mem_limit PID DEVICE LIMIT",
         "Limit the device memory of each client to come of the server; 0M for no limit",
     ),
     "get_device_pinned_mem_limit": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_server_limit,
         limits.get_device_pinned_mem_limit,
         "get_device_pinned_mem_limit PID DEVICE",
         "Print the memory limit of the clients to come of the server; nothing where there is none",
     ),
     "set_default_client_priority": Command(
-        Privilege.OWNER,
+        CommandPrivilege.OWNER,
         grammar.parse_priority,
         limits.set_default_client_priority,
         "set_default_client_priority 0|1",
         "Set the priority of the clients to come: 0 normal, 1 below normal",
     ),
     "get_default_client_priority": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_nothing,
         limits.get_default_client_priority,
         "get_default_client_priority",
         "Print the priority of the clients to come",
     ),
     "device_query": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_device_query,
         forwarded.device_query,
         "device_query [PID] [--csv]",
         "Print the devices, of one server or of all",
     ),
     "lspart": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_lspart,
         forwarded.pass_on,
         "lspart",
         "List the SM partitions of the default domain, where the driver has them",
     ),
     "sm_partition": Command(
-        Privilege.OWNER,
+        CommandPrivilege.OWNER,
         grammar.parse_sm_partition,
         forwarded.pass_on,
         "sm_partition add DEVICE CHUNKS | rm DEVICE PARTITION",
         "Add or remove an SM partition in the default domain, where the driver has them",
     ),
     "quit": Command(
-        Privilege.OWNER,
+        CommandPrivilege.OWNER,
         grammar.parse_quit,
         servers.quit_daemon,
         "quit [-t SECONDS]",
@@ -203,7 +203,7 @@ COMMANDS: dict[str, Command] = {
         refusal=render.may_not_quit,
     ),
     "help": Command(
-        Privilege.ANYONE,
+        CommandPrivilege.ANYONE,
         grammar.parse_help,
         show_help,
         "help [COMMAND]",

@@ -8,9 +8,9 @@ docs/compatibility.md lists where the answers differ from the vendor's.
 
 from mpsd.commands.language import grammar, render
 from mpsd.commands.language.board import Board
-from mpsd.commands.language.call import Answer, Ask
-from mpsd.commands.language.command_table import COMMANDS, Privilege
-from mpsd.commands.language.grammar import Rejected, Request, StartServer
+from mpsd.commands.language.call import Answer, CommandCall
+from mpsd.commands.language.command_table import COMMANDS, CommandPrivilege
+from mpsd.commands.language.grammar import LineRequest, Rejected, StartServer
 from mpsd.errors import ErrorCode, MpsdError
 from mpsd.model.authority import Caller
 from mpsd.model.domain import ServerView
@@ -47,16 +47,16 @@ async def _dispatch(board: Board, caller: Caller, line: bytes) -> Answer:
             return Answer(command.unknown_server(request))
     if not _may(command.privilege, caller, request, server):
         return Answer(command.refusal(caller.uid))
-    return await command.run(Ask(board, request, server))
+    return await command.run(CommandCall(board, request, server))
 
 
 async def _find_server(board: Board, pid: int) -> ServerView | None:
     return next((server for server in await board.servers() if server.pid == pid), None)
 
 
-def _may(privilege: Privilege, caller: Caller, request: Request, server: ServerView | None) -> bool:
-    if privilege is Privilege.ANYONE or caller.is_owner:
+def _may(privilege: CommandPrivilege, caller: Caller, request: LineRequest, server: ServerView | None) -> bool:
+    if privilege is CommandPrivilege.ANYONE or caller.is_owner:
         return True
     user = request.uid if isinstance(request, StartServer) else server.uid if server else None
     has_reach = caller.is_inside or isinstance(request, StartServer)  # a server has clients of other containers, too
-    return privilege is Privilege.USER and user == caller.uid and has_reach
+    return privilege is CommandPrivilege.USER and user == caller.uid and has_reach

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpsd.commands.language import merge, render
-from mpsd.commands.language.call import Answer, Ask
-from mpsd.commands.language.grammar import DeviceQuery, PassOn, Request
+from mpsd.commands.language.call import Answer, CommandCall
+from mpsd.commands.language.grammar import DeviceQuery, LineRequest, PassOn
 from mpsd.errors import BadRequest, MpsdError, NoSuchServer
 from mpsd.model.domain import ServerView
 
 MAX_FORWARDED_BYTES = 1024  # the vendor's daemon takes 2000, and crashes at 4095
 
 
-async def ps(ask: Ask[Request]) -> Answer:
+async def ps(ask: CommandCall[LineRequest]) -> Answer:
     servers = await _servers_asked_about(ask)
     if not servers:
         return Answer(render.NO_SERVER)
@@ -24,14 +24,14 @@ async def ps(ask: Ask[Request]) -> Answer:
     return _merged(merge.merge_ps(text for _, text in answers), silent)
 
 
-async def get_device_client_list(ask: Ask[Request]) -> Answer:
+async def get_device_client_list(ask: CommandCall[LineRequest]) -> Answer:
     answers, silent = await _forward_each(ask, await _servers_asked_about(ask), "get_device_client_list {pid}")
     public = {device.uuid: device.ordinal for device in ask.board.devices}
     numbered = [(text, [public.get(uuid, at) for at, uuid in enumerate(of.device_uuids)]) for of, text in answers]
     return _merged(merge.merge_device_clients(numbered), silent)
 
 
-async def device_query(ask: Ask[DeviceQuery]) -> Answer:
+async def device_query(ask: CommandCall[DeviceQuery]) -> Answer:
     csv = " --csv" if ask.request.is_csv else ""
     servers = await _servers_asked_about(ask)
     if not servers:
@@ -41,7 +41,7 @@ async def device_query(ask: Ask[DeviceQuery]) -> Answer:
     return _merged(merge.merge_device_queries((text for _, text in answers), public), silent)
 
 
-async def pass_on(ask: Ask[PassOn]) -> Answer:
+async def pass_on(ask: CommandCall[PassOn]) -> Answer:
     """Return the default domain's own answer; if there are several domains, stderr names the one that was asked."""
     if len(ask.request.line.encode()) > MAX_FORWARDED_BYTES:
         raise BadRequest(f"a command of {len(ask.request.line.encode())} bytes is not passed on to the vendor's daemon")
@@ -51,12 +51,12 @@ async def pass_on(ask: Ask[PassOn]) -> Answer:
     return Answer(answer, stderr=note)
 
 
-async def _servers_asked_about(ask: Ask[Any]) -> Sequence[ServerView]:
+async def _servers_asked_about(ask: CommandCall[Any]) -> Sequence[ServerView]:
     return [ask.server] if ask.server else await ask.board.servers()
 
 
 async def _forward_each(
-    ask: Ask[Any], servers: Sequence[ServerView], line: str
+    ask: CommandCall[Any], servers: Sequence[ServerView], line: str
 ) -> tuple[list[tuple[ServerView, str]], list[MpsdError]]:
     """Return each server with its domain's answer, and the errors of the others; a server that has just ended is in neither."""
     answers, silent = [], []

@@ -45,46 +45,46 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LineRequest:
     """The request in a line; `server_pid` is the server that it names, None if it names none."""
 
     server_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceQuery(Request):
+class DeviceQuery(LineRequest):
     is_csv: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartServer(Request):
+class StartServer(LineRequest):
     uid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownServer(Request):
+class ShutdownServer(LineRequest):
     is_forced: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminateClient(Request):
+class TerminateClient(LineRequest):
     client_pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quit(Request):
+class Quit(LineRequest):
     timeout_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetPercent(Request):
+class SetPercent(LineRequest):
     """thread_percent: None if the word is not a percentage; then nothing changes."""
 
     thread_percent: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedLimit(Request):
+class PinnedLimit(LineRequest):
     """A device and a limit in the caller's words, None if the word is missing; `stray` is the word after the limit."""
 
     device: str | None
@@ -93,21 +93,21 @@ class PinnedLimit(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetPriority(Request):
+class SetPriority(LineRequest):
     """priority: any number; the vendor checks the caller before the number."""
 
     priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassOn(Request):
+class PassOn(LineRequest):
     """A command that is forwarded to the vendor's daemon without being parsed."""
 
     line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Help(Request):
+class Help(LineRequest):
     topic: str | None
 
 
@@ -124,30 +124,30 @@ def printable(raw: bytes) -> str:
     return visible(raw.decode("utf-8", "backslashreplace"))
 
 
-def parse_nothing(words: tuple[str, ...]) -> Request:
-    return Request()
+def parse_nothing(words: tuple[str, ...]) -> LineRequest:
+    return LineRequest()
 
 
-def parse_server(words: tuple[str, ...]) -> Request:
-    return Request(server_pid=_number_at(words, 0))
+def parse_server(words: tuple[str, ...]) -> LineRequest:
+    return LineRequest(server_pid=_number_at(words, 0))
 
 
-def parse_server_status(words: tuple[str, ...]) -> Request:
+def parse_server_status(words: tuple[str, ...]) -> LineRequest:
     """Parse the arguments of get_server_status: the one command that distinguishes a missing pid from pid 0."""
     if not words or not _NUMBER.match(words[0]):
         raise Rejected(SERVER_PID_REQUIRED)
     return parse_server(words)
 
 
-def parse_any_server(words: tuple[str, ...]) -> Request:
-    return Request(server_pid=_number_at(words, 0) or None)
+def parse_any_server(words: tuple[str, ...]) -> LineRequest:
+    return LineRequest(server_pid=_number_at(words, 0) or None)
 
 
-def parse_ps(words: tuple[str, ...]) -> Request:
+def parse_ps(words: tuple[str, ...]) -> LineRequest:
     """Parse `-p PID` or `-pPID`; any other arguments ask for every server."""
     if not words or not words[0].startswith("-p"):
-        return Request()
-    return Request(server_pid=_number(words[0][2:] or _word_at(words, 1)))
+        return LineRequest()
+    return LineRequest(server_pid=_number(words[0][2:] or _word_at(words, 1)))
 
 
 def parse_device_query(words: tuple[str, ...]) -> DeviceQuery:

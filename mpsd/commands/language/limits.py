@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from mpsd.commands.language import render
 from mpsd.commands.language.board import Board
-from mpsd.commands.language.call import Answer, Ask
-from mpsd.commands.language.grammar import PinnedLimit, Request, SetPercent, SetPriority
+from mpsd.commands.language.call import Answer, CommandCall
+from mpsd.commands.language.grammar import LineRequest, PinnedLimit, SetPercent, SetPriority
 from mpsd.errors import BadRequest, NoSuchDevice
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device, vendor_ordinal
@@ -18,23 +18,23 @@ from mpsd.model.quantities import ACCEPTED_LIMITS, MIB, parse_limit
 PRIORITIES = (0, 1)  # normal, below normal
 
 
-async def get_default_active_thread_percentage(ask: Ask[Request]) -> Answer:
+async def get_default_active_thread_percentage(ask: CommandCall[LineRequest]) -> Answer:
     return Answer(render.percent(ask.board.defaults().thread_percent))
 
 
-async def set_default_active_thread_percentage(ask: Ask[SetPercent]) -> Answer:
+async def set_default_active_thread_percentage(ask: CommandCall[SetPercent]) -> Answer:
     """Set the percentage and return the one in force: the old one if the word was not a percentage."""
     if ask.request.thread_percent is not None:
         await ask.board.set_defaults(replace(ask.board.defaults(), thread_percent=ask.request.thread_percent))
     return Answer(render.percent(ask.board.defaults().thread_percent))
 
 
-async def get_active_thread_percentage(ask: Ask[Request]) -> Answer:
+async def get_active_thread_percentage(ask: CommandCall[LineRequest]) -> Answer:
     pid = ask.named_server.pid
     return Answer(await ask.board.forward(pid, f"get_active_thread_percentage {pid}"))
 
 
-async def set_active_thread_percentage(ask: Ask[SetPercent]) -> Answer:
+async def set_active_thread_percentage(ask: CommandCall[SetPercent]) -> Answer:
     """Set the percentage and return the one in force: the old one if the word was not a percentage."""
     pid, thread_percent = ask.named_server.pid, ask.request.thread_percent
     if thread_percent is None:
@@ -42,14 +42,14 @@ async def set_active_thread_percentage(ask: Ask[SetPercent]) -> Answer:
     return Answer(await ask.board.forward(pid, f"set_active_thread_percentage {pid} {thread_percent:.9g}"))
 
 
-async def get_default_device_pinned_mem_limit(ask: Ask[PinnedLimit]) -> Answer:
+async def get_default_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
     if ask.request.device is None:
         return Answer()
     device = find_device(ask.board.devices, ask.request.device)
     return Answer(render.limit(ask.board.defaults().pinned_limits.get(device.uuid)))
 
 
-async def set_default_device_pinned_mem_limit(ask: Ask[PinnedLimit]) -> Answer:
+async def set_default_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
     device, limit_bytes = _understand(ask.board, ask.request)
     defaults = ask.board.defaults()
     limits = {uuid: size for uuid, size in defaults.pinned_limits.items() if uuid != device.uuid}
@@ -59,7 +59,7 @@ async def set_default_device_pinned_mem_limit(ask: Ask[PinnedLimit]) -> Answer:
     return Answer()
 
 
-async def get_device_pinned_mem_limit(ask: Ask[PinnedLimit]) -> Answer:
+async def get_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
     if ask.request.device is None:
         return Answer()
     server, device = ask.named_server, find_device(ask.board.devices, ask.request.device)
@@ -67,18 +67,18 @@ async def get_device_pinned_mem_limit(ask: Ask[PinnedLimit]) -> Answer:
     return Answer(await ask.board.forward(server.pid, line))
 
 
-async def set_device_pinned_mem_limit(ask: Ask[PinnedLimit]) -> Answer:
+async def set_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
     server = ask.named_server
     device, limit_bytes = _understand(ask.board, ask.request)
     line = f"set_device_pinned_mem_limit {server.pid} {vendor_ordinal(server, device)} {limit_bytes // MIB}M"
     return Answer(await ask.board.forward(server.pid, line))
 
 
-async def get_default_client_priority(ask: Ask[Request]) -> Answer:
+async def get_default_client_priority(ask: CommandCall[LineRequest]) -> Answer:
     return Answer(render.lines([ask.board.defaults().client_priority]))
 
 
-async def set_default_client_priority(ask: Ask[SetPriority]) -> Answer:
+async def set_default_client_priority(ask: CommandCall[SetPriority]) -> Answer:
     if ask.request.priority not in PRIORITIES:
         return Answer(render.INVALID_PRIORITY)
     await ask.board.set_defaults(replace(ask.board.defaults(), client_priority=ask.request.priority))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mpsd.commands.language.grammar import Request, TerminateClient
+from mpsd.commands.language.grammar import LineRequest, TerminateClient
 from mpsd.model.quantities import render_limit, render_percent
 
 NO_SERVER = "Server not found\n"
@@ -30,16 +30,16 @@ def unknown_command(name: str) -> str:
     return f'Unknown command "{name}"\n'
 
 
-def server_not_found(request: Request) -> str:
+def server_not_found(request: LineRequest) -> str:
     return f"Server {request.server_pid} not found\n"
 
 
-def server_not_found_twice(request: Request) -> str:
+def server_not_found_twice(request: LineRequest) -> str:
     """Return the text twice: `ps` looks twice."""
     return 2 * server_not_found(request) + "\n"
 
 
-def server_not_found_and_failed(request: Request) -> str:
+def server_not_found_and_failed(request: LineRequest) -> str:
     """Return the text with a final number, as `terminate_client` has; 1 is CUDA_ERROR_INVALID_VALUE."""
     return f"Server {request.server_pid} not found\nServer {request.server_pid} not found!\n1\n"
 

@@ -11,10 +11,10 @@ from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.model.domain import Defaults, DomainState
 from mpsd.model.lease import Grant
 from mpsd.model.process import Credentials, ProcessId
-from mpsd.relay.assignment import Entrance
-from mpsd.relay.client_connection import Caller
+from mpsd.relay.assignment import Assignment
+from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.conversation import Conversations, RelaySettings
-from mpsd.relay.forwarding import Link
+from mpsd.relay.forwarding import Forwarding
 from mpsd.relay.progress import Track
 
 
@@ -80,12 +80,12 @@ async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_
     """Placed again and again without a pause it would keep mpsd from ever hearing of the death."""
     pool = HopefulPool()
     settings = RelaySettings(max_connections=1, turn_seconds=1, silent_seconds=1, may_impersonate=False)
-    entrance = Entrance(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
+    entrance = Assignment(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
     entrance.may_place.set()
     shared = Conversations(pool, None, None, settings, entrance, refusals=None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        caller = Caller(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Link(ours, False, track=Track()))
+        caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Forwarding(ours, False, track=Track()))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shared.run, caller)
             await trio.testing.wait_all_tasks_blocked()

@@ -15,7 +15,7 @@ from mpsd.errors import ProtocolError
 from mpsd.host import peers
 from mpsd.model.process import Credentials
 from mpsd.relay import message
-from mpsd.relay.forwarding import End, Link
+from mpsd.relay.forwarding import Forwarding, LinkSide
 from tests.descriptors import descriptors
 from tests.lingering import lingering
 
@@ -54,8 +54,8 @@ async def ill():
 async def through(ends, talk):
     """Run a link while `talk(client, domain)` speaks for both ends; what run() returned."""
     client, link_client, link_domain, domain = ends
-    link = Link(link_client, PRIVILEGED)
-    results: list[End] = []
+    link = Forwarding(link_client, PRIVILEGED)
+    results: list[LinkSide] = []
 
     async def run():
         results.append(await link.run(link_domain, PATIENCE, well))
@@ -76,7 +76,7 @@ async def test_bytes_pass_unread_both_ways(ends):
         client.close()
 
     end, link = await through(ends, talk)
-    assert end is End.CLIENT
+    assert end is LinkSide.CLIENT
     assert link.has_spoken
 
 
@@ -131,7 +131,7 @@ async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
         domain.close()
 
     end, link = await through(ends, talk)
-    assert end is End.DOMAIN
+    assert end is LinkSide.DOMAIN
     assert [each.data for each in link.transcript] == [b"hello"]
     with pytest.raises(BlockingIOError):
         ends[0].recv(1)
@@ -140,7 +140,7 @@ async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
 async def test_another_domain_is_brought_to_the_same_point(ends):
     """The client's messages are sent again, and the domain's repeated answers are not passed on twice."""
     client, link_client, link_domain, domain = ends
-    link = Link(link_client, PRIVILEGED)
+    link = Forwarding(link_client, PRIVILEGED)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run, link_domain, PATIENCE, well)
         domain.send(b"greeting")
@@ -161,17 +161,17 @@ async def test_another_domain_is_brought_to_the_same_point(ends):
 
 async def test_a_domain_that_says_something_else_is_not_the_same_conversation(ends):
     _, link_client, link_domain, domain = ends
-    link = Link(link_client, PRIVILEGED, transcript=[b"greeting"])
+    link = Forwarding(link_client, PRIVILEGED, transcript=[b"greeting"])
     domain.send(b"another greeting")
-    assert await link.run(link_domain, PATIENCE, well) is End.DOMAIN
+    assert await link.run(link_domain, PATIENCE, well) is LinkSide.DOMAIN
 
 
 async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojump_clock):
     """A vendor daemon waits for one silent peer without limit, and serves no other in that time."""
     client, link_client, link_domain, domain = ends
-    link = Link(link_client, PRIVILEGED)
+    link = Forwarding(link_client, PRIVILEGED)
     domain.send(b"greeting")
-    assert await link.run(link_domain, PATIENCE, well) is End.SLOW_CLIENT
+    assert await link.run(link_domain, PATIENCE, well) is LinkSide.SLOW_CLIENT
     assert client.recv(100) == b"greeting"
     with pytest.raises(BlockingIOError):
         client.recv(1)  # it does not know
@@ -180,15 +180,15 @@ async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojum
 async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_clock):
     """A vendor daemon that does not understand a message waits for more, and answers no other client in that time."""
     client, link_client, link_domain, _ = ends
-    link = Link(link_client, PRIVILEGED)
+    link = Forwarding(link_client, PRIVILEGED)
     client.send(b"junk")
-    assert await link.run(link_domain, PATIENCE, ill) is End.SLOW_CLIENT
+    assert await link.run(link_domain, PATIENCE, ill) is LinkSide.SLOW_CLIENT
 
 
 async def test_a_domain_may_keep_its_client_waiting(ends, autojump_clock):
     """A server has to start, or another user's clients have to finish: others may talk to the domain in that time."""
     client, link_client, link_domain, _ = ends
-    link = Link(link_client, PRIVILEGED)
+    link = Forwarding(link_client, PRIVILEGED)
     asked = trio.Event()
 
     async def is_well():
@@ -212,7 +212,7 @@ async def test_the_last_words_of_a_domain_still_reach_the_client(ends):
         assert (await message.receive(client)).data == b"no"
 
     end, _ = await through(ends, talk)
-    assert end is End.DOMAIN
+    assert end is LinkSide.DOMAIN
 
 
 async def test_a_message_that_would_be_cut_is_refused(ends):
@@ -257,7 +257,7 @@ async def test_what_was_never_read_keeps_nobody_waiting(ends):
     client, link_client, _, _ = ends
     with send_lingering(client):
         began = time.monotonic()
-        Link(link_client, PRIVILEGED).close()
+        Forwarding(link_client, PRIVILEGED).close()
         assert time.monotonic() - began < PATIENCE
         with trio.fail_after(PATIENCE):
             await trio.lowlevel.wait_readable(client)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mpsd import errors
 from mpsd.commands.language.call import Answer
-from mpsd.commands.language.command_table import COMMANDS, Privilege
+from mpsd.commands.language.command_table import COMMANDS, CommandPrivilege
 from mpsd.commands.language.dispatch import answer_error, dispatch
 from mpsd.commands.language.grammar import Rejected
 from mpsd.model.authority import Caller
@@ -45,7 +45,7 @@ async def ask(board: FakeBoard, line: str, caller: Caller = ROOT) -> Answer:
 
 
 def test_every_privileged_command_has_its_line() -> None:
-    assert set(PRIVILEGED) == {name for name, command in COMMANDS.items() if command.privilege is not Privilege.ANYONE}
+    assert set(PRIVILEGED) == {name for name, command in COMMANDS.items() if command.privilege is not CommandPrivilege.ANYONE}
 
 
 @pytest.mark.parametrize("line", PRIVILEGED.values())
@@ -75,7 +75,7 @@ async def test_anybody_may_start_a_server_for_the_own_uid(board: FakeBoard) -> N
 async def test_a_server_is_in_the_hands_of_its_user(board: FakeBoard, name: str, line: str) -> None:
     """No other user controls it, and its user may not change the daemon's own settings."""
     own = line.replace("512", str(board.add_server(uid=1000, clients=(587,)))).replace("-uid 0", "-uid 1000")
-    is_allowed = COMMANDS[name].privilege is Privilege.USER
+    is_allowed = COMMANDS[name].privilege is CommandPrivilege.USER
     assert ("rivilege" not in (await ask(board, own, STRANGER)).stdout) == is_allowed
     assert "rivilege" in (await ask(board, own, Caller(2000, daemon_uid=0))).stdout
     inside = (await ask(board, own, Caller(1000, daemon_uid=0, is_inside=False))).stdout  # of a container

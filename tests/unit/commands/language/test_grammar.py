@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpsd.commands.language import grammar
 from mpsd.commands.language.command_table import COMMANDS
-from mpsd.commands.language.grammar import MAX_LINE_BYTES, Rejected, Request, parse_words, printable
+from mpsd.commands.language.grammar import MAX_LINE_BYTES, LineRequest, Rejected, parse_words, printable
 
 NAMES = st.sampled_from(sorted(COMMANDS))
 FLAGS = st.sampled_from(["-p", "-uid", "--uid", "-f", "-t", "--csv", "-", "--", "add", "rm", "0x", "nan", "inf"])
@@ -21,7 +21,7 @@ COMMAND_LINES = st.builds(
 ANY_LINES = st.one_of(st.binary(max_size=300), COMMAND_LINES)
 
 
-def parse(line: bytes) -> Request | str:
+def parse(line: bytes) -> LineRequest | str:
     """Parse like dispatch(), without a board."""
     try:
         words = parse_words(line)
@@ -91,10 +91,10 @@ SECONDS = st.one_of(st.none(), st.integers(0, 10**6).map(float))
 PERCENTS = st.floats(0, 100, exclude_min=True)
 DEVICES = st.from_regex(r"\AGPU-[0-9a-f]{8}\Z")
 REQUESTS = st.one_of(
-    st.builds(lambda pid: (f"get_client_list {pid}", Request(server_pid=pid)), PIDS),
-    st.builds(lambda pid: (f"get_server_status {pid}", Request(server_pid=pid)), PIDS),
-    st.builds(lambda pid: (f"ps -p {pid}", Request(server_pid=pid)), PIDS),
-    st.builds(lambda pid: (f"get_device_client_list {pid}", Request(server_pid=pid)), PIDS),
+    st.builds(lambda pid: (f"get_client_list {pid}", LineRequest(server_pid=pid)), PIDS),
+    st.builds(lambda pid: (f"get_server_status {pid}", LineRequest(server_pid=pid)), PIDS),
+    st.builds(lambda pid: (f"ps -p {pid}", LineRequest(server_pid=pid)), PIDS),
+    st.builds(lambda pid: (f"get_device_client_list {pid}", LineRequest(server_pid=pid)), PIDS),
     st.builds(lambda uid: (f"start_server -uid {uid}", grammar.StartServer(uid=uid)), st.integers(0, 2**32 - 2)),
     st.builds(
         lambda pid, forced: (
@@ -145,6 +145,6 @@ REQUESTS = st.one_of(
 
 
 @given(REQUESTS)
-def test_a_request_survives_being_written(written: tuple[str, Request]) -> None:
+def test_a_request_survives_being_written(written: tuple[str, LineRequest]) -> None:
     line, request = written
     assert parse(line.encode()) == request
