@@ -19,7 +19,7 @@ from mpsd.host.rules.descriptor_budget import may_take
 from mpsd.model.client import UNKNOWN, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
-from mpsd.uvm.client_watch import InThread, Surroundings, Watch
+from mpsd.uvm.client_watch import InThread, Watch, WatchParts
 from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
 
@@ -65,7 +65,7 @@ class Attachments:
         self._shares: dict[ProcessId, int] = {}  # the uid whose share each client is of
         self._clients: Counter[int] = Counter()  # by that uid, as the next
         self._held: Counter[int] = Counter()  # descriptors
-        self._around = Surroundings(
+        self._around = WatchParts(
             open_spaces,
             self._count,
             self._may_take,

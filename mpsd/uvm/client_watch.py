@@ -32,7 +32,7 @@ from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.client_descriptors import ProcessEnded
 from mpsd.uvm.fault_digest import digest, digest_guarded, guarded
-from mpsd.uvm.holding import Holding, OpenSpaces, attach_all, close_all, look
+from mpsd.uvm.holding import HeldSpace, OpenSpaces, attach_all, close_all, look
 from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 
@@ -56,7 +56,7 @@ _LEAVE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WatchParts:
     """What all watches share."""
 
     open_spaces: OpenSpaces
@@ -80,10 +80,10 @@ class Watch:
     has_company: Callable[[], bool]
     is_roomy: bool  # its memory limit leaves room for a context
     settings: UvmSettings
-    around: Surroundings
-    holdings: list[Holding] = field(default_factory=list)
+    around: WatchParts
+    holdings: list[HeldSpace] = field(default_factory=list)
     connections: int = 1  # a process makes one, and one more for each context
-    _listeners: dict[Holding, trio.CancelScope] = field(default_factory=dict)
+    _listeners: dict[HeldSpace, trio.CancelScope] = field(default_factory=dict)
     _woken: trio.Event = field(default_factory=trio.Event)
     _released: trio.Event = field(default_factory=trio.Event)
     _has_faulted: bool = False
@@ -328,7 +328,7 @@ class Watch:
     def _is_worth_holding(self) -> bool:
         return not self._released.is_set() and not self._has_faulted and self.has_company()
 
-    async def _let_go(self, holdings: Sequence[Holding]) -> None:
+    async def _let_go(self, holdings: Sequence[HeldSpace]) -> None:
         """Close these in a thread, once one is free.
 
         Closing the last descriptor of a dead client takes its work off the GPU, which can take a while.  What is still open

@@ -21,7 +21,7 @@ from mpsd.host.inspector_messages import Pair
 from mpsd.host.syscalls import device_number
 from mpsd.model.process import ProcessId
 from mpsd.uvm import abi, client_descriptors
-from mpsd.uvm.space import Answer, Outcome, Space, Taken, Unavailable, answer
+from mpsd.uvm.space import Outcome, RangeResult, Space, Taken, Unavailable, answer
 
 UVM, TOOLS, CONTROL = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools"), Path("/dev/nvidiactl")
 
@@ -100,24 +100,24 @@ class DeviceSpace:
         queue.close()
         return None
 
-    def reserve(self, base: int, length: int) -> Answer:
+    def reserve(self, base: int, length: int) -> RangeResult:
         return self._ask(abi.CREATE_RANGE, abi.pack_range(base, length), abi.range_status)
 
-    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> RangeResult:
         try:
             question = abi.pack_sparse(base, length, abi.parse_uuid(gpu_uuid))
         except ValueError as exc:
-            return Answer(Outcome.REFUSED, str(exc))
+            return RangeResult(Outcome.REFUSED, str(exc))
         return self._ask(abi.MAP_SPARSE, question, abi.sparse_status)
 
-    def free(self, base: int, length: int) -> Answer:
+    def free(self, base: int, length: int) -> RangeResult:
         return self._ask(abi.FREE, abi.pack_range(base, length), abi.free_status)
 
-    def _ask(self, request: int, question: bytearray, status: Callable[[bytearray], int]) -> Answer:
+    def _ask(self, request: int, question: bytearray, status: Callable[[bytearray], int]) -> RangeResult:
         try:
             return answer(status(_ask(self.descriptor, request, question)))
         except Unavailable as exc:
-            return Answer(Outcome.REFUSED, str(exc))
+            return RangeResult(Outcome.REFUSED, str(exc))
 
     @property
     def descriptors(self) -> int:

@@ -8,8 +8,8 @@ from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import Same
 from mpsd.model.process import ProcessId
 from mpsd.uvm.rules.memory_maps import Mapping, parse_maps
-from mpsd.uvm.rules.shield import Plan, plan_shield
-from mpsd.uvm.shield_mapping import Laying
+from mpsd.uvm.rules.shield import ShieldPlan, plan_shield
+from mpsd.uvm.shield_mapping import ShieldMapping
 from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 
@@ -18,13 +18,13 @@ OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class HeldSpace:
     """Owns one space and its queue.  why: why it has no queue, although it should have one."""
 
     space: Space
     queue: Queue | None = None
     is_space: bool = False
-    laying: Laying | None = None
+    laying: ShieldMapping | None = None
     why: str = ""
 
     @property
@@ -37,7 +37,7 @@ class Holding:
             self._attach(settings)
         if self.is_space and self.laying is None and settings.shield != "off":
             try:
-                self.laying = Laying(self.space, _plan(process, settings, inspector), gpus)
+                self.laying = ShieldMapping(self.space, _plan(process, settings, inspector), gpus)
             except Unreadable as exc:
                 self.why = f"no shield: {exc}"
 
@@ -62,7 +62,7 @@ class Holding:
         self.space.close()
 
 
-def _plan(process: ProcessId, settings: UvmSettings, inspector: Inspector) -> Plan:
+def _plan(process: ProcessId, settings: UvmSettings, inspector: Inspector) -> ShieldPlan:
     return plan_shield(read_mappings(process.pid, inspector), settings.shield)
 
 
@@ -75,41 +75,41 @@ def read_mappings(pid: int, inspector: Inspector) -> list[Mapping]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SpaceChanges:
     """The changes.  lost: those that the client closed, to be closed here too.  why: why nothing more can be found."""
 
-    lost: Sequence[Holding] = ()
-    found: Sequence[Holding] = ()
+    lost: Sequence[HeldSpace] = ()
+    found: Sequence[HeldSpace] = ()
     why: str = ""
 
 
 def look(
-    process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: OpenSpaces, inspector: Inspector
-) -> Look:
+    process: ProcessId, pidfd: int, have: Sequence[HeldSpace], open_spaces: OpenSpaces, inspector: Inspector
+) -> SpaceChanges:
     """Return what the client has opened and closed since the last look.  Raise ProcessEnded."""
     closed = find_closed(have, inspector)
     # In this order: a dying process is marked before its descriptors go, and those are what is held for it.
     lost = closed if closed and processes.is_alive(process) else []
     known = [holding.space for holding in have if holding not in lost]
     try:
-        return Look(lost, tuple(Holding(space) for space in open_spaces(process, pidfd, known)))
+        return SpaceChanges(lost, tuple(HeldSpace(space) for space in open_spaces(process, pidfd, known)))
     except Unavailable as exc:  # for an ending process the kernel lets only root look: no trouble
-        return Look(lost, why=str(exc) if processes.is_alive(process) else "")
+        return SpaceChanges(lost, why=str(exc) if processes.is_alive(process) else "")
 
 
 def attach_all(
-    holdings: Sequence[Holding], process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings, inspector: Inspector
+    holdings: Sequence[HeldSpace], process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings, inspector: Inspector
 ) -> None:
     for holding in holdings:
         holding.attach(process, gpus, settings, inspector)
 
 
-def find_closed(holdings: Sequence[Holding], inspector: Inspector) -> list[Holding]:
+def find_closed(holdings: Sequence[HeldSpace], inspector: Inspector) -> list[HeldSpace]:
     """Return the holdings that their clients have closed, as far as that is known."""
     same = inspector.same_now([holding.space.pair for holding in holdings]) if holdings else []
     return [holding for holding, each in zip(holdings, same, strict=True) if each is Same.OTHER]
 
 
-def close_all(holdings: Sequence[Holding]) -> None:
+def close_all(holdings: Sequence[HeldSpace]) -> None:
     for holding in holdings:
         holding.close()

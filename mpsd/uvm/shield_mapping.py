@@ -6,16 +6,16 @@ Blocks as its space does.  Guards that sparse is mapped only over ranges that we
 from dataclasses import dataclass, field
 
 from mpsd.model.client import ShieldState
-from mpsd.uvm.rules.shield import Plan, Span
+from mpsd.uvm.rules.shield import ShieldPlan, Span
 from mpsd.uvm.space import Outcome, Space
 
 
 @dataclass(slots=True)
-class Laying:
+class ShieldMapping:
     """`gpus`: UUIDs; the client may have a context on only some of them, so `attempt` repeats the requests for the others."""
 
     space: Space
-    plan: Plan
+    plan: ShieldPlan
     gpus: tuple[str, ...]
     _waiting: dict[Span, set[str]] | None = None  # the GPUs that still lack it; None: nothing is reserved yet
     _laid: dict[Span, set[str]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Laying:
             if answer.outcome is Outcome.DONE:
                 reserved[span] = set(self.gpus)
             elif answer.outcome is Outcome.NO_SPACE:
-                self.plan = Plan(())
+                self.plan = ShieldPlan(())
                 break
             elif answer.outcome is Outcome.IN_USE:
                 self._kept += 1

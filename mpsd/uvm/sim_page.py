@@ -7,7 +7,7 @@
     24  u32 range_count    mpsd       written last     28  u32 reserved
     32  { u64 base, length, is_sparse } [64]           mpsd
 
-`Page` works on any writable memory of that size.  The client can write all of it, so mpsd trusts none of its contents.
+`SpacePage` works on any writable memory of that size.  The client can write all of it, so mpsd trusts none of its contents.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ _INVALID_ADDRESS, _NO_MEMORY = 0x1E, 0x51
 
 
 @dataclass(slots=True)
-class Page:
+class SpacePage:
     """Answers as the driver does, with its status codes.  Released before the memory is closed."""
 
     memory: memoryview

@@ -18,8 +18,8 @@ from mpsd.host.inspector_messages import Pair
 from mpsd.host.processes import process_id
 from mpsd.model.process import ProcessId
 from mpsd.uvm import abi, client_descriptors
-from mpsd.uvm.sim_page import PAGE_BYTES, Page
-from mpsd.uvm.space import Answer, Space, Taken, Unavailable, answer
+from mpsd.uvm.sim_page import PAGE_BYTES, SpacePage
+from mpsd.uvm.space import RangeResult, Space, Taken, Unavailable, answer
 
 _READ_ENTRIES = 1024  # as many as a FIFO holds
 _SERVER_SECONDS = 0.5  # for a server to notice that a client has gone
@@ -80,13 +80,13 @@ def _links(path: str) -> list[str]:
     return [path, f"{path} (deleted)"]
 
 
-def _page(descriptor: int) -> tuple[mmap.mmap, Page] | None:
+def _page(descriptor: int) -> tuple[mmap.mmap, SpacePage] | None:
     """Map the page; None: the client has not made it yet.  Raise Unavailable."""
     try:
         memory = mmap.mmap(descriptor, PAGE_BYTES)
     except (OSError, ValueError):
         return None  # it is too short
-    page = Page(memoryview(memory))
+    page = SpacePage(memoryview(memory))
     if page.is_made and page.is_known:
         return memory, page
     is_made = page.is_made
@@ -107,7 +107,7 @@ class SimulatedSpace:
     control: int
     events: int | None
     memory: mmap.mmap
-    page: Page
+    page: SpacePage
 
     def attach(self) -> "SimulatedQueue | None":
         if self.events is None:
@@ -117,14 +117,14 @@ class SimulatedSpace:
         self.page.set_attached(True)
         return SimulatedQueue(events, self, self.page.dropped)
 
-    def reserve(self, base: int, length: int) -> Answer:
+    def reserve(self, base: int, length: int) -> RangeResult:
         return answer(self.page.reserve(base, length))
 
-    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> RangeResult:
         """Map sparse pages; the page has only one GPU."""
         return answer(self.page.lay_sparse(base, length))
 
-    def free(self, base: int, length: int) -> Answer:
+    def free(self, base: int, length: int) -> RangeResult:
         return answer(self.page.free(base, length))
 
     @property

@@ -22,7 +22,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RangeResult:
     """The result of a request for a range.  why: in words, if it is not done."""
 
     outcome: Outcome
@@ -58,12 +58,12 @@ class Space(Protocol):
     def attach(self) -> Queue | None:
         """Attach a queue; None: this descriptor is not a VA space, or not yet.  Raise Unavailable or OSError."""
 
-    def reserve(self, base: int, length: int) -> Answer: ...
+    def reserve(self, base: int, length: int) -> RangeResult: ...
 
-    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> RangeResult:
         """Map sparse pages, only over a range that `reserve` answered with DONE: it replaces every mapping there."""
 
-    def free(self, base: int, length: int) -> Answer:
+    def free(self, base: int, length: int) -> RangeResult:
         """Free a range that `reserve` answered with DONE."""
 
     @property
@@ -85,6 +85,6 @@ _OUTCOMES = {
 }
 
 
-def answer(status: int) -> Answer:
+def answer(status: int) -> RangeResult:
     outcome = _OUTCOMES.get(status, Outcome.REFUSED)
-    return Answer(outcome, "" if outcome is Outcome.DONE else abi.status_text(status))
+    return RangeResult(outcome, "" if outcome is Outcome.DONE else abi.status_text(status))

@@ -38,19 +38,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShieldPlan:
     """Spans to map, lowest first; a refused one does not affect the others.  why: why it is less than was asked for."""
 
     spans: tuple[Span, ...]
     why: str = ""
 
 
-def plan_shield(mappings: Sequence[Mapping], setting: ShieldSetting) -> Plan:
+def plan_shield(mappings: Sequence[Mapping], setting: ShieldSetting) -> ShieldPlan:
     """Return the plan for a process with these mappings, which are its lowest."""
     if setting == "off":
-        return Plan((), "off")
+        return ShieldPlan((), "off")
     if not mappings:
-        return Plan((), "its mappings are not known")
+        return ShieldPlan((), "its mappings are not known")
     lowest = min(mapping.start for mapping in mappings)
     why = ""
     end = _LOW_END
@@ -63,8 +63,8 @@ def plan_shield(mappings: Sequence[Mapping], setting: ShieldSetting) -> Plan:
         end = lowest // _PAGE * _PAGE
         why = f"up to 0x{end:x}: it has a mapping at 0x{lowest:x}"
     if end <= _PAGE:
-        return Plan((), f"it has a mapping at 0x{lowest:x}")
-    return Plan(_chunks(end), why)
+        return ShieldPlan((), f"it has a mapping at 0x{lowest:x}")
+    return ShieldPlan(_chunks(end), why)
 
 
 def _chunks(end: int) -> tuple[Span, ...]:

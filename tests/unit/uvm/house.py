@@ -18,14 +18,14 @@ from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
-from mpsd.uvm.space import Answer, Outcome
+from mpsd.uvm.space import Outcome, RangeResult
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
 
 SCRIPT = Path(__file__).with_name("fake_client.py")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
 LOW = ((0x10000, 0x1F0000), (0x200000, 0x200000))
-DONE, NOT_YET = Answer(Outcome.DONE), Answer(Outcome.NOT_YET, "invalid device (0x26)")
+DONE, NOT_YET = RangeResult(Outcome.DONE), RangeResult(Outcome.NOT_YET, "invalid device (0x26)")
 
 
 class FakeClient:
@@ -126,23 +126,23 @@ def attachments(directory: Path, told: Told, in_thread: object = None, **setting
 class FakeSpace:
     """Answers from lists, the last answer for ever; remembers what it was asked."""
 
-    reserves: list[Answer] = field(default_factory=lambda: [DONE])
-    lays: list[Answer] = field(default_factory=lambda: [DONE])
+    reserves: list[RangeResult] = field(default_factory=lambda: [DONE])
+    lays: list[RangeResult] = field(default_factory=lambda: [DONE])
     number: int = 3
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
     def attach(self) -> None:
         return None
 
-    def reserve(self, base: int, length: int) -> Answer:
+    def reserve(self, base: int, length: int) -> RangeResult:
         self.asked.append(("reserve", base, length))
         return self.reserves.pop(0) if len(self.reserves) > 1 else self.reserves[0]
 
-    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> RangeResult:
         self.asked.append(("lay", base, length, gpu_uuid))
         return self.lays.pop(0) if len(self.lays) > 1 else self.lays[0]
 
-    def free(self, base: int, length: int) -> Answer:
+    def free(self, base: int, length: int) -> RangeResult:
         self.asked.append(("free", base, length))
         return DONE
 

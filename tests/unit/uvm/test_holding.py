@@ -9,7 +9,7 @@ import pytest
 from mpsd.host import processes
 from mpsd.model.client import ShieldState
 from mpsd.uvm.client_descriptors import ProcessEnded
-from mpsd.uvm.holding import Holding, Look, close_all, find_closed, look
+from mpsd.uvm.holding import HeldSpace, SpaceChanges, close_all, find_closed, look
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Queue, Unavailable
 from mpsd.uvm.status import UvmSettings
@@ -27,7 +27,7 @@ def devices(client: FakeClient) -> SimulatedDevices:
     return SimulatedDevices(client.space.parent.parent, INSPECTOR)
 
 
-def look_at(client: FakeClient, have: Sequence[Holding] = ()) -> Look:
+def look_at(client: FakeClient, have: Sequence[HeldSpace] = ()) -> SpaceChanges:
     pidfd = processes.open_pidfd(client.process)
     assert pidfd is not None
     try:
@@ -39,7 +39,7 @@ def look_at(client: FakeClient, have: Sequence[Holding] = ()) -> Look:
 def test_nothing_new(client: FakeClient) -> None:
     have = look_at(client).found
     assert len(have) == 1
-    assert look_at(client, have) == Look([])
+    assert look_at(client, have) == SpaceChanges([])
     close_all(have)
 
 
@@ -59,7 +59,7 @@ def test_what_death_closed_is_not_lost(client: FakeClient) -> None:
     client.kill()
     client.wait_for_end()
     assert find_closed(have, INSPECTOR) == [*have]
-    assert look_at(client, have) == Look([])
+    assert look_at(client, have) == SpaceChanges([])
     assert client.is_held
     close_all(have)
 
@@ -81,7 +81,7 @@ class Deaf(FakeSpace):
 
 
 def test_one_that_cannot_be_listened_to_may_still_have_a_shield(client: FakeClient) -> None:
-    holding = Holding(Deaf())
+    holding = HeldSpace(Deaf())
     holding.attach(client.process, (GPU,), UvmSettings(), INSPECTOR)
     assert holding.laying is not None
     holding.laying.attempt()
@@ -90,7 +90,7 @@ def test_one_that_cannot_be_listened_to_may_still_have_a_shield(client: FakeClie
 
 def test_the_second_descriptor_is_held_and_nothing_else(client: FakeClient) -> None:
     space = FakeSpace()
-    holding = Holding(space)
+    holding = HeldSpace(space)
     holding.attach(client.process, (GPU,), UvmSettings(), INSPECTOR)
     assert (holding.is_space, holding.laying, space.asked) == (False, None, [])
     holding.close()

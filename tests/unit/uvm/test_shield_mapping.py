@@ -3,14 +3,18 @@
 import pytest
 
 from mpsd.model.client import ShieldState
-from mpsd.uvm.rules.shield import Plan, Span
-from mpsd.uvm.shield_mapping import Laying
-from mpsd.uvm.space import Answer, Outcome
+from mpsd.uvm.rules.shield import ShieldPlan, Span
+from mpsd.uvm.shield_mapping import ShieldMapping
+from mpsd.uvm.space import Outcome, RangeResult
 from tests.unit.uvm.house import DONE, NOT_YET, FakeSpace
 
 A, B = Span(0x10000, 0x10000), Span(0x20000, 0x20000)
-PLAN = Plan((A, B))
-IN_USE, REFUSED, NO_SPACE = Answer(Outcome.IN_USE, "in use"), Answer(Outcome.REFUSED, "no"), Answer(Outcome.NO_SPACE, "mm")
+PLAN = ShieldPlan((A, B))
+IN_USE, REFUSED, NO_SPACE = (
+    RangeResult(Outcome.IN_USE, "in use"),
+    RangeResult(Outcome.REFUSED, "no"),
+    RangeResult(Outcome.NO_SPACE, "mm"),
+)
 
 
 def laid(space: FakeSpace) -> list[int]:
@@ -19,7 +23,7 @@ def laid(space: FakeSpace) -> list[int]:
 
 def test_a_context_that_comes_late_gets_it_late() -> None:
     space = FakeSpace(lays=[NOT_YET, NOT_YET, DONE])
-    laying = Laying(space, PLAN, ("gpu",))
+    laying = ShieldMapping(space, PLAN, ("gpu",))
     laying.attempt()
     assert (laying.state, laying.is_done) == (ShieldState.WAITING, False)
     laying.attempt()
@@ -32,7 +36,7 @@ def test_a_context_that_comes_late_gets_it_late() -> None:
 
 def test_nothing_is_laid_where_the_reservation_failed() -> None:
     space = FakeSpace(reserves=[IN_USE, DONE])
-    laying = Laying(space, PLAN, ("gpu",))
+    laying = ShieldMapping(space, PLAN, ("gpu",))
     laying.attempt()
     assert laid(space) == [B.base]
     assert (laying.state, laying.laid_bytes) == (ShieldState.PARTLY, B.length)
@@ -49,8 +53,8 @@ def test_nothing_is_laid_where_the_reservation_failed() -> None:
         pytest.param([DONE], [DONE, NOT_YET], ShieldState.PARTLY, id="half of it so far"),
     ],
 )
-def test_states(reserves: list[Answer], lays: list[Answer], state: ShieldState) -> None:
-    laying = Laying(FakeSpace(reserves, lays), PLAN, ("gpu",))
+def test_states(reserves: list[RangeResult], lays: list[RangeResult], state: ShieldState) -> None:
+    laying = ShieldMapping(FakeSpace(reserves, lays), PLAN, ("gpu",))
     laying.attempt()
     assert laying.state is state
     assert bool(laying.why) == (REFUSED in reserves + lays)
@@ -58,13 +62,13 @@ def test_states(reserves: list[Answer], lays: list[Answer], state: ShieldState) 
 
 def test_what_is_reserved_in_vain_is_given_back() -> None:
     space = FakeSpace(lays=[REFUSED])
-    Laying(space, PLAN, ("gpu",)).attempt()
+    ShieldMapping(space, PLAN, ("gpu",)).attempt()
     assert [each for each in space.asked if each[0] == "free"] == [("free", A.base, A.length), ("free", B.base, B.length)]
 
 
 def test_each_gpu_when_it_has_a_context() -> None:
     space = FakeSpace(lays=[DONE, NOT_YET, DONE])
-    laying = Laying(space, Plan((A,)), ("first", "second"))
+    laying = ShieldMapping(space, ShieldPlan((A,)), ("first", "second"))
     laying.attempt()
     assert (laying.state, laying.is_done, laying.laid_bytes) == (ShieldState.PARTLY, False, A.length)
     laying.attempt()
@@ -74,16 +78,16 @@ def test_each_gpu_when_it_has_a_context() -> None:
 
 def test_a_gpu_that_refuses_does_not_take_it_from_the_other() -> None:
     space = FakeSpace(lays=[DONE, REFUSED])
-    laying = Laying(space, Plan((A,)), ("first", "second"))
+    laying = ShieldMapping(space, ShieldPlan((A,)), ("first", "second"))
     laying.attempt()
     assert (laying.state, laying.laid_bytes) == (ShieldState.PARTLY, A.length)
     assert ("free", A.base, A.length) not in space.asked
 
 
-@pytest.mark.parametrize("plan", [Plan((), "off"), PLAN])
-def test_nothing_to_lay_or_nowhere_to_lay_it(plan: Plan) -> None:
+@pytest.mark.parametrize("plan", [ShieldPlan((), "off"), PLAN])
+def test_nothing_to_lay_or_nowhere_to_lay_it(plan: ShieldPlan) -> None:
     space = FakeSpace()
-    laying = Laying(space, plan, ())
+    laying = ShieldMapping(space, plan, ())
     laying.attempt()
     assert (laying.state, laying.is_done, space.asked) == (ShieldState.OFF, True, [])
     assert laying.why

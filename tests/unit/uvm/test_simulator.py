@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpsd.host import processes
 from mpsd.uvm import abi, simulator
-from mpsd.uvm.sim_page import MOST_RANGES, PAGE_BYTES, Page
+from mpsd.uvm.sim_page import MOST_RANGES, PAGE_BYTES, SpacePage
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, Space, Unavailable
 from tests.descriptors import descriptors
@@ -23,12 +23,12 @@ INVALID_ADDRESS, NO_MEMORY = 0x1E, 0x51
 K64 = 0x10000
 
 
-def a_page(**words: int) -> tuple[bytearray, Page]:
+def a_page(**words: int) -> tuple[bytearray, SpacePage]:
     memory = bytearray(PAGE_BYTES)
     struct.pack_into("<II", memory, 0, 0x534D5655, 1)
     struct.pack_into("<I", memory, 12, words.get("registered", 1))
     struct.pack_into("<I", memory, 24, words.get("count", 0))
-    return memory, Page(memoryview(memory))
+    return memory, SpacePage(memoryview(memory))
 
 
 def test_what_is_reserved_and_laid_is_written_where_the_driver_reads_it() -> None:
@@ -86,7 +86,7 @@ def test_whatever_the_client_wrote_is_bounded(written: list[tuple[int, int]], ba
     struct.pack_into("<Q", memory, 24, 2**64 - 1)  # more ranges than exist
     for place, value in written:
         struct.pack_into("<Q", memory, place * 8, value)
-    page = Page(memoryview(memory))
+    page = SpacePage(memoryview(memory))
     assert len(page.ranges) <= MOST_RANGES
     for status in (page.lay_sparse(base, length), page.free(base, length)):
         assert status in abi.STATUS_NAMES
@@ -96,7 +96,7 @@ def test_whatever_the_client_wrote_is_bounded(written: list[tuple[int, int]], ba
 @pytest.mark.parametrize("size", [0, PAGE_BYTES - 8, PAGE_BYTES + 8])
 def test_a_page_of_another_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="a page of"):
-        Page(memoryview(bytearray(size)))
+        SpacePage(memoryview(bytearray(size)))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpsd.uvm.holding import read_mappings
 from mpsd.uvm.rules.memory_maps import Mapping, parse_maps
-from mpsd.uvm.rules.shield import Plan, plan_shield
+from mpsd.uvm.rules.shield import ShieldPlan, plan_shield
 from tests.inspecting import INSPECTOR
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -22,7 +22,7 @@ NORMAL = (
 )
 
 
-def spans(plan: Plan) -> list[tuple[int, int]]:
+def spans(plan: ShieldPlan) -> list[tuple[int, int]]:
     return [(span.base, span.end) for span in plan.spans]
 
 
@@ -54,7 +54,7 @@ def test_a_wide_one_is_in_pieces_and_ends_where_map_32bit_begins() -> None:
 
 
 def test_of_a_process_that_cannot_be_looked_at_nothing_is_known_to_be_free() -> None:
-    assert plan_shield([], "wide") == Plan((), "its mappings are not known")
+    assert plan_shield([], "wide") == ShieldPlan((), "its mappings are not known")
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**47), st.integers(1, 2**33)), min_size=1), st.sampled_from(["low", "wide"]))
