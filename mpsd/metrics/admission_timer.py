@@ -3,20 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from mpsd.metrics.counters import Histogram
 from mpsd.model.lease import Grant, Identity
 from mpsd.model.process import Credentials, ProcessId
-
-
-class Admission(Protocol):
-    """The protocol that the relay uses (relay/assignment.py)."""
-
-    def grant_of(self, process: ProcessId) -> Grant | None: ...
-    def identity_of(self, process: ProcessId) -> Identity | None: ...
-    def leave(self, process: ProcessId) -> None: ...
-    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
+from mpsd.relay.assignment import Admission
 
 
 @dataclass(frozen=True, slots=True)

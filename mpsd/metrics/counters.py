@@ -44,7 +44,7 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Tallies:
+class Counters:
     """Guards that each number only grows while mpsd lives, and that no label has more than MOST_VALUES values."""
 
     topics: Counter[str] = field(default_factory=Counter)
@@ -106,13 +106,13 @@ def _count(counter: Counter[str], value: object) -> None:
     counter[word if word in counter or len(counter) < MOST_VALUES else OTHER] += 1
 
 
-_TAKE: Mapping[str, Callable[[Tallies, Mapping[str, Any]], None]] = {
-    "arena.evicted": Tallies._take_arena_evicted,
-    "arena.fenced": Tallies._take_fenced,
-    "arena.lost": Tallies._take_arena_lost,
-    "client.admitted": Tallies._take_admitted,
-    "client.refused": Tallies._take_refused,
-    "domain.fault": Tallies._take_domain_fault,
-    "fault.xid": Tallies._take_xid,
-    "service.promoted": Tallies._take_promoted,
+_TAKE: Mapping[str, Callable[[Counters, Mapping[str, Any]], None]] = {
+    "arena.evicted": Counters._take_arena_evicted,
+    "arena.fenced": Counters._take_fenced,
+    "arena.lost": Counters._take_arena_lost,
+    "client.admitted": Counters._take_admitted,
+    "client.refused": Counters._take_refused,
+    "domain.fault": Counters._take_domain_fault,
+    "fault.xid": Counters._take_xid,
+    "service.promoted": Counters._take_promoted,
 }

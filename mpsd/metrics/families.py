@@ -16,7 +16,7 @@ from mpsd.api.methods.daemon import report_health
 from mpsd.api.methods.queue import all_waiting
 from mpsd.api.ports import Ports
 from mpsd.metrics.counters import Histogram
-from mpsd.metrics.source import Source
+from mpsd.metrics.source import MetricsSource
 from mpsd.model.arena import Arena
 from mpsd.model.domain import DomainState
 from mpsd.model.lease import FULL_PERCENT, Lease, LeaseState, Refusal
@@ -29,7 +29,7 @@ _ARENA_STATES = ("written", "read", "unheld")
 class Families(Collector):
     """Every family, collected anew for each request."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: MetricsSource) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
@@ -37,7 +37,7 @@ class Families(Collector):
             yield from subject(self._source)
 
 
-def _of_daemon(source: Source) -> Iterator[Metric]:
+def _of_daemon(source: MetricsSource) -> Iterator[Metric]:
     services = source.services
     facts = {name: str(value).lower() for name, value in services.facts.items()}
     build = {"version": __version__, "backend": facts.get("backend", ""), "privileged": facts.get("is_privileged", "")}
@@ -51,7 +51,7 @@ def _of_daemon(source: Source) -> Iterator[Metric]:
     yield _counter("mpsd_log_lines_lost", "Lines that could not be written, by file.", "file", lost)
 
 
-def _of_connections(source: Source) -> Iterator[Metric]:
+def _of_connections(source: MetricsSource) -> Iterator[Metric]:
     readings = source.readings
     relayed = readings.relay_connections()
     yield GaugeMetricFamily("mpsd_relay_connections", "Connections of CUDA processes that are open at mpsd.", relayed)
@@ -61,7 +61,7 @@ def _of_connections(source: Source) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpsd_api_subscribers", "Connections at mpsd.sock that wait for events.", subscribers)
 
 
-def _of_clients(source: Source) -> Iterator[Metric]:
+def _of_clients(source: MetricsSource) -> Iterator[Metric]:
     states = _states_of_clients(source.services)
     yield _gauge("mpsd_clients", "Client processes, by state.", "state", states)
     tallies = source.tallies
@@ -84,7 +84,7 @@ def _states_of_clients(services: Ports) -> Mapping[str, int]:
     return {WAITING: len(waiting), STARTING: len(starting), RUNNING: len(running)}
 
 
-def _of_queue(source: Source) -> Iterator[Metric]:
+def _of_queue(source: MetricsSource) -> Iterator[Metric]:
     queue = list(all_waiting(source.services))
     kinds = Counter("lease" if entry.process is None else "client" for entry in queue)
     yield _gauge("mpsd_queue_length", "Waiting leases and clients.", "kind", {"lease": 0, "client": 0} | kinds)
@@ -92,7 +92,7 @@ def _of_queue(source: Source) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpsd_queue_oldest_wait_seconds", "How long the one has waited that came first.", oldest)
 
 
-def _of_leases(source: Source) -> Iterator[Metric]:
+def _of_leases(source: MetricsSource) -> Iterator[Metric]:
     leases = source.services.leases.leases()
     states = {state.value: 0 for state in LeaseState} | Counter(lease.state.value for lease in leases)
     yield _gauge("mpsd_leases", "Leases, by state.", "state", states)
@@ -114,7 +114,7 @@ def _reserved(leases: Iterable[Lease], gpus: list[str]) -> tuple[Mapping[str, fl
     return {gpu: percent / FULL_PERCENT for gpu, percent in percents.items()}, sizes
 
 
-def _of_gpus(source: Source) -> Iterator[Metric]:
+def _of_gpus(source: MetricsSource) -> Iterator[Metric]:
     devices = source.services.board.devices
     yield _labelled(
         "mpsd_gpu_info",
@@ -126,7 +126,7 @@ def _of_gpus(source: Source) -> Iterator[Metric]:
     yield _gauge("mpsd_gpu_memory_bytes", "The memory of a GPU.", "gpu", sizes)
 
 
-def _of_domains(source: Source) -> Iterator[Metric]:
+def _of_domains(source: MetricsSource) -> Iterator[Metric]:
     views, tallies = source.services.domains.views(), source.tallies
     states = {state.value: 0 for state in DomainState if state is not DomainState.GONE}
     states |= Counter(view.state.value for view in views)
@@ -141,7 +141,7 @@ def _of_domains(source: Source) -> Iterator[Metric]:
     yield _counter("mpsd_xids", "GPU errors in the kernel log, by NVIDIA's number.", "xid", tallies.xids)
 
 
-def _of_arenas(source: Source) -> Iterator[Metric]:
+def _of_arenas(source: MetricsSource) -> Iterator[Metric]:
     services, tallies = source.services, source.tallies
     arenas = services.arenas.arenas() if services.arenas else []
     counts = dict.fromkeys(_ARENA_STATES, 0) | Counter(_state_of(arena) for arena in arenas)
@@ -171,7 +171,7 @@ def _of_arenas(source: Source) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpsd_keeper_processes", "Keepers of the arenas: as many as their descriptors take.", count)
 
 
-def _of_services(source: Source) -> Iterator[Metric]:
+def _of_services(source: MetricsSource) -> Iterator[Metric]:
     services, tallies = source.services.failover.services() if source.services.failover else (), source.tallies
     phases = {phase.value: 0 for phase in Phase} | Counter(each.phase.value for each in services)
     yield _gauge("mpsd_services", "Services, by phase.", "phase", phases)
@@ -194,7 +194,7 @@ def _state_of(arena: Arena) -> str:
     return "written" if arena.writer is not None else "read" if arena.readers else "unheld"
 
 
-_SUBJECTS: tuple[Callable[[Source], Iterator[Metric]], ...] = (
+_SUBJECTS: tuple[Callable[[MetricsSource], Iterator[Metric]], ...] = (
     _of_daemon, _of_connections, _of_clients, _of_queue, _of_leases, _of_gpus, _of_domains, _of_arenas,
     _of_services,
 )  # fmt: skip

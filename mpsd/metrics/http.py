@@ -17,13 +17,13 @@ _METHODS = (b"GET", b"HEAD")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes
     kind: str = "text/plain; charset=utf-8"
 
 
-Page = Callable[[], Answer]
+Page = Callable[[], HttpAnswer]
 
 
 async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
@@ -42,10 +42,10 @@ async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
             method, answer = request.method, _answer(request, pages)
         except h11.RemoteProtocolError as exc:
             trouble = str(exc)
-            answer = Answer(exc.error_status_hint, f"{exc}\n".encode())
+            answer = HttpAnswer(exc.error_status_hint, f"{exc}\n".encode())
         except trio.TooSlowError:
             trouble = f"no request came within {REQUEST_SECONDS:g} s"
-            answer = Answer(408, f"{trouble}\n".encode())
+            answer = HttpAnswer(408, f"{trouble}\n".encode())
         except trio.BrokenResourceError:
             return "it hung up"
         return await _send(stream, _encode(connection, answer, has_body=method != b"HEAD")) or trouble
@@ -62,17 +62,17 @@ async def _receive(stream: trio.abc.Stream, connection: h11.Connection) -> h11.R
         connection.receive_data(bytes(await stream.receive_some(_RECEIVE_BYTES)))
 
 
-def _answer(request: h11.Request, pages: Mapping[str, Page]) -> Answer:
+def _answer(request: h11.Request, pages: Mapping[str, Page]) -> HttpAnswer:
     path = request.target.partition(b"?")[0].decode("ascii", "replace")
     page = pages.get(path)
     if page is None:
-        return Answer(404, f"pages: {', '.join(pages)}\n".encode())
+        return HttpAnswer(404, f"pages: {', '.join(pages)}\n".encode())
     if request.method not in _METHODS:
-        return Answer(405, b"methods: GET, HEAD\n")
+        return HttpAnswer(405, b"methods: GET, HEAD\n")
     return page()
 
 
-def _encode(connection: h11.Connection, answer: Answer, *, has_body: bool) -> bytes:
+def _encode(connection: h11.Connection, answer: HttpAnswer, *, has_body: bool) -> bytes:
     headers = [
         ("Content-Type", answer.kind),
         ("Content-Length", str(len(answer.body))),

@@ -19,13 +19,13 @@ _MODE = 0o666  # mpsd.sock gives all users the same numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class MetricsListener:
     """An open listener; leaving it closes it, and removes its name from the file system."""
 
     listener: trio.SocketListener
     path: str
 
-    def __enter__(self) -> "Door":
+    def __enter__(self) -> "MetricsListener":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -34,12 +34,12 @@ class Door:
             _remove(self.path)
 
 
-def open_door(listen: str) -> Door:
+def open_door(listen: str) -> MetricsListener:
     """Open the listener.  Raise OSError."""
     path = listen.removeprefix(UNIX) if listen.startswith(UNIX) else ""
     sock = _at_path(path) if path else _at_address(listen)
     sock.setblocking(False)
-    return Door(trio.SocketListener(trio.socket.from_stdlib_socket(sock)), path)
+    return MetricsListener(trio.SocketListener(trio.socket.from_stdlib_socket(sock)), path)
 
 
 def _at_address(listen: str) -> socket.socket:

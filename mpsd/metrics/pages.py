@@ -14,23 +14,23 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from mpsd.api.methods.daemon import report_health
 from mpsd.metrics.families import Families
-from mpsd.metrics.http import Answer, Page, converse
-from mpsd.metrics.source import Source
+from mpsd.metrics.http import HttpAnswer, Page, converse
+from mpsd.metrics.source import MetricsSource
 
 
-def answerer(source: Source, reuse_seconds: float) -> Callable[[trio.abc.Stream], Awaitable[str]]:
+def answerer(source: MetricsSource, reuse_seconds: float) -> Callable[[trio.abc.Stream], Awaitable[str]]:
     """Return a function that serves one connection (http.py, converse)."""
     pages = build(source, reuse_seconds)
     return lambda stream: converse(stream, pages)
 
 
-def build(source: Source, reuse_seconds: float, clock: Callable[[], float] = time.monotonic) -> Mapping[str, Page]:
+def build(source: MetricsSource, reuse_seconds: float, clock: Callable[[], float] = time.monotonic) -> Mapping[str, Page]:
     """Return the pages by path.  reuse_seconds: for this time the same numbers are shown again."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Families(source))
     ProcessCollector(registry=registry)
     numbers = Numbers(registry, reuse_seconds, clock)
-    return {"/metrics": lambda: Answer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4), "/healthz": lambda: _health(source)}
+    return {"/metrics": lambda: HttpAnswer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4), "/healthz": lambda: _health(source)}
 
 
 @dataclass(slots=True)
@@ -50,6 +50,6 @@ class Numbers:
         return self._text
 
 
-def _health(source: Source) -> Answer:
+def _health(source: MetricsSource) -> HttpAnswer:
     health = report_health(source.services)
-    return Answer(200 if health["ok"] else 503, json.dumps(health).encode() + b"\n", "application/json")
+    return HttpAnswer(200 if health["ok"] else 503, json.dumps(health).encode() + b"\n", "application/json")

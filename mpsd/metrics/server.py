@@ -16,10 +16,11 @@ import trio
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
-from mpsd.metrics.admission_timer import Admission, TimedAdmission
-from mpsd.metrics.counters import Tallies
-from mpsd.metrics.listener import Door, open_door
-from mpsd.metrics.source import Readings, Source
+from mpsd.metrics.admission_timer import TimedAdmission
+from mpsd.metrics.counters import Counters
+from mpsd.metrics.listener import MetricsListener, open_door
+from mpsd.metrics.source import MetricsSource, Readings
+from mpsd.relay.assignment import Admission
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 5.0  # the port may still belong to a daemon that is ending
@@ -39,7 +40,7 @@ class Metrics:
 
     def __init__(self, settings: MetricsSettings, events: EventBus) -> None:
         """Count from now on."""
-        self.tallies = Tallies()
+        self.tallies = Counters()
         self._settings, self._events = settings, events
         self._open: deque[trio.CancelScope] = deque()  # one a connection, the oldest first
         events.listeners.append(self.tallies.hear)
@@ -62,7 +63,7 @@ class Metrics:
         """Serve until cancelled.  Reports `started` at once: if it cannot listen, it logs that and tries again."""
         from mpsd.metrics import pages  # with the libraries: they are loaded only for a server
 
-        answer = pages.answerer(Source(services, self._events, self.tallies, readings), _REUSE_SECONDS)
+        answer = pages.answerer(MetricsSource(services, self._events, self.tallies, readings), _REUSE_SECONDS)
 
         async def take(stream: trio.abc.Stream) -> None:
             await self._take(stream, answer)
@@ -71,7 +72,7 @@ class Metrics:
         with await self._open_door() as door:
             await trio.serve_listeners(take, [door.listener])
 
-    async def _open_door(self) -> Door:
+    async def _open_door(self) -> MetricsListener:
         told = ""
         while True:
             try:

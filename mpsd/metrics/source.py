@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
-from mpsd.metrics.counters import Tallies
+from mpsd.metrics.counters import Counters
 
 
 def none() -> int:
@@ -24,8 +24,8 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MetricsSource:
     services: Ports
     events: EventBus
-    tallies: Tallies
+    tallies: Counters
     readings: Readings

@@ -15,7 +15,7 @@ from mpsd_client._layout import decode as decode_layout
 from mpsd_client._layout import encode as encode_layout
 from mpsd_client._record import Record, Schema
 
-from mpsd.metrics.http import Answer, converse
+from mpsd.metrics.http import HttpAnswer, converse
 from tests.fuzz.targets import reads
 
 CALLS: tuple[Any, ...] = (
@@ -109,6 +109,6 @@ async def _one_conversation(data: bytes) -> None:
     await theirs.send_all(data)
     await theirs.send_eof()
     with trio.fail_after(5):
-        await converse(ours, {"/metrics": lambda: Answer(200, b"numbers")})
+        await converse(ours, {"/metrics": lambda: HttpAnswer(200, b"numbers")})
         answer = b"".join([part async for part in theirs])
     assert not answer or answer.startswith(b"HTTP/1.1 ")

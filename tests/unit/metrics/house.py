@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mpsd.api.event_bus import EventBus
 from mpsd.metrics import pages
 from mpsd.metrics.server import Metrics, MetricsSettings
-from mpsd.metrics.source import Readings, Source
+from mpsd.metrics.source import MetricsSource, Readings
 from tests.unit.api.fake_services import NOW, Fakes, furnished
 
 
@@ -24,8 +24,8 @@ class House:
         readings = Readings(lambda: 7, lambda: 3, lambda: 2, lambda: 1)
         return cls(furnished(bus.publish), bus, metrics, readings)
 
-    def source(self) -> Source:
-        return Source(self.fakes.services(), self.bus, self.metrics.tallies, self.readings)
+    def source(self) -> MetricsSource:
+        return MetricsSource(self.fakes.services(), self.bus, self.metrics.tallies, self.readings)
 
     def pages(self, clock: Callable[[], float] = lambda: 0.0, reuse_seconds: float = 0.0) -> Any:
         return pages.build(self.source(), reuse_seconds, clock)

@@ -14,7 +14,7 @@ import trio.testing
 
 from mpsd.api.event_bus import EventBus
 from mpsd.errors import Refused
-from mpsd.metrics.counters import MOST_VALUES, OTHER, Histogram, Tallies
+from mpsd.metrics.counters import MOST_VALUES, OTHER, Counters, Histogram
 from mpsd.model.arena import GRANULE, KeeperView
 from mpsd.model.domain import DomainState
 from mpsd.model.lease import Grant, Refusal
@@ -178,7 +178,7 @@ def test_the_keeper_is_told_of(view: KeeperView | None, works: int, held: int, h
 
 
 def test_a_label_from_outside_has_a_bounded_number_of_values() -> None:
-    tallies, bus = Tallies(), EventBus()
+    tallies, bus = Counters(), EventBus()
     bus.listeners.append(tallies.hear)
     for number in range(10 * MOST_VALUES):
         bus.publish("fault.xid", {"xid": number})
