@@ -13,7 +13,7 @@ from mpsd.api.server import Api
 from mpsd.app import settings
 from mpsd.app.daemon import Daemon
 from mpsd.app.readiness import Notifier
-from mpsd.app.startup import Found
+from mpsd.app.startup import Startup
 from mpsd.app.wire_faults import join_faults
 from mpsd.app.wire_services import join_failover
 from mpsd.app.wire_vault import join_vault
@@ -54,7 +54,7 @@ from mpsd.stop.targets import Targets
 from mpsd.vault.lifecycle import Vault
 
 
-def _build_pool(found: Found) -> Pool:
+def _build_pool(found: Startup) -> Pool:
     vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
@@ -66,7 +66,7 @@ def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, in
     return None if relayed is None else relayed[0].conversations.entrance.wish
 
 
-def build(found: Found) -> Daemon:
+def build(found: Startup) -> Daemon:
     config, claim = found.config, found.claim
     pool = _build_pool(found)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: find_devices(config))
@@ -144,13 +144,13 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
     return action == "terminate" or (action == "auto" and domain.guard.is_on)
 
 
-def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
+def _open_book(found: Startup, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
     make = LeaseBook if found.is_privileged else UnenforcedBook
     admission = settings.admission(found.config, found.budget)
     return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=found.ranges)
 
 
-def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults) -> Health:
+def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults) -> Health:
     return Health(
         pool,
         book,
@@ -162,7 +162,7 @@ def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClien
     )
 
 
-def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:
+def _readings(found: Startup, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:
     return Readings(
         relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
         api_connections=lambda: api.connections,
@@ -171,7 +171,7 @@ def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api
 
 
 def _build_relay(
-    found: Found, pool: Pool, book: Admission, desk: Incidents, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
+    found: Startup, pool: Pool, book: Admission, desk: Incidents, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
@@ -197,7 +197,7 @@ def _admitted(book: LeaseBook) -> set[ProcessId]:
     return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
 
 
-def _needed(found: Found, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
+def _needed(found: Startup, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
     """Return the pids, other than those of the domains, that clients depend on."""
     return {found.inspector.pid, refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
 

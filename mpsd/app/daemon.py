@@ -19,7 +19,7 @@ from mpsd.api.event_bus import EventBus
 from mpsd.api.server import Api
 from mpsd.app.adoption import HeldSocket, settle, take_connections
 from mpsd.app.domain_events import tell_of_domains
-from mpsd.app.public_paths import Presence
+from mpsd.app.public_paths import PublicPaths
 from mpsd.app.readiness import Notifier
 from mpsd.commands.sessions import Sessions
 from mpsd.domains.pool import Pool
@@ -97,7 +97,7 @@ class Daemon:
                     for name, mode, serve in self._sockets():
                         places[name] = partial(self._open, name, mode, serve, conversations, listeners)
                         places[name]()
-                    listeners.start_soon(Presence(self.pipe, self.restore, places, lambda: self.pool.is_stopping).run)
+                    listeners.start_soon(PublicPaths(self.pipe, self.restore, places, lambda: self.pool.is_stopping).run)
                     await services.start(self._take_signals)  # before ready: its receiver may send a signal
                     ready()
                     await self.stop.wait()  # for ever: this is the daemon's life

@@ -20,7 +20,7 @@ LOCK = "lock"  # the file in the state directory
 _PID_MODE, _STATE_MODE = 0o644, 0o711
 
 
-class Claim:
+class InstanceLock:
     """Guards that no second daemon, mpsd's or the vendor's, serves the same pipe directory.  The lock ends with the process."""
 
     def __init__(self, pipe_directory: Path, log_directory: Path, state_directory: Path, sockets: Iterable[str] = ()) -> None:

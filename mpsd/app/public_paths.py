@@ -15,7 +15,7 @@ log = structlog.get_logger()
 SECONDS = 1.0
 
 
-class Presence:
+class PublicPaths:
     """Guards that each of `places` exists, in a directory that its path leads to, until cancelled or `is_over`.
 
     restore: opens the directory again and writes its pid file; raises UnusablePath.  places: by name, the function that creates

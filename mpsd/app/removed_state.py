@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from mpsd.app.instance_lock import LOCK, Claim
+from mpsd.app.instance_lock import LOCK, InstanceLock
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.storage.checkpointing import Checkpointing
@@ -30,7 +30,7 @@ class RemovedState:
     move: lets the keeper and the progress of connections continue in the new directory.
     """
 
-    claim: Claim
+    claim: InstanceLock
     pool: Pool
     write_back: Checkpointing
     move: Callable[[], None]

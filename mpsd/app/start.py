@@ -16,11 +16,11 @@ from mpsd.api.server import SOCKET as API_SOCKET
 from mpsd.app.build import build, build_strangers, find_devices
 from mpsd.app.daemon import UI_SOCKET
 from mpsd.app.descriptor_limit import fit_descriptors
-from mpsd.app.instance_lock import Claim
+from mpsd.app.instance_lock import InstanceLock
 from mpsd.app.readiness import answer_ready
 from mpsd.app.removed_state import RemovedState
 from mpsd.app.signals import Signals
-from mpsd.app.startup import Found
+from mpsd.app.startup import Startup
 from mpsd.check.probes import Grade, probe_pid_namespace, probe_shared_memory
 from mpsd.config import paths
 from mpsd.config.loading import Invocation
@@ -63,7 +63,7 @@ def main(config: Config, invocation: Invocation) -> int:
     claim = None
     try:
         state = paths.state_directory(config, os.geteuid(), environ)
-        claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET, API_SOCKET))
+        claim = InstanceLock(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET, API_SOCKET))
         claim.take()
         return trio.run(_run, config, invocation, environ, claim, journal, ranges)
     except BaseException as exc:
@@ -101,7 +101,7 @@ async def _run(
     config: Config,
     invocation: Invocation,
     environ: Mapping[str, str],
-    claim: Claim,
+    claim: InstanceLock,
     journal: Journal,
     ranges: UidRanges,
 ) -> int:
@@ -132,7 +132,7 @@ async def _run(
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)
         parts = (*stores, audit, inspector, allowance, ranges, admin_group)
-        found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
+        found = Startup(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance, admin_group).take
         write_back = Checkpointing(claim.state_directory)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpsd.api.audit import Audit
-from mpsd.app.instance_lock import Claim
+from mpsd.app.instance_lock import InstanceLock
 from mpsd.config.loading import Invocation
 from mpsd.config.options import Config
 from mpsd.domains.public_log import PublicLog
@@ -21,13 +21,13 @@ from mpsd.vault.store import VaultStore
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Startup:
     """The values and open stores from which start.py builds the daemon."""
 
     config: Config
     invocation: Invocation
     environ: Mapping[str, str]
-    claim: Claim
+    claim: InstanceLock
     public: PublicLog
     devices: tuple[Device, ...]
     is_privileged: bool

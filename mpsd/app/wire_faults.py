@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpsd.api.event_bus import EventBus
 from mpsd.app import settings
-from mpsd.app.startup import Found
+from mpsd.app.startup import Startup
 from mpsd.config import paths as places
 from mpsd.domains.domain import Domain
 from mpsd.domains.newcomers import ROOM_FOR_A_CONTEXT_BYTES, Newcomers
@@ -40,7 +40,7 @@ from mpsd.uvm.simulator import SimulatedDevices
 
 
 def join_faults(
-    found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus, facts: ClientFacts
+    found: Startup, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus, facts: ClientFacts
 ) -> Faults:
     config = found.config
     since = time.monotonic_ns() if found.store.domains() else None
@@ -111,14 +111,14 @@ def _describe(book: LeaseBook, facts: ClientFacts, process: ProcessId) -> Party:
     return Party(process, uid, program, cgroup_path.describe(paths), grant.lease_id if grant else None, lasting)
 
 
-def _open_spaces(found: Found) -> OpenSpaces:
+def _open_spaces(found: Startup) -> OpenSpaces:
     if found.config.backend == "sim":
         return SimulatedDevices(settings.simulated_machine(found.environ), found.inspector).open_spaces
     return Devices(found.inspector).open_spaces
 
 
 def _build_sources(
-    found: Found, desk: Incidents, attachments: Attachments, events: EventBus, policy: KmodPolicy, haste: LatencyNeed
+    found: Startup, desk: Incidents, attachments: Attachments, events: EventBus, policy: KmodPolicy, haste: LatencyNeed
 ) -> Sources:
     config = found.config
     library = places.nvml_library(config)

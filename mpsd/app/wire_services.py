@@ -7,7 +7,7 @@ import trio
 
 from mpsd.api.event_bus import EventBus
 from mpsd.app import settings
-from mpsd.app.startup import Found
+from mpsd.app.startup import Startup
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
@@ -28,7 +28,7 @@ _OPERATOR = Asker(None, 0)
 
 
 def join_failover(
-    found: Found, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
+    found: Startup, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
 ) -> ServiceRequests:
     """Build the failover services.  Raises UnusablePath."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mpsd.api.event_bus import EventBus
 from mpsd.app import settings
-from mpsd.app.startup import Found
+from mpsd.app.startup import Startup
 from mpsd.errors import NoSuchLease
 from mpsd.host import processes, programs
 from mpsd.keeper.memory_keepers import VaultKeepers
@@ -26,7 +26,7 @@ KEEPER = "vault-keeper"
 
 
 def join_vault(
-    found: Found,
+    found: Startup,
     devices: Callable[[], Sequence[Device]],
     book: LeaseBook,
     attachments: Attachments,

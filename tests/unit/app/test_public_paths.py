@@ -8,7 +8,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from mpsd.app.public_paths import SECONDS, Presence
+from mpsd.app.public_paths import SECONDS, PublicPaths
 from mpsd.errors import UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
 
@@ -24,7 +24,7 @@ class Place:
         self.pipe = PipeDirectory(directory)
         self.pipe.open()
         places = {door.name: door.touch for door in self.doors}
-        self.presence = Presence(self.pipe, self.restore, places, lambda: self.is_over)
+        self.presence = PublicPaths(self.pipe, self.restore, places, lambda: self.is_over)
 
     def restore(self) -> None:
         if self.refusal:
@@ -96,7 +96,7 @@ def test_what_cannot_be_there_yet_is_not_said(tmp_path: Path):
     door = tmp_path / "control"
     pipe = PipeDirectory(tmp_path)
     pipe.open()
-    presence = Presence(pipe, lambda: None, {door.name: lambda: None}, lambda: False)
+    presence = PublicPaths(pipe, lambda: None, {door.name: lambda: None}, lambda: False)
     with structlog.testing.capture_logs() as logs:
         presence.look()
     assert (logs, door.exists()) == ([], False)
