@@ -24,7 +24,8 @@ from tests.kmod.distributions import KERNEL_DIRECTORY, Root
 GUEST_TESTS = CHECKOUT / "tests/kmod/guest"
 APPLETS = ("chroot", "insmod", "mkdir", "mount", "poweroff", "sh")
 NEEDED_MODULES = ("virtio_pci", "9pnet_virtio", "9p")  # before the root file system can be read
-BOOT_SECONDS = 900  # a normal run takes a tenth of it, a run of a debug kernel half
+BOOT_SECONDS = 900  # a normal run takes a tenth of it, on a busy machine half
+DEBUG_SLOWDOWN = 4  # by KASAN and lockdep
 QEMU = """
 qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nodefaults -no-reboot -display none
 -serial file:{console} -serial file:{reports}
@@ -76,10 +77,11 @@ def names_of_guest_tests(tests: Path = GUEST_TESTS) -> list[str]:
 
 def boot(root: Root, build: Build, selection: str = "") -> Boot:
     """Boot, run the guest's tests and power off.  selection: a pytest -k expression."""
-    return run(root, build.kernel_image, guest_command(build, selection))
+    slowdown = DEBUG_SLOWDOWN if root.distribution.is_debug else 1
+    return run(root, build.kernel_image, guest_command(build, selection, slowdown), BOOT_SECONDS * slowdown)
 
 
-def run(root: Root, kernel_image: Path, command: str) -> Boot:
+def run(root: Root, kernel_image: Path, command: str, limit_seconds: float = BOOT_SECONDS) -> Boot:
     """Boot, run a command of this machine's in the guest, as root, and power off."""
     with tempfile.TemporaryDirectory(prefix="mpsd-kmod-") as name:
         place = Path(name)
@@ -88,16 +90,16 @@ def run(root: Root, kernel_image: Path, command: str) -> Boot:
         argv = shlex.split(QEMU.format(console=console, reports=reports))
         argv += ["-kernel", str(kernel_image), "-initrd", str(initramfs), "-append", COMMAND_LINE]
         began = time.monotonic()
-        first = wait_for(argv, reports, began)
+        first = wait_for(argv, reports, began, limit_seconds)
         return read_reports(reports, console.read_text(errors="replace"), time.monotonic() - began, first)
 
 
-def wait_for(argv: list[str], reports: Path, began: float) -> float:
-    """Run qemu to its end, or end it after BOOT_SECONDS.  When the first report came, in seconds."""
+def wait_for(argv: list[str], reports: Path, began: float, limit_seconds: float) -> float:
+    """Run qemu to its end, or end it after limit_seconds.  When the first report came, in seconds."""
     first = 0.0
     qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        while qemu.poll() is None and time.monotonic() - began < BOOT_SECONDS:
+        while qemu.poll() is None and time.monotonic() - began < limit_seconds:
             if not first and reports.exists() and reports.stat().st_size:
                 first = time.monotonic() - began
             try:
@@ -111,8 +113,9 @@ def wait_for(argv: list[str], reports: Path, began: float) -> float:
     return first
 
 
-def guest_command(build: Build, selection: str) -> str:
-    return pytest_command(GUEST_TESTS, {"MPSD_KMOD_MODULES": str(build.directory)}, selection)
+def guest_command(build: Build, selection: str, slowdown: int) -> str:
+    variables = {"MPSD_KMOD_MODULES": str(build.directory), "MPSD_GUEST_SLOWDOWN": str(slowdown)}
+    return pytest_command(GUEST_TESTS, variables, selection)
 
 
 def pytest_command(tests: Path, variables: dict[str, str], selection: str = "") -> str:

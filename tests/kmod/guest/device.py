@@ -12,11 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from guest_run import SLOWDOWN
+
 PATH = "/dev/mpsd-fault"
 RING_RECORDS = 1024
 WINDOW_BYTES = 2 << 20
 WINDOW_MAX = 32 << 20
-WAIT_SECONDS = 20
+WAIT_SECONDS = 20 * SLOWDOWN
 
 REPLAYABLE, INJECTED, FIRST, LOST = 1, 2, 4, 8
 

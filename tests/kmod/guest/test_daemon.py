@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from daemon import open_machine, start
 from device import Device, Kind
+from guest_run import SLOWDOWN
 from mpsd_client import Client as Mpsd
 from mpsd_client import Event, calls
 from telling import tell
@@ -21,7 +22,7 @@ from uvm_client import ADDRESS
 from tests.integration.machine import Machine
 
 CLIENT = Path(__file__).with_name("uvm_client.py")
-EVENT_SECONDS = 45.0
+EVENT_SECONDS = 45.0 * SLOWDOWN
 # Who reads zeros is ended all the same.
 FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
 

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 from device import RING_RECORDS, Device, Mode
 from fake_gpu import FakeGpu, VaSpace
+from guest_run import SLOWDOWN
 from test_clients import start_ticks
 from test_sink import HOLE
 
@@ -16,7 +17,7 @@ from mpsd.faults.sources.kmod import Kmod
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 20 * SLOWDOWN
 
 
 @dataclass
