@@ -11,6 +11,11 @@ from kernel_log import KernelLog
 from telling import tell
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the daemon's test last: it takes the longest, and says the least about the kernel."""
+    items.sort(key=lambda item: item.path.stem == "test_daemon")
+
+
 def pytest_sessionfinish() -> None:
     """Tell whether lockdep, where the kernel has it, still looked at the end (its first complaint stops it), and of KASAN."""
     lockdep = Path("/proc/lockdep_stats")
