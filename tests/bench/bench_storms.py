@@ -222,7 +222,8 @@ def _descriptors(pid: int) -> int:
 def _arrive(stage: Stage, machine: Machine, size: int, users: int) -> None:
     """Each runs for a tenth of a second; a user's clients share a domain, and a domain serves one user after the other."""
     words = ("--seconds", "0.1", "--ms", "50", "--kernel-us", "1000")
-    began = time.monotonic()
+    pid = machine.daemon_pid()
+    began, computed = time.monotonic(), _computed(pid)
     coming = [machine.client("counter", *words, uid=FIRST_UID + number % users) for number in range(size)]
     started = time.monotonic() - began
     slowest_health, running = 0.0, list(coming)
@@ -232,13 +233,23 @@ def _arrive(stage: Stage, machine: Machine, size: int, users: int) -> None:
             running = [client for client in running if not client.has_ended()]
             time.sleep(0.05)
     seconds = time.monotonic() - began
+    computed = _computed(pid) - computed
     served = sum(client.process.poll() == 0 for client in coming)
     stage.add(
         f"{size} arrivals of {users} users: served",
         mpsd=f"{served} in {seconds:.1f} s",
-        remark=f"all were started after {started:.1f} s; longest health {slowest_health:.0f} ms; load {os.getloadavg()[0]:.1f}",
+        remark=(
+            f"all were started after {started:.1f} s; longest health {slowest_health:.0f} ms; load {os.getloadavg()[0]:.1f}; "
+            f"mpsd computed for {computed:.1f} s, {computed * 1e3 / max(served, 1):.0f} ms a client"
+        ),
     )
     stage.keep(f"{size} arrivals of {users} users", {"served": served, "s": seconds, "started, s": started})
+
+
+def _computed(pid: int) -> float:
+    """Return the seconds of processor time that the process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _numbers(text: str) -> list[int]:
