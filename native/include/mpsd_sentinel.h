@@ -7,8 +7,8 @@
  * not use CUDA. It waits for the exception, holds the descriptors of the server's clients, and resumes the GPU through a debugger
  * session on the stopped client's own compute object. Reasons and figures: docs/faults.md, "The sentinel".
  *
- * Transport. AF_UNIX, SOCK_SEQPACKET; mpsd binds and listens, and starts `mpsd-sentinel --fd N` with that socket, with the
- * domain's CUDA_MPS_PIPE_DIRECTORY and one GPU in CUDA_VISIBLE_DEVICES. The watcher outlives mpsd; the next mpsd connects again.
+ * Transport. AF_UNIX, SOCK_SEQPACKET; mpsd binds and listens, and starts `mpsd-sentinel --fd N [--uid UID]` with that socket, with
+ * the domain's CUDA_MPS_PIPE_DIRECTORY and one GPU in CUDA_VISIBLE_DEVICES. UID is the user of the server: the stopped client's. The watcher outlives mpsd; the next mpsd connects again.
  * A new connection replaces the one before. Peers of another uid are disconnected. A new peer first receives every report so far,
  * from the start, then each new one. A request is one datagram, exactly one struct mpsd_sentinel_request; a malformed one ends
  * the connection.

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -49,13 +51,30 @@ static int32_t make_context(struct client_context *out)
 	return 0;
 }
 
-static _Noreturn void live(pid_t watcher, int pipe)
+/* A server serves the clients of one user. */
+static bool become(uid_t uid)
+{
+	struct passwd *user;
+	gid_t gid;
+
+	if (uid == geteuid())
+		return true;
+	user = getpwuid(uid);
+	gid = user ? user->pw_gid : (gid_t)uid;
+	/* Like a program that this user has started: the kernel would keep its /proc directory root's. */
+	return setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0 &&
+	       prctl(PR_SET_DUMPABLE, 1) == 0;
+}
+
+static _Noreturn void live(pid_t watcher, uid_t uid, int pipe)
 {
 	struct client_context context = { 0 };
 	sigset_t none;
 
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
+	if (!become(uid)) /* before prctl(): a change of user clears what that sets */
+		_exit(2);
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != watcher)
 		_exit(2);
 	context.code = make_context(&context);
@@ -65,7 +84,7 @@ static _Noreturn void live(pid_t watcher, int pipe)
 		pause();
 }
 
-int client_start(struct client *out)
+int client_start(uid_t uid, struct client *out)
 {
 	pid_t watcher = getpid();
 	int ends[2], rc;
@@ -76,7 +95,7 @@ int client_start(struct client *out)
 	if (out->pid == 0) {
 		syscall(SYS_close_range, 3, ends[1] - 1, 0);
 		syscall(SYS_close_range, ends[1] + 1, ~0U, 0);
-		live(watcher, ends[1]);
+		live(watcher, uid, ends[1]);
 	}
 	rc = -errno;
 	close(ends[1]);

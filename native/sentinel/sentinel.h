@@ -28,7 +28,7 @@ struct client {
 	int pipe; /* from which a struct client_context comes; end of file: the client ended without a context */
 };
 
-int client_start(struct client *out);        /* 0, or -errno.  Before any thread exists */
+int client_start(uid_t uid, struct client *out); /* as this user; 0, or -errno.  Before any thread exists */
 int client_stop(const struct client *client); /* 0, or -errno; waits until it is stopped, 5 s at most */
 void client_kill(const struct client *client); /* waits for its end, 5 s at most */
 

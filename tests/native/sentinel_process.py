@@ -38,7 +38,7 @@ class Report(NamedTuple):
 class Sentinel:
     """The process and one connection to it; every report that came is in `reports`."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], program: Path = PROGRAM) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str], *options: str, program: Path = PROGRAM) -> None:
         self.path = str(directory / "sentinel.sock")
         self.reports: list[Report] = []
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -47,7 +47,7 @@ class Sentinel:
             listener.bind(self.path)
             listener.listen(4)
             self.process = subprocess.Popen(
-                [program, "--fd", str(listener.fileno())],
+                [program, "--fd", str(listener.fileno()), *options],
                 env=environment,
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,

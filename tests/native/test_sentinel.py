@@ -1,5 +1,6 @@
 """mpsd-sentinel on the simulator: which faults of a client it contains, and what happens when one of its parts ends."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,11 +22,12 @@ from tests.native.sentinel_process import (
     VERSION,
     Sentinel,
 )
-from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
+from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
 from tests.native.sim_machine import ROOT, SANITIZER, Client, Machine, eventually
 
 AT_START, AT_END = 1, 8
 NOT_FOUND = 500  # CUresult
+USER = 1000
 
 pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
 
@@ -221,8 +223,11 @@ def test_more_clients_than_there_are_places_are_let_go(mps: Machine, sentinel: S
 
 
 def count_of_descriptors(sentinel: Sentinel, word: str) -> int:
-    links = Path(f"/proc/{sentinel.process.pid}/fd").iterdir()
-    return sum(word in os.readlink(each) for each in links if each.is_symlink())
+    count = 0
+    for each in Path(f"/proc/{sentinel.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            count += word in os.readlink(each)
+    return count
 
 
 def test_without_cuda_it_says_so(mps: Machine, program: None) -> None:
@@ -248,6 +253,48 @@ def test_a_client_that_is_added_after_an_exception_is_held_too(mps: Machine, sen
     assert hold(sentinel, 3)
     late.kill()
     culprit.kill()
+    assert lives_on(victim)
+
+
+@needs_root
+def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
+    """Without that the vendor's daemon would end the user's server to start one for root."""
+    theirs = Sentinel(mps.place, mps.library_environment(), "--uid", str(USER))
+    try:
+        armed = theirs.comes(ARMED)
+        assert armed
+        assert os.stat(f"/proc/{armed.pid}").st_uid == USER
+        assert os.stat(f"/proc/{mps.server()}").st_uid == USER
+        victim = mps.client("counter", "--seconds", "1.5", "--ms", "20", uid=USER)
+        victim.wait_for("ready")
+        culprit = mps.client("faulter", "misaligned", "--gate", "--linger", "60", uid=USER)
+        culprit.wait_for("ready")
+        for each in (victim, culprit):
+            theirs.add(each.pid)
+        culprit.open_gate()
+        assert theirs.comes(CONTAINED)
+        assert hold(theirs, 2)
+        assert [each.pid for each in theirs.of(HOLDS) if each.is_culprit] == [culprit.pid]
+        assert lives_on(victim)
+        theirs.process.kill()
+        eventually(lambda: state(armed.pid) == "Z")
+    finally:
+        theirs.close()
+
+
+def test_a_second_exception_in_the_same_server_is_contained_too(mps: Machine, sentinel: Sentinel) -> None:
+    """On the device nobody has tried."""
+    victim, first = two_clients(mps, sentinel, "misaligned")
+    second = mps.client("faulter", "trap", "--gate", "--linger", "60")
+    second.wait_for("ready")
+    sentinel.add(second.pid)
+    first.open_gate()
+    assert sentinel.comes(CONTAINED)
+    second.open_gate()
+    assert sentinel.wait_for(lambda reports: sum(each.kind == CONTAINED for each in reports) == 2)
+    assert [each.count for each in sentinel.of(CONTAINED)] == [1, 2]
+    first.kill()
+    second.kill()
     assert lives_on(victim)
 
 

@@ -202,7 +202,7 @@ static uint32_t allocate_os_event(const struct mpsd_rm_os_event *call)
 		return MPSD_RM_NO_OBJECT;
 	snprintf(path, sizeof(path), "%s/uvm/%d.sm", machine_directory(), (int)own.debugged_pid);
 	unlink(path);
-	if (mkfifo(path, 0600) < 0)
+	if (mkfifo(path, 0600) < 0 || chmod(path, 0666) < 0) /* the server may be another user's */
 		return MPSD_RM_BAD_ARGUMENT;
 	fifo = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 	if (fifo < 0 || dup3(fifo, (int)call->descriptor, O_CLOEXEC) < 0)
