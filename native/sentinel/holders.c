@@ -76,17 +76,18 @@ static int take_all(pid_t pid, const char *name, const char *but, bool is_simula
 	return count ? count : rc < 0 ? rc : 0;
 }
 
-static bool lies_in_mappings(pid_t pid, uint64_t pc)
+/* The size of the mapping in which the PC lies; 0: none. */
+static uint64_t mapping_bytes(pid_t pid, uint64_t pc)
 {
 	char path[64], line[PATH_MAX + 128];
-	uint64_t begin, end;
-	bool found = false;
+	uint64_t begin, end, found = 0;
 	FILE *maps;
 
 	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
 	maps = pc ? fopen(path, "re") : NULL;
 	while (maps && !found && fgets(line, sizeof(line), maps))
-		found = sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) == 2 && pc >= begin && pc < end;
+		if (sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) == 2 && pc >= begin && pc < end)
+			found = end - begin;
 	if (maps)
 		fclose(maps);
 	return found;
@@ -114,7 +115,8 @@ static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simula
 	report.count = (uint32_t)((spaces > 0 ? spaces : 0) + (rest > 0 ? rest : 0));
 	report.pc = pc;
 	/* The pid could be another process's by now, were the first one not still alive. */
-	report.is_culprit = lies_in_mappings(pid, pc) && syscall(SYS_pidfd_send_signal, PIDFD_FD, 0, NULL, 0) == 0;
+	report.mapping_bytes = mapping_bytes(pid, pc);
+	report.is_culprit = report.mapping_bytes && syscall(SYS_pidfd_send_signal, PIDFD_FD, 0, NULL, 0) == 0;
 	report.time_ns = now_ns();
 	(void)!write(PIPE_FD, &report, sizeof(report));
 	close(PIPE_FD);

@@ -20,7 +20,7 @@ enum {
 	SETTLE_MS = 25, /* from the event to RESUME: the culprit sees its error before (measured: 11 to 18 ms after the launch) */
 	DRAIN_MS = 20,  /* one exception fires several events */
 	LAST_PEER_MS = 1000,
-	MOST_IN_A_ROW = 8, /* then requests are heard again */
+	MOST_IN_A_ROW = 2, /* then requests are heard again */
 };
 
 enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, FIRST_ADDED };
@@ -149,20 +149,24 @@ static void settle(uint64_t end_ns)
 	holders->revents = 0;
 }
 
-/* Events that the same exception fired in the meantime. */
-static void drain_events(void)
+/* Events that the same exception fired in the meantime.  Returns whether there were any. */
+static bool drain_events(void)
 {
+	bool had_some = false;
 	uint64_t end_ns = now_ns() + DRAIN_MS * 1000000ull;
 	struct pollfd event = { .fd = watcher.rm.event, .events = POLLIN | POLLPRI };
 
 	while (now_ns() < end_ns) {
-		if (poll(&event, 1, 2) > 0)
-			rm_clear_event(&watcher.rm);
+		if (poll(&event, 1, 2) <= 0)
+			continue;
+		rm_clear_event(&watcher.rm);
+		had_some = true;
 	}
+	return had_some;
 }
 
-/* No step of this waits for a client, for mpsd or for the vendor's server. */
-static void contain_once(uint64_t began_ns, const struct exception *exception)
+/* No step of this waits for a client, for mpsd or for the vendor's server.  Returns whether more events came. */
+static bool contain_once(uint64_t began_ns, const struct exception *exception)
 {
 	int rc;
 
@@ -178,7 +182,7 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 	if ((rc = rm_resume(&watcher.rm)))
 		fail(MPSD_SENTINEL_AT_RESUME, rc);
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
-	drain_events();
+	return drain_events();
 }
 
 /* The events that are drained may be a second exception's, too: the SMs show it. */
@@ -195,7 +199,8 @@ static void contain(void)
 			fail(MPSD_SENTINEL_AT_READ, rc);
 		if (i > 0 && !exception.sms)
 			return;
-		contain_once(began_ns, &exception);
+		if (!contain_once(began_ns, &exception))
+			return;
 	}
 }
 

@@ -61,6 +61,7 @@ class Trial:
     contained_ms: float | None = None  # after the event
     named_ms: float | None = None  # after the event; None: no PC lies in the culprit's mappings
     wrongly: int = 0  # co-runners whose mappings hold the PC
+    mappings_mib: dict[str, float] = field(default_factory=dict)  # in which the PC lies: the culprit's, and others'
     held: list[int] = field(default_factory=list)
     failed: str = ""
 
@@ -183,6 +184,8 @@ def _judge(trial: Trial, sentinel: Sentinel, culprit: int, fault: dict[str, Any]
         if each.is_culprit and each.pid == culprit:
             trial.named_ms = (each.time_ns - event_ns) / 1e6
         trial.wrongly += bool(each.is_culprit) and each.pid != culprit
+        if each.is_culprit:
+            trial.mappings_mib["culprit" if each.pid == culprit else f"other {each.pid}"] = each.mapping_bytes / (1 << 20)
 
 
 def rates(bench: Bench) -> str:
@@ -232,6 +235,9 @@ def table(trials: list[Trial]) -> list[str]:
         lines.append(" | ".join(cells))
     armed = [each.armed_ms for each in trials if each.has_sentinel and not each.why]
     lines.append(f"sentinel armed after (ms, with the server's start): {_spread(armed)}")
+    lines.extend(
+        f"{each.mode}: several have the PC, in mappings of (MiB): {each.mappings_mib}" for each in trials if each.wrongly
+    )
     lines.extend(f"{each.mode}: not made: {each.why}" for each in trials if each.why)
     return lines
 

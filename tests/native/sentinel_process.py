@@ -32,7 +32,7 @@ class Report(NamedTuple):
     global_esr: int
     count: int
     is_culprit: int
-    reserved: int
+    mapping_bytes: int
 
 
 class Sentinel:

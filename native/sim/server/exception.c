@@ -18,6 +18,7 @@ static struct {
 	bool hangs;       /* the culprit's kernel never ends by itself */
 	enum fault_class class;
 	pid_t culprit;
+	pid_t kept_space; /* of the culprit, which has gone: it must stay until the end of the exception; 0: none */
 	pid_t stopped;    /* the client whose continuing or end matters */
 	uint64_t culprit_knows_ns;
 	uint64_t event_ns; /* 0: it has fired */
@@ -55,6 +56,14 @@ static void forget_page(void)
 	now_held.page = NULL;
 }
 
+static void forget_space(struct server *server)
+{
+	pid_t kept = now_held.kept_space;
+
+	now_held.kept_space = 0;
+	space_forget(server, kept);
+}
+
 static void show_error(const struct connection *stopped, const char *detail)
 {
 	int fd = stopped->page ? space_open_file(stopped->page->space_pid, "control") : -1;
@@ -89,6 +98,7 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 	now_held.is_resumed = now_held.is_broken = false;
 	now_held.hangs = class == FAULT_STACK;
 	now_held.class = class;
+	forget_space(server); /* of the exception before */
 	now_held.culprit = culprit->pid;
 	now_held.stopped = stopped->pid;
 	now_held.culprit_knows_ns = culprit_knows_ns;
@@ -147,6 +157,14 @@ static bool was_resumed_once(void)
 	return now_held.page && now_held.page->resumes != now_held.resumes;
 }
 
+static void look_for_space(struct server *server)
+{
+	if (now_held.is_broken || (now_held.kept_space && space_is_held(now_held.kept_space)))
+		return;
+	now_held.is_broken = true;
+	hold_others(server, true);
+}
+
 /* A culprit that ends before the first RESUME takes its memory from under its warps, unless another process holds its address
  * space. So does one that hangs, and one whose error was resumed away. The others then hang. */
 void exception_client_gone(struct server *server, const struct connection *client)
@@ -155,10 +173,13 @@ void exception_client_gone(struct server *server, const struct connection *clien
 		return;
 	if (was_resumed_once() && !now_held.hangs && !was_resumed_early())
 		return;
-	if (client->space_pid && space_is_held(client->space_pid))
-		return;
-	now_held.is_broken = true;
-	hold_others(server, true);
+	now_held.kept_space = client->space_pid; /* a dying process closes it a little later than its connection */
+	look_for_space(server);
+}
+
+bool exception_keeps(pid_t space_pid)
+{
+	return now_held.is_blocked && now_held.kept_space == space_pid;
 }
 
 /* Nothing is stopped any more: what the server could not do until now happens at once. */
@@ -167,6 +188,7 @@ static void end(struct server *server)
 	hold_others(server, false);
 	forget_page();
 	now_held.is_blocked = false;
+	forget_space(server);
 	fault_continue(server, now_held.class);
 }
 
@@ -185,6 +207,8 @@ void exception_run(struct server *server, uint64_t now)
 	if (now_held.event_ns && now >= now_held.event_ns)
 		fire(server);
 	look_for_debugger(server);
+	if (now_held.kept_space)
+		look_for_space(server);
 }
 
 uint64_t exception_next_ns(uint64_t now)

@@ -127,6 +127,7 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 		     uint64_t culprit_knows_ns); /* false: nothing is stopped, or it is no SM exception */
 bool exception_blocks(void); /* the server answers nobody */
 bool exception_hangs_culprit(void);
+bool exception_keeps(pid_t space_pid); /* it may not be forgotten yet */
 void exception_client_gone(struct server *server, const struct connection *client);
 void exception_run(struct server *server, uint64_t now);
 uint64_t exception_next_ns(uint64_t now); /* 0: nothing to come */

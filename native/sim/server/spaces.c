@@ -47,7 +47,7 @@ void space_forget(const struct server *server, pid_t space_pid)
 {
 	char path[300];
 
-	if (!space_pid || is_wanted(server, space_pid))
+	if (!space_pid || is_wanted(server, space_pid) || exception_keeps(space_pid))
 		return;
 	path_of(path, sizeof(path), space_pid, "space");
 	unlink(path);
