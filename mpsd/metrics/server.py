@@ -16,9 +16,11 @@ import trio
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
+from mpsd.host.descriptors import Closings
 from mpsd.metrics.admission_timer import TimedAdmission
 from mpsd.metrics.counters import Counters
 from mpsd.metrics.listener import MetricsListener, open_door
+from mpsd.metrics.reader import guarded
 from mpsd.metrics.source import MetricsSource, Readings
 from mpsd.relay.assignment import Admission
 
@@ -65,9 +67,10 @@ class Metrics:
 
         answer = pages.answerer(MetricsSource(services, self._events, self.tallies, readings), _REUSE_SECONDS)
 
-        async def take(stream: trio.abc.Stream) -> None:
-            await self._take(stream, answer)
+        async def take(stream: trio.SocketStream) -> None:
+            await self._take(guarded(stream, closings), answer)
 
+        closings = Closings()
         task_status.started()
         with await self._open_door() as door:
             await trio.serve_listeners(take, [door.listener])

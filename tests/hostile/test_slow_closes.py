@@ -148,3 +148,27 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
         assert descriptors(machine) < MOST_DESCRIPTORS
     finally:
         process.communicate(timeout=30)
+
+
+ASKS_FOR_NUMBERS = LINGERS + """
+made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+made.connect(sys.argv[1])
+fd = lingering().detach()
+socket.send_fds(made, [b"GET /metrics HTTP/1.0\\r\\n" if sys.argv[2] == "half" else b"GET /metrics HTTP/1.0\\r\\n\\r\\n"], [fd])
+os.close(fd)
+print("ready", flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("asked", ["half", "whole"])
+def test_a_reader_of_the_numbers_keeps_nobody_waiting(machine: Machine, asked: str) -> None:
+    """The kernel dropped the descriptors as mpsd read the request."""
+    place = machine.pipe / "numbers"
+    machine.configure(f'[metrics]\nlisten = "unix:{place}"\n')
+    machine.start()
+    wait_for("the socket", place.exists)
+    with machine.mpsd() as mpsd, attacking(ASKS_FOR_NUMBERS, place, asked):
+        for _ in range(20):
+            assert mpsd.ask(calls.health()).ok
+    assert machine.blocks() == []

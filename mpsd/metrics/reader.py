@@ -1,0 +1,64 @@
+"""A reader's connection to the Unix socket of the metrics, which may bring descriptors: they are closed in threads.
+
+The kernel drops descriptors that a program leaves no room for while the program reads, and closing may take as long as their
+sender likes (docs/decisions/019-a-strangers-descriptor-may-not-answer.md).
+"""
+
+import socket
+
+import trio
+
+from mpsd.host.arrivals import hang_up
+from mpsd.host.descriptors import ANCILLARY_BYTES, Closings, received
+from mpsd.host.peers import peer_credentials
+
+_RECEIVE_BYTES = 4096
+
+
+class UnixReader(trio.abc.Stream):
+    """Guards that no read and no close of the connection waits for a descriptor of its peer's.  It owns the socket."""
+
+    def __init__(self, sock: socket.socket, closings: Closings) -> None:
+        self._sock = sock
+        self._closings = closings
+        self._uid = peer_credentials(sock).uid
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            await self._closings.room(self._uid)
+            try:
+                most = max_bytes or _RECEIVE_BYTES
+                data, ancillary, _, _ = self._sock.recvmsg(most, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise trio.BrokenResourceError from exc
+            await self._closings.close(self._uid, received(ancillary).take())
+            return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._sock.send(left, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._sock)
+            except OSError as exc:
+                raise trio.BrokenResourceError from exc
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.wait_writable(self._sock)
+
+    async def aclose(self) -> None:
+        hang_up(self._sock)
+        await trio.lowlevel.checkpoint()
+
+
+def guarded(stream: trio.SocketStream, closings: Closings) -> trio.abc.Stream:
+    """Return a stream on the same socket, where descriptors can come with the bytes."""
+    if stream.socket.family != socket.AF_UNIX:
+        return stream
+    sock = socket.socket(fileno=stream.socket.detach())
+    sock.setblocking(False)
+    return UnixReader(sock, closings)
