@@ -46,8 +46,8 @@ class Works:
             built.set_exception(exc)
             raise
         built.set_result((root, made))
+        self._note(case, row_of(made, None))
         if self._last < Step.BOOTED:
-            self._note(case, row_of(made, None))
             raise Unavailable("only built")
         found = boot(root, made)
         self._note(case, row_of(made, found))
