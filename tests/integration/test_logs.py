@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.machine import UIDS, Machine
-from tests.integration.process import wait_for
+from tests.integration.process import EVENT_SECONDS, wait_for
 
 pytestmark = pytest.mark.root
 LINE = re.compile(r"\[[-0-9]{10} [0-9:.]{12} (Control|Server|Other|Client) +\d+\] ")
@@ -130,7 +130,7 @@ def test_foreground_prints_the_log_as_the_vendors_daemon_does(machine: Machine) 
     wait_for("the daemon", lambda: (machine.pipe / "mpsd-ui").exists())
     machine.client("smcount").status()
     assert machine.quit() == 0
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=EVENT_SECONDS)
     assert b"Starting control daemon using socket" in out
     assert b"NEW CLIENT" in out
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.client import Client
 from tests.integration.machine import PROGRAM, SIMULATOR, Machine
-from tests.integration.process import is_running, wait_for
+from tests.integration.process import EVENT_SECONDS, is_running, wait_for
 from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
@@ -113,7 +113,7 @@ def test_a_command_in_progress_ends_with_the_vendors_words(machine: Machine) -> 
     asking = machine.begin(typed="quit\n")
     wait_for("quit to begin", lambda: machine.journal("quit.begins"))
     machine.kill_daemon()
-    _, err = asking.communicate(timeout=10)
+    _, err = asking.communicate(timeout=EVENT_SECONDS)
     assert asking.returncode == 1
     assert err == b"Cannot send command to MPS control daemon process\n"
     wait_for(  # a program that mpsd was about to start may hold its sockets for a moment more
