@@ -149,7 +149,9 @@ class Forwarding:
         is_sent = False
         try:
             with self.track.passing(TO_DOMAIN):
-                await send(domain, message, self._as_sender(message.credentials))
+                # A program that mpsd starts waits for files that are open here, if their file server does not answer.
+                may_wait = not any(map(is_file, message.descriptors))
+                await send(domain, message, self._as_sender(message.credentials), may_wait=may_wait)
                 take(self.client)
             is_sent = True
         finally:

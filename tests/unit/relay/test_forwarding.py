@@ -4,8 +4,10 @@ import array
 import os
 import socket
 import struct
+import sys
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 import trio
@@ -293,3 +295,22 @@ def is_open(descriptor):
     with suppress(OSError):
         return bool(os.fstat(descriptor))
     return False
+
+
+async def test_files_are_not_kept_open_for_a_domain_that_does_not_read(ends):
+    """Their file server may be silent, and every program that mpsd starts in the meantime would wait for it."""
+    client, link_client, link_domain, _ = ends
+    client.settimeout(30)
+    link = Forwarding(link_client, PRIVILEGED)
+
+    def fill() -> None:
+        with suppress(OSError), open(sys.executable, "rb") as file:
+            while True:
+                socket.send_fds(client, [bytes(4096)], [file.fileno()])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(trio.to_thread.run_sync, fill, abandon_on_cancel=True))
+        with trio.fail_after(30), pytest.raises(ProtocolError, match="does not take"):
+            await link.run(link_domain, 60.0, well)
+        nursery.cancel_scope.cancel()
+    link.close()
