@@ -64,7 +64,7 @@ class Call(Generic[R]):
         """
         process = self.peer.process
         if process is None or self.services.find_process(process.pid) != process:
-            raise NoSuchClient(f"pid {self.peer.pid} of user {self.peer.uid}, who connected, is not there any more for mpsd")
+            raise NoSuchClient(f"pid {self.peer.pid} of user {self.peer.uid}, which connected, no longer exists")
         return process
 
 

@@ -138,7 +138,7 @@ class Connection:
         if taken:
             raise ProtocolError("hello takes no descriptors")
         if self._has_greeted:
-            raise ProtocolError("hello is said once")
+            raise ProtocolError("hello may be sent only once")
         version = request.params.get("version")
         if type(version) is int and version != VERSION:  # first: other fields of another version may mean something else
             raise ProtocolError(f"you speak version {version} of the protocol, this mpsd speaks version {VERSION}")
@@ -193,8 +193,7 @@ class Connection:
             if waiting.cancelled_caught:
                 if self.subscription is not None:
                     continue  # a subscriber need not send anything
-                raise Idle(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
-            await self.closings.room(self.share)
+                raise Idle(f"no request came for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
             try:
                 return receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):

@@ -34,7 +34,7 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
     """Run the request and return its result.  Raises MpsdError for a refusal; any other exception is a bug."""
     method = METHODS.get(call.ask.method)
     if method is None:
-        raise NoSuchMethod(f"there is no method {describe(call.ask.method)}")
+        raise NoSuchMethod(f"unknown method {describe(call.ask.method)}")
     ask: Any = params.parse(method.ask, call.ask.params)  # a malformed request changes nothing: not recorded
     _count(method, ask, call)
     if not method.changes:

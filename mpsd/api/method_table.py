@@ -80,7 +80,7 @@ METHODS: dict[str, Method] = {
         Privilege.SEEN, messages.Page, paged(queue.list_queue), "Leases and clients that wait, by their position"
     ),
     "client.list": Method(Privilege.SEEN, messages.Page, paged(clients.list_clients), "Clients, by pid"),
-    "client.why": _of_client(ClientId, clients.why, "Which rule gave a client what, and what it waits for", changes=False),
+    "client.why": _of_client(ClientId, clients.why, "The rule behind a client's grant, and why it waits", changes=False),
     "client.terminate": _of_client(ClientId, clients.terminate, "End the outstanding GPU work of a client", changes=True),
     "client.stop": Method(
         Privilege.SEEN,
@@ -168,7 +168,7 @@ METHODS: dict[str, Method] = {
         Privilege.OWNER,
         arena_messages.ArenaName,
         arenas.remove,
-        "Remove an arena and what is in it",
+        "Remove an arena with its memory",
         changes=True,
         refusal=arenas.refusal_of_others,
     ),

@@ -132,8 +132,8 @@ class Api:
         if hindrance is Hindrance.OWN:
             return _too_many(peer.uid, own)
         if hindrance is Hindrance.SHARE:
-            return TooMany(f"there are {total} connections, {own} of user {peer.uid}; what is left is for users who have fewer")
-        return TooMany(f"there are {total} connections; more are not allowed") if hindrance else None
+            return TooMany(f"{total} connections are open, {own} of user {peer.uid}; others are kept for users with fewer")
+        return TooMany(f"{total} connections are open; more are not allowed") if hindrance else None
 
     def _refuse(self, uid: int, pid: int, sock: socket.socket, refusal: TooMany) -> None:
         log.warning("api.refused", uid=uid, pid=pid, why=str(refusal))

@@ -89,7 +89,7 @@ def parse_patterns(words: Iterable[str]) -> Patterns:
         family, dot, rest = word.partition(".")
         if family not in FAMILIES or not dot or (rest != "*" and word not in TOPICS):
             known = ", ".join(f"{each}.*" for each in FAMILIES)
-            raise BadRequest(f'"{word}" is no topic; accepted: *, {known}, or one topic of these families')
+            raise BadRequest(f'"{word}" is not a topic; accepted: *, {known}, or one topic of these families')
         if rest == "*":
             families.add(family)
         else:

@@ -61,7 +61,7 @@ class PublicPaths:
             return [self._path(name) for name in gone]
         self._said = ""
         if back := [self._path(name) for name in gone if self._directory.has(name)]:
-            log.error("pipe_directory.restored", found_missing=back, effect="programs that started meanwhile run without MPS")
+            log.error("pipe_directory.restored", found_missing=back, effect="programs that started in between run without MPS")
         return [self._path(name) for name in gone if not self._directory.has(name)]
 
     def _path(self, name: str) -> str:

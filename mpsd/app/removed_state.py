@@ -67,7 +67,7 @@ class RemovedState:
         await self._copy()
         self._known, self._is_copied = await trio.to_thread.run_sync(self._identity), True
         log.error("state_directory.made_again", path=str(self.claim.state_directory),
-                  effect="running clients go on; their domains take no others")  # fmt: skip
+                  effect="running clients continue; their domains take no new ones")  # fmt: skip
 
     async def _copy(self) -> None:
         await trio.to_thread.run_sync(self.write_back.copy)

@@ -29,7 +29,7 @@ NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs
 PIPE_AREA, LOG_AREA, STATE_AREA = "pipe directory", "log directory", "state directory"
 _MADE_LEVELS = {PIPE_AREA: 1, LOG_AREA: 1, STATE_AREA: 99}  # how many missing directories the start creates
 SHM_LEAST_BYTES = 64 << 20
-_DEVICE_ADVICE = {"gpu": "is the driver loaded? nvidia-smi says more", "sim": "build the simulator: make -C native"}
+_DEVICE_ADVICE = {"gpu": "is the driver loaded? see nvidia-smi", "sim": "build the simulator: make -C native"}
 
 # The purpose of each: docs/install.md, "Privileges".
 CAPABILITIES = {
@@ -262,7 +262,7 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
         yield Finding(area, Grade.BAD, f"{program} cannot be run: {exc}", "install mpsd anew")
         return
     if done.returncode == 0:
-        yield Finding(area, Grade.GOOD, "each vendor daemon gets a mount namespace of its own")
+        yield Finding(area, Grade.GOOD, "each vendor daemon gets a separate mount namespace")
         return
     found = f"every user can connect to vendor daemons past mpsd and past leases: {done.stderr.strip()}"
     yield Finding(area, Grade.NOTE, found, "let mpsd mount: CAP_SYS_ADMIN, and a security profile that allows it")

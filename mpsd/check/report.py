@@ -29,7 +29,7 @@ def examine(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]
     file = file_used(invocation.config_file, environ)
     try:
         config = invocation.load(environ)
-        found = file if os.path.exists(file) else f"the defaults; there is no {file}"
+        found = file if os.path.exists(file) else f"the defaults; {file} does not exist"
         findings = [Finding("configuration", Grade.GOOD, found)]
     except ConfigError as exc:
         config = Config()
@@ -57,5 +57,5 @@ def render_text(findings: Sequence[Finding]) -> str:
             lines.append(f"{'':<22} -> {each.advice}")
     bad = sum(each.grade is Grade.BAD for each in findings)
     notes = sum(each.grade is Grade.NOTE for each in findings)
-    verdict = f"{bad} of these must be mended before mpsd can serve here" if bad else "mpsd can serve here"
+    verdict = f"{bad} of these must be fixed before mpsd can serve here" if bad else "mpsd can serve here"
     return "\n".join([*(visible(line, keep="\n") for line in lines), "", f"{verdict}; {notes} to know about"])

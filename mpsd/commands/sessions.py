@@ -181,7 +181,7 @@ class Sessions:
                 await self._serve(session)
             if session.scope.cancelled_caught:
                 log.warning("ui.evicted", uid=session.uid, why="too many command sessions, and it was idle longest")
-                session.dismiss("Session closed: there were too many, and this one was idle longest\n")
+                session.dismiss("Session closed: too many sessions were open, and this one was idle longest\n")
         except (OSError, trio.TooSlowError) as exc:
             log.info("ui.dropped", uid=session.uid, why=repr(exc))
         except Exception:
@@ -199,7 +199,7 @@ class Sessions:
         first = await session.receive(self.settings.idle_seconds)
         if first != GREETING:
             if first:
-                why = f"This mpsd speaks '{GREETING.decode()}', the front end said {first[:32]!r}: install both anew\n"
+                why = f"This mpsd speaks '{GREETING.decode()}', the front end sent {first[:32]!r}: install both again\n"
                 await session.reply(Answer(stderr=why, status=1))
             return
         await session.greet()

@@ -90,7 +90,7 @@ class RelayOptions:
 
     max_connections: int = option(
         4096,
-        "Most connections held at once, an eighth of them for users who have few; further clients wait in the kernel's queue.",
+        "The most connections at once, an eighth of them for users with few; further clients wait in the kernel's queue.",
         accept=between(1, 65536),
         needs_restart=True,
     )
@@ -331,7 +331,7 @@ class Config:
 
     backend: Literal["gpu", "sim"] = option(
         "gpu",
-        '"gpu": the real driver. "sim": the simulator, for trying and testing; never chosen by itself.',
+        '"gpu": the real driver. "sim": the simulator, for trying and testing; never chosen automatically.',
         needs_restart=True,
         environ="MPSD_BACKEND",
     )

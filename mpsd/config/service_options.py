@@ -27,5 +27,5 @@ class ServiceOptions:
     )
     settle_mmu: float = option(0.01, "The same for a memory fault, from its Xid on.", accept=NOT_NEGATIVE)
     follow_grace: float = option(
-        10.0, "A standby that has not asked what to do for so many seconds is silent, and is not promoted.", accept=POSITIVE
+        10.0, "A standby that has not asked for its instruction for so long is silent, and is not promoted.", accept=POSITIVE
     )

@@ -38,4 +38,4 @@ async def _turn_on(pool: Pool, domain: Domain) -> None:
     except MpsdError:
         guard.is_on = False  # the next client begins anew: half on, a restart or a self-started server would be open
         raise
-    log.info("limits.per_client", domain=domain.name, since="its first client with limits of its own")
+    log.info("limits.per_client", domain=domain.name, since="its first client with individual limits")

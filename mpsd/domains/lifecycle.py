@@ -59,7 +59,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS
         if domain.control.is_exposed:
             log.error("domain.exposed", directory=str(domain.control.home.path),
-                      why="an earlier mpsd left it so; it is replaced once it serves nobody", effect=EXPOSED)  # fmt: skip
+                      why="an earlier mpsd left it so; it is replaced once it has no clients", effect=EXPOSED)  # fmt: skip
     try:
         if is_new:
             await keep_log_room(domain)

@@ -123,7 +123,7 @@ class _Log:
         if not self.left_out or trio.current_time() < self._reported_at + _REPORT_SECONDS:
             return
         self._publish(self._domain, self._name, f"{self.left_out} lines are left out here: they came too fast")
-        effect = "mpsd asks the vendor daemon what they may have told"
+        effect = "mpsd asks the vendor daemon for the facts instead"
         log.warning("logs.flooded", domain=self._domain.name, file=self._name, lines=self.left_out, effect=effect)
         self.left_out, self._reported_at = 0, trio.current_time()
 

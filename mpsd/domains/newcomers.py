@@ -39,7 +39,7 @@ class Newcomers:
             "domain.worn",
             domain=domain_name,
             failures=len(users),
-            effect="it takes nobody new, and has its servers replaced when its clients have ended",
+            effect="it takes no new clients, and gets fresh servers when its clients have ended",
         )
         domain.is_draining = domain.is_worn = True
         self._pool.notify()

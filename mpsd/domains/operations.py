@@ -97,7 +97,7 @@ class DomainOperations:
             return self._pool.domains[name]
         except KeyError:
             known = ", ".join(sorted(self._pool.domains))
-            raise NoSuchDomain(f"no domain is called {name!r}; there are {known}") from None
+            raise NoSuchDomain(f"no domain has the name {name!r}; known: {known}") from None
 
 
 def _uid_now(process: ProcessId) -> int | None:

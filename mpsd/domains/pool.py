@@ -214,7 +214,7 @@ class Pool:
         if others := self.avoid(process):
             ask = replace(ask, avoid=others)
         if drained := sorted(ask.gpus & self.drained.keys()):
-            return Wait(f"GPU {drained[0]} takes nobody: {self.drained[drained[0]].why}")
+            return Wait(f"GPU {drained[0]} takes no clients: {self.drained[drained[0]].why}")
         return place(ask, views, self.rules(ask.gpus))
 
     def drain_gpu(self, uuid: str, why: str) -> None:
@@ -310,7 +310,7 @@ class Pool:
             gpus = tuple(uuid for uuid in self.gpus if uuid in visible) or self.gpus
             self.adopt(home.name, number, gpus, is_public=True, key="")
             self.domains[home.name].is_draining = True
-            effect = "it takes nobody new, and is ended when its clients have gone"
+            effect = "it takes no new clients, and is ended when its clients have ended"
             log.warning("domain.forgotten", domain=home.name, vendor_pid=process.pid, effect=effect)
 
     async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool, str]], *, task_status: trio.TaskStatus) -> None:

@@ -15,7 +15,7 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> 
     mpsd does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
     """
     if domain.state is DomainState.FAULT:
-        raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no work left that could be ended")
+        raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no GPU work left")
     try:
         answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
     finally:

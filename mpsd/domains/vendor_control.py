@@ -273,5 +273,5 @@ async def _kill_at_once(process: trio.Process) -> None:
 def why_absent(output: bytes, status: int, *, has_room: bool) -> str:
     """Return why it did not start, by its output; has_room: of its disk, which the output omits (the simulator's does not)."""
     said = output.decode(errors="replace").strip().partition("\n")[0].replace("\0", "")
-    reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it said nothing")
+    reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it printed nothing")
     return reason if has_room else f"{reason}; the disk of the state directory is full"

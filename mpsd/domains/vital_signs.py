@@ -16,7 +16,7 @@ from mpsd.host import processes
 from mpsd.model.domain import DomainState
 
 SECONDS = 0.5
-_STOPPED = {"T": "is stopped (SIGSTOP): continue it by", "t": "is stopped under a debugger: let it go on, or"}
+_STOPPED = {"T": "is stopped (SIGSTOP): continue it by", "t": "is stopped under a debugger: continue it, or"}
 _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 
 

@@ -35,11 +35,11 @@ def read_devices(visible: str | None, library: Path | None = None) -> tuple[Devi
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError) as exc:
-        raise VendorFailed(f"no GPU can be used: NVML says {exc}") from None
+        raise VendorFailed(f"no GPU can be used: NVML reports {exc}") from None
     try:
         devices = [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as exc:
-        raise VendorFailed(f"the GPUs cannot be listed: NVML says {exc}") from None
+        raise VendorFailed(f"the GPUs cannot be listed: NVML reports {exc}") from None
     finally:
         pynvml.nvmlShutdown()
     chosen = choose_visible(devices, visible)

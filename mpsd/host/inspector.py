@@ -107,7 +107,7 @@ class Inspector:
         numbers = wire.parse_numbers(data)
         if len(numbers) != len(taken):
             _close_all(taken)
-            raise Unreadable("mpsd has no descriptor left for what was taken")
+            raise Unreadable("mpsd has no descriptor left for the received ones")
         return list(zip(numbers, taken, strict=True))
 
     # -- its process -----------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _check_gone(error: OSError, pid: int) -> None:
 
 
 def _overdue(pid: int) -> Unreadable:
-    return Unreadable(f"pid {pid} could not be read in time: the kernel keeps whoever reads its memory or descriptors waiting")
+    return Unreadable(f"pid {pid} could not be read in time: the kernel makes readers of its memory or descriptors wait")
 
 
 def _is_readable(end: socket.socket, seconds: float) -> bool:
@@ -248,7 +248,7 @@ def _receive(end: socket.socket, pid: int) -> tuple[bytes, list[int]]:
     except OSError as exc:
         _close_all(taken)
         if exc.errno == errno.EBUSY:
-            raise Unreadable(f"pid {pid} was not read: too many reads of its user's processes wait for an end") from None
+            raise Unreadable(f"pid {pid} was not read: too many reads of its user's processes have not ended") from None
         raise
     return payload, taken
 

@@ -103,7 +103,7 @@ class ProcessReader:
 
     def _read(self, question: Question) -> bytes:
         if not 0 < question.pid <= _MOST_PID:
-            raise ProcessLookupError(errno.ESRCH, f"{question.pid} is no pid")
+            raise ProcessLookupError(errno.ESRCH, f"{question.pid} is not a pid")
         request = wire.pack_question(question, 0, 1, 0)
         with self._lock:
             if self._waits or self._stuck:

@@ -87,7 +87,7 @@ class AdminGroup:
         try:
             found = await self._users.ask(partial(gid_of, name))
         except trio.TooSlowError:
-            effect = "its members are no operators" if self._gid is None else f"gid {self._gid} goes on to count"
+            effect = "its members are not operators" if self._gid is None else f"gid {self._gid} still counts"
             log.warning("users.silent", group=name, why="the user database does not answer", effect=effect)
         else:
             if name == self._name:  # otherwise a reload has named another group since

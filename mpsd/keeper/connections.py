@@ -224,7 +224,7 @@ class KeeperClient:
     def _ask(self, op: KeeperOp, name: str = "") -> tuple[Reply, list[int]]:
         """Send one request; return its reply and descriptors, within a few seconds.  Raises KeeperFailed."""
         if self._socket is None:
-            raise KeeperFailed(f"there is no connection to the keeper at {self._path}")
+            raise KeeperFailed(f"no connection to the keeper at {self._path}")
         sequence = self._next_sequence()
         try:
             self._socket.send(pack_request(op, sequence, name), socket.MSG_NOSIGNAL)

@@ -215,7 +215,7 @@ class VaultKeeper:
         if self._link.is_open or await self._connect():
             return
         self._lose()
-        raise KeeperGone(f"nobody listens at {self._path} any more")
+        raise KeeperGone(f"no process listens at {self._path} any more")
 
     async def _connect(self) -> bool:
         """Connect and list.  Return False if no process listens.  Raise KeeperFailed."""

@@ -66,7 +66,7 @@ class VaultKeepers:
     def state(self) -> str:
         """"works", or why not all of them do."""
         if not self._keepers:
-            return "there is none, and nothing to hold"
+            return "none runs, since the vault is empty"
         silent = sum(not keeper.works for keeper in self._keepers.values())
         if not silent:
             return "works"
@@ -230,7 +230,7 @@ class VaultKeepers:
         most = sum(keeper.most_held for keeper in self._keepers.values())
         if most >= self._most or len(self._keepers) == MOST_KEEPERS:
             if any(keeper.is_silent for keeper in self._keepers.values()):
-                raise KeeperFailed(f"of the vault's {len(self._keepers)} keepers those that answer have no room")
+                raise KeeperFailed(f"of the vault's {len(self._keepers)} keepers none that answers has room")
             raise NoRoom(f"the vault's keepers, {len(self._keepers)}, can hold {most} descriptors, and hold {self.held}")
         number = min(set(range(MOST_KEEPERS)) - set(self._keepers))
         keeper = VaultKeeper(number, self._path_of(number), self._most, self)

@@ -94,7 +94,7 @@ def parse_reply(data: bytes) -> Reply:
         raise ProtocolError(f"the keeper answered with {len(data)} bytes")
     _, _, op, flags, sequence, status, _, size, _, count, name, _, _ = _MESSAGE.unpack_from(data)
     if not flags & _REPLY:
-        raise ProtocolError("the keeper sent what is no reply")
+        raise ProtocolError("the keeper sent a message that is not a reply")
     return Reply(op, sequence, status, bool(flags & _MORE), size, count, _name(name), data[_MESSAGE.size :])
 
 

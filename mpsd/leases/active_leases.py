@@ -44,7 +44,7 @@ class ActiveLeases:
 
     def find(self, lease_id: int) -> Lease:
         if (lease := self._leases.get(lease_id)) is None:
-            raise NoSuchLease(f"there is no lease {lease_id}")
+            raise NoSuchLease(f"lease {lease_id} does not exist")
         return lease
 
     def get(self, lease_id: int | None) -> Lease | None:

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 _NEWCOMER = "newcomer"
 _NO_FILES = "mpsd has open files for {} clients, and as many run: raise LimitNOFILE="
 _KEPT_FILES = "mpsd has open files for {} clients: raise LimitNOFILE=; {}"
-_DEALT_OUT = "the shares of its group are all held by others"
+_DEALT_OUT = "other members hold all shares of its group"
 
 Identify = Callable[[ProcessId | None, Credentials], Identity]
 

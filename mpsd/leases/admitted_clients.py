@@ -22,7 +22,7 @@ from mpsd.model.lease import Grant, Identity, Lease
 from mpsd.model.process import Credentials, ProcessId
 
 log = structlog.get_logger()
-_DEALT_OUT = "lease {}: the shares of its group are all held; one is free when a member ends"
+_DEALT_OUT = "lease {}: all shares of its group are taken; one is free when a member ends"
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ _LOOK_SECONDS = 20.0  # between checks of the processes that no other task watch
 _LOOKS_AT_ONCE = 64  # then other tasks run
 _LOOKS_A_ROUND = 1000  # more processes are checked less often
 _AGAIN_SECONDS = 5.0  # until a failed write is tried again
-_SILENT = "the user database does not say which groups user {} is in, and a quota depends on that (look at nsswitch.conf)"
+_SILENT = "the user database does not answer which groups user {} is in, and a quota depends on that (see nsswitch.conf)"
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 
 

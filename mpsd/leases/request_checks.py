@@ -26,7 +26,7 @@ def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | N
 def same_request(made: Lease, spec: LeaseSpec) -> Lease:
     """Return the lease for a repeated request.  Raise BadRequest if the request differs from the first one."""
     if replace(spec, ttl_seconds=made.spec.ttl_seconds) != made.spec:  # its ttl may differ: the lease may have been renewed
-        raise BadRequest(f"request_key: found {spec.request_key!r}; lease {made.id} was made with it, and says something else")
+        raise BadRequest(f"request_key: found {spec.request_key!r}; lease {made.id} was made with it, and has other settings")
     return made
 
 
@@ -37,8 +37,8 @@ def check_draft(draft: Lease, count: int, account: Account, terms: QuotaLimits) 
         raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")
     most = terms.settings.max_leases
     if count >= most:
-        raise TooMany(f"there are {count} leases, as many as there may be (max_leases)")
-    amounts = dict.fromkeys(quota_scopes(owner, AmountKind.LEASES), 1)
+        raise TooMany(f"{count} leases exist, which is the maximum (max_leases)")
+    amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
     limits, used = terms.limits(account.places), account.ledger.used
     own = used.get(Scope(ScopeLevel.USER, AmountKind.LEASES, str(owner.uid)), 0) if owner else 0
     if kept := hindrance_of_slots(most, own, count, owner is None, "leases"):

@@ -117,6 +117,6 @@ class LeaseStore:
         try:
             last = write(self._db, writes)
         except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None
+            raise UnusablePath(f"{self._path} cannot be written, so changes would be lost: {exc}") from None
         self._written += 1
         return last

@@ -145,7 +145,7 @@ def _of_arenas(source: MetricsSource) -> Iterator[Metric]:
     services, tallies = source.services, source.tallies
     arenas = services.arenas.arenas() if services.arenas else []
     counts = dict.fromkeys(_ARENA_STATES, 0) | Counter(_state_of(arena) for arena in arenas)
-    yield _gauge("mpsd_arenas", "Arenas, by who has them open.", "state", counts)
+    yield _gauge("mpsd_arenas", "Arenas, by the process that has them open.", "state", counts)
     gpus = [device.uuid for device in services.board.devices]
     sizes = Counter({(gpu, state): 0 for gpu in gpus for state in _ARENA_STATES})
     capacities, allocations = dict.fromkeys(gpus, 0), dict.fromkeys(gpus, 0)
@@ -154,7 +154,7 @@ def _of_arenas(source: MetricsSource) -> Iterator[Metric]:
         capacities[arena.gpu] = capacities.get(arena.gpu, 0) + arena.capacity_bytes
         allocations[arena.gpu] = allocations.get(arena.gpu, 0) + arena.allocations
     yield _labelled(
-        "mpsd_arena_memory_bytes", "Memory that arenas hold, by who has them open.", ("gpu", "state"), sizes.items()
+        "mpsd_arena_memory_bytes", "Memory of arenas, by the process that has them open.", ("gpu", "state"), sizes.items()
     )
     yield _gauge("mpsd_arena_capacity_bytes", "Memory that arenas may hold.", "gpu", capacities)
     yield _gauge("mpsd_arena_allocations", "Committed allocations of arenas.", "gpu", allocations)

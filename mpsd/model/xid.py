@@ -38,7 +38,7 @@ class XidMeaning:
 _MMU, _SM, _DEVICE, _UNKNOWN = FaultClass.MMU, FaultClass.SM, FaultClass.DEVICE, FaultClass.UNKNOWN
 _COPY = "a copy engine refused a command: restart the program; if other programs see it too, suspect the hardware"
 _VIDEO = "a video engine failed, which compute work does not use: restart the program that does"
-_NVLINK5 = "an NVLink unit of the GPU reports an error: see its sub-code in the kernel log; 154 says if a reset is needed"
+_NVLINK5 = "an NVLink unit of the GPU reports an error: see its sub-code in the kernel log; 154 reports if a reset is needed"
 _SPI = "the chip that holds the GPU's firmware could not be accessed: the GPU runs on; have it looked at if it recurs"
 _OLD_DISPLAY = "concerns displays; unused on compute GPUs"
 
@@ -63,7 +63,7 @@ _ROWS = (
      "a channel was removed because of another error, or because its process was ended: look at the Xid before it"),
     (46, "GPU stopped processing", _DEVICE, "drains", "the GPU answers no more: it has to be reset"),
     (48, "Double Bit ECC Error", _DEVICE, "ends",
-     "data were lost that ECC cannot restore; who used them is ended; 94 or 95 says how far it went, 154 what to do"),
+     "ECC could not restore data, and the processes that used them end; 94 or 95 reports the extent, 154 what to do"),
     (54, "Auxiliary power is not connected to the GPU board", _DEVICE, "drains",
      "a power cable is missing: look at the machine"),
     (56, "Display Engine error", _UNKNOWN, "", _OLD_DISPLAY),
@@ -125,7 +125,7 @@ _ROWS = (
     (152, "DLA SMMU Error", _UNKNOWN, "", "concerns an engine that data-centre GPUs do not have"),
     (153, "DLA timeout Error", _UNKNOWN, "", "concerns an engine that data-centre GPUs do not have"),
     (154, "GPU Recovery Action Changed", _DEVICE, "",
-     "says what the Xids before it make necessary: nothing, a reset of the GPU, or a restart of the machine"),
+     "reports what the Xids before it require: nothing, a reset of the GPU, or a restart of the machine"),
 )  # fmt: skip
 XIDS: Mapping[int, XidMeaning] = {
     number: XidMeaning(number, name, meaning, fault_class, "ends" in flags, "drains" in flags)
@@ -153,7 +153,7 @@ def meaning_of(number: int) -> XidMeaning:
 def recovery_text(action: int) -> str:
     """Return NVML's recovery action in the words of the kernel log's Xid 154."""
     if action < 0:
-        return "GPU recovery action changed, NVML does not say to what"
+        return "GPU recovery action changed, NVML does not report it"
     name = _ACTIONS[action] if action < len(_ACTIONS) else "not known to mpsd"
     return f"GPU recovery action changed to 0x{action:x} ({name})"
 

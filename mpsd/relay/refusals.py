@@ -46,7 +46,7 @@ class Refusals:
     async def tell(self, caller: ClientConnection, why: str) -> None:
         """Give the client its error (805), by a vendor daemon that serves no client; hold the client if that fails."""
         if not await self.try_to_tell(caller, why):
-            await self.hold(caller, None, f"{why}, and it could not be told so")
+            await self.hold(caller, None, f"{why}, and it could not be informed")
 
     async def try_to_tell(self, caller: ClientConnection, why: str) -> bool:
         """Do the same as `tell`; return False if the client does not respond, or no such daemon can be started."""

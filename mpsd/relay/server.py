@@ -137,7 +137,7 @@ class Relay:
     async def _turn_away(self, caller: ClientConnection) -> None:
         """Give the client an error.  If that takes too long, the relay closes its connection: other users need the place."""
         pid, uid = caller.credentials.pid, caller.credentials.uid
-        why = f"user {uid} has {self._taken[self.ranges.share_of(uid)]} connections; what is left is for users who have fewer"
+        why = f"user {uid} has {self._taken[self.ranges.share_of(uid)]} connections; the rest is kept for users with fewer"
         if self._turned_away < self._places.first // _TOLD_SHARE:
             self._turned_away += 1
             try:
@@ -210,7 +210,7 @@ class Relay:
             with caller.scope:
                 await conversation
             if caller.scope.cancelled_caught and not has_hung_up(caller.connection):
-                log.warning("relay.evicted", **who, why="too many connections, and it never said a word", effect=_WITHOUT)
+                log.warning("relay.evicted", **who, why="too many connections, and it never sent a message", effect=_WITHOUT)
         except WrongSpeaker as exc:
             await self.conversations.refusals.hold(caller, None, str(exc))
         except MpsdError as exc:

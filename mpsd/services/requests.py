@@ -69,7 +69,7 @@ class ServiceRequests:
         desk = self._desk
         arena = self._held(arena_id, process)
         if arena.is_sealed:
-            raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+            raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
         desk.ends.watch(process)
         entry = desk.entry(arena_id)
         if (seat := entry.seats.get(process)) is not None:
@@ -126,7 +126,7 @@ class ServiceRequests:
             if self._silent_at(seat) < self._due:
                 self._desk.wake()
         if entry.seats.get(process) is not seat:
-            raise NotAllowed(f"pid {process.pid} is no member of service {entry.arena.name} any more")
+            raise NotAllowed(f"pid {process.pid} is no longer a member of service {entry.arena.name}")
         return seat.told
 
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
@@ -144,7 +144,7 @@ class ServiceRequests:
 
     def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
         entry, seat = self._seat(arena_id, process)
-        seat.dismissed = seat.dismissed or f"it said that it failed: {why}"
+        seat.dismissed = seat.dismissed or f"it reported that it failed: {why}"
         event = Failed(process) if entry.service.writer == process else Ended(process)
         self._desk.telling.publish(entry, "failed", pid=process.pid, why=why)
         self._desk.tell(entry, event, self._desk.around.clock_ns(), why)
@@ -178,7 +178,7 @@ class ServiceRequests:
         name, began, from_ = entry.arena.name, trio.current_time(), entry.service.writer
         to = next((each.process for each in entry.service.members if each.process.pid == to_pid), None)
         if to_pid is not None and to is None:
-            raise BadRequest(f"pid {to_pid} is no member of service {name}")
+            raise BadRequest(f"pid {to_pid} is not a member of service {name}")
         if refused := desk.tell(entry, Asked(to), desk.around.clock_ns()):
             raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
         assert from_ is not None, "it serves"
@@ -186,7 +186,7 @@ class ServiceRequests:
             while not entry.is_removed:
                 writer, phase = entry.service.writer, entry.service.phase
                 if phase is Phase.SERVING and writer == from_:
-                    raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} goes on, as nobody could take over")
+                    raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} continues, as no member is ready")
                 if phase is Phase.SERVING and writer is not None:
                     return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
                 await entry.changed()

@@ -69,11 +69,11 @@ def _unserved(service: Service) -> str:
     """Return why the service has no writer; empty if it has one."""
     match service.phase:
         case Phase.IDLE:
-            return f"nobody serves: {why_nobody(service)}"
+            return f"no member serves: {why_nobody(service)}"
         case Phase.FENCING if service.writer is not None:
-            return f"nobody serves: pid {service.writer.pid} is being fenced"
+            return f"no member serves: pid {service.writer.pid} is being fenced"
         case Phase.PROMOTING if service.writer is not None:
-            return f"nobody serves: pid {service.writer.pid} is taking over"
+            return f"no member serves: pid {service.writer.pid} is taking over"
     return ""
 
 

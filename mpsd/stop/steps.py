@@ -205,7 +205,7 @@ async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid
             answer = (await terminate_client(domain, server_pid, client_pid)).strip()
     except (VendorFailed, trio.TooSlowError) as exc:
         return f"domain {domain.name}: {exc or 'no answer'}"
-    return "" if answer == _TERMINATED else f"server {server_pid} says {answer!r}"
+    return "" if answer == _TERMINATED else f"server {server_pid} answered {answer!r}"
 
 
 async def _kill(case: StopCase) -> None:

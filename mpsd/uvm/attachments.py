@@ -204,7 +204,7 @@ class Attachments:
     def _tell_absent(self, why: str) -> None:
         if why not in self._reasons and len(self._reasons) < _MOST_REASONS:
             self._reasons.add(why)
-            log.warning("uvm.absent", why=why, effect="faults are told later and without proof, and there is no shield")
+            log.warning("uvm.absent", why=why, effect="faults are reported later and without proof, and clients have no shield")
 
 
 def _threads(limiter: trio.CapacityLimiter) -> InThread:

@@ -58,7 +58,7 @@ def explained(error: OSError) -> Exception:
             why = "it belongs to another user or user namespace, or kernel.yama.ptrace_scope forbids it; root may"
             return Unavailable(f"not permitted to duplicate the client's descriptors: {why}")
         case errno.ENOSYS:
-            return Unavailable("this kernel has no pidfd_getfd: Linux 5.6 or later has")
+            return Unavailable("this kernel has no pidfd_getfd, which needs Linux 5.6")
         case errno.EMFILE | errno.ENFILE:
             return Unavailable("mpsd has no descriptor left")
         case _:

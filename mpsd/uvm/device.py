@@ -66,7 +66,7 @@ def _device_of(path: Path) -> tuple[int, int]:
     except OSError as exc:
         raise Unavailable(f"{path}: {exc.strerror}") from exc
     if kind != stat.S_IFCHR:
-        raise Unavailable(f"{path} is no device")
+        raise Unavailable(f"{path} is not a device")
     return major, minor
 
 

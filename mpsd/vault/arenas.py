@@ -84,7 +84,7 @@ class Arenas:
         if (other := shelf.by_name.get(spec.name)) is not None:
             owner = other.arena.owner_uid
             whose = "" if owner == uid else f": it belongs to user {owner}, and an operator can remove it"
-            raise BadRequest(f"an arena is called {spec.name} already{whose}")
+            raise BadRequest(f"an arena has the name {spec.name} already{whose}")
         now = shelf.around.clock()
         lease_id = None if process is None else self._lease_of(process)
         arena = Arena(

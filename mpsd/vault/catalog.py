@@ -225,7 +225,7 @@ class Catalog:
         if not rows:
             return
         self._store.lose(rows)
-        log.error("vault.lost", arenas=len(rows), why="a keeper of theirs has died, or does not have their memory any more")
+        log.error("vault.lost", arenas=len(rows), why="their keeper has died, or no longer has their memory")
         for row in rows:
             entry = self.by_id[row.arena.id]
             before = entry.contents

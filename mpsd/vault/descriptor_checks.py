@@ -35,9 +35,9 @@ def check_exported(descriptor: int) -> None:
     try:
         wanted = os.stat(CONTROL_DEVICE).st_rdev
     except OSError as exc:
-        raise BadRequest(f"this machine has no {CONTROL_DEVICE}, so nothing is GPU memory: {exc.strerror}") from None
+        raise BadRequest(f"this machine has no {CONTROL_DEVICE}, so no descriptor can be GPU memory: {exc.strerror}") from None
     if not stat.S_ISCHR(found.st_mode) or found.st_rdev != wanted:
-        raise BadRequest(f"a descriptor is no exported GPU memory: it is {_kind(found.st_mode)}, and not {CONTROL_DEVICE}")
+        raise BadRequest(f"a descriptor is not exported GPU memory: it is {_kind(found.st_mode)}, and not {CONTROL_DEVICE}")
 
 
 def check_simulated(descriptor: int) -> None:
@@ -48,11 +48,11 @@ def check_simulated(descriptor: int) -> None:
     found = os.fstat(descriptor)
     if not _is_memory_file(descriptor):
         kind = _kind(found.st_mode)
-        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {kind}, and not a memory file")
+        raise BadRequest(f"a descriptor is not simulated GPU memory: it is {kind}, and not a memory file")
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-        raise BadRequest("a descriptor is no simulated GPU memory: it is a memory file that can still change")
+        raise BadRequest("a descriptor is not simulated GPU memory: it is a memory file that can still change")
     if found.st_size > _TICKET_BYTES:
-        raise BadRequest(f"a descriptor is no simulated GPU memory: it is a memory file of {found.st_size} bytes")
+        raise BadRequest(f"a descriptor is not simulated GPU memory: it is a memory file of {found.st_size} bytes")
 
 
 def read_layout(descriptor: int) -> Layout:
@@ -95,7 +95,7 @@ def check_state(descriptor: int, generation: int, *, may_be_older: bool = False)
     if head.generation != generation and not (may_be_older and 0 < head.generation < generation):
         raise BadRequest(f"a forward state of generation {generation} is wanted; found: {head.generation}")
     if (size := os.fstat(descriptor).st_size) != head.file_bytes:
-        raise BadRequest(f"a forward state whose head says {head.file_bytes} bytes has {size}")
+        raise BadRequest(f"a forward state whose head has {head.file_bytes} bytes has {size}")
     return size
 
 

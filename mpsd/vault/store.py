@@ -244,7 +244,7 @@ class VaultStore:
         try:
             return write(self._db, self._announced(writes))
         except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None
+            raise UnusablePath(f"{self._path} cannot be written, so changes would be lost: {exc}") from None
 
     def _announced(self, writes: Iterable[Write]) -> Iterator[Write]:
         for each in writes:

@@ -59,7 +59,7 @@ class Writers:
                     if arena.writer == process:
                         return arena
                     if arena.is_sealed:
-                        raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+                        raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
                     if self.is_served(arena.id):
                         raise ArenaBusy(f"service {arena.name} has it: its members are promoted by mpsd")
                     if arena.writer is None and entry.queue[0] is ticket:
@@ -98,7 +98,7 @@ class Writers:
         entry.check_holder(process)
         arena = entry.arena
         if arena.is_sealed:
-            raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+            raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
         if arena.writer not in (None, fenced, process):
             raise ArenaBusy(self._why_busy(arena))
         self._holders.check(process)

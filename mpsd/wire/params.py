@@ -65,7 +65,7 @@ def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
     for name in given:
         if name not in known:
             accepted = ", ".join(known) or "none"
-            raise BadRequest(f"there is no parameter {describe(where + name)}; accepted: {accepted}")
+            raise BadRequest(f"unknown parameter {describe(where + name)}; accepted: {accepted}")
     values: dict[str, Any] = {}
     for name, each in known.items():
         if name in given:

@@ -133,7 +133,7 @@ def test_eight_users_with_all_they_can_get_leave_a_place_for_a_ninth(machine: Ma
         for uid in (INNOCENT, 3001, None):
             with machine.mpsd(uid) as mpsd:
                 mpsd.ask(calls.health())
-        with machine.mpsd(INNOCENT), pytest.raises(Disconnected, match="for users who have fewer"), machine.mpsd(INNOCENT):
+        with machine.mpsd(INNOCENT), pytest.raises(Disconnected, match="for users with fewer"), machine.mpsd(INNOCENT):
             pass
 
 

@@ -74,4 +74,4 @@ def test_the_reason_for_which_nobody_serves_is_that_of_now(machine: Machine) -> 
         assert "no standby is ready" in reasons()
         is_told = lambda: [each for each in starter.said("unserved")[-1:] if "too many promotions" in each["why"]]  # noqa: E731
         wait_for("the same of the starter", is_told, WAITS_SECONDS)
-        assert "nobody serves: too many promotions" in " ".join(shown(machine).split())
+        assert "no member serves: too many promotions" in " ".join(shown(machine).split())

@@ -202,7 +202,7 @@ def test_the_session_that_is_idle_longest_makes_way_and_is_told(machine: Machine
             end.send(b"mpsd-ui 1")
             assert end.recv(65536) == b"mpsd-ui 1"
         assert machine.tell("get_default_client_priority") == "0\n"
-        assert first.recv(65536) == b"ESession closed: there were too many, and this one was idle longest\n"
+        assert first.recv(65536) == b"ESession closed: too many sessions were open, and this one was idle longest\n"
         assert (first.recv(65536), first.recv(65536)) == (b"X\x01", b"")
         second.send(b"get_default_client_priority")
         assert second.recv(65536) == b"O0\n"

@@ -134,7 +134,7 @@ async def create(call: Call[CreateArena]) -> Map:
     gpu = find_device(call.services.board.devices, ask.gpu).uuid
     owner, name = arena_names.split(ask.name)
     if owner not in (None, peer.uid):
-        raise NotAllowed(f"there is no arena {ask.name}, and you are user {peer.uid}: user {owner} has to make it")
+        raise NotAllowed(f"arena {ask.name} does not exist, and you are user {peer.uid}: user {owner} has to make it")
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     namespace = EVERYTHING if peer.is_operator else peer.bound
     return results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace))

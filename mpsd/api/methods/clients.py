@@ -123,7 +123,7 @@ async def terminate(call: Call[ClientId]) -> Map:
         if process.pid in server.client_pids:
             answer = (await board.terminate_client(server.pid, process.pid)).strip()
             if answer != _TERMINATED:
-                raise VendorFailed(f"client {process.pid} was not terminated; server {server.pid} says: {answer!r}")
+                raise VendorFailed(f"client {process.pid} was not terminated; server {server.pid} answered: {answer!r}")
             return {**results.process(process), "server_pid": server.pid, "domain": server.domain}
     raise NoSuchClient(f"client {process.pid} has no context in any server")
 

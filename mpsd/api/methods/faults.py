@@ -80,7 +80,7 @@ def _client(call: Call[ReportError] | Call[GuardRange]) -> ProcessId:
     process, peer = call.process(), call.peer
     clients = ClientTable.of(call.services)
     if process not in clients.all() or clients.uid(process) != peer.uid:
-        raise NoSuchClient(f"only a client says so, and pid {peer.pid} of user {peer.uid} is none")
+        raise NoSuchClient(f"only a client may report that, and pid {peer.pid} of user {peer.uid} is no client")
     return process
 
 

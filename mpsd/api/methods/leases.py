@@ -144,13 +144,13 @@ def _sm_percent(services: Ports, ask: CreateLease) -> float:
         unsaid = 0.0 if ask.memory_bytes else FULL_PERCENT  # a lease that names memory alone reserves no SMs
         return unsaid if ask.sm_percent is None else ask.sm_percent
     if ask.sm_percent is not None:
-        raise BadRequest("sm_percent and sm_count are two ways to say one thing: give one of them")
+        raise BadRequest("sm_percent and sm_count mean the same: give one of them")
     devices = services.board.devices
     wanted = [find_device(devices, name) for name in ask.gpus] or devices
     totals = {device.multiprocessors for device in wanted}
     total = totals.pop() if len(totals) == 1 else 0
     if not total:
-        raise BadRequest("sm_count needs GPUs of one and a known number of SMs (device.list tells): give sm_percent")
+        raise BadRequest("sm_count needs GPUs with equal and known numbers of SMs (see device.list): give sm_percent")
     if ask.sm_count > total:
         raise BadRequest(f"parameter sm_count: found {ask.sm_count}; these GPUs have {total}")
     return max(sm_steps.of_count(ask.sm_count, ask.processes, device) for device in wanted)

@@ -33,7 +33,7 @@ _NOBODY = -1  # the uid of no user
 def failover_of(services: Ports) -> ServicePort:
     """Return the failover services.  Raises KeeperFailed if this mpsd has none."""
     if services.failover is None:
-        raise KeeperFailed("this mpsd keeps no memory, and has no services")
+        raise KeeperFailed("this mpsd has no vault, and so no services")
     return services.failover
 
 

@@ -30,7 +30,7 @@ def told(result: Mapping[str, Any]) -> str:
     words = [f"{each['pid']} {'ended' if each['has_ended'] else 'left: ' + each['why']}" for each in result["processes"]]
     rest = [f"and {result['count'] - _MOST_TOLD} more"] if len(words) > _MOST_TOLD else []
     others = [f"{result['others']} of other users left"] if result["others"] else []
-    return "; ".join([*words[:_MOST_TOLD], *rest, *others]) or "nobody was there"
+    return "; ".join([*words[:_MOST_TOLD], *rest, *others]) or "no process was found"
 
 
 def _target(ask: StopClient) -> Target:
@@ -38,7 +38,7 @@ def _target(ask: StopClient) -> Target:
     given = {TargetKind.PID: ask.pid, TargetKind.CGROUP: ask.cgroup, TargetKind.CONTAINER: ask.container}
     targets = [Target(kind, str(value), ask.start_time) for kind, value in given.items() if value is not None]
     if len(targets) != 1:
-        raise BadRequest(f"one of pid, cgroup and container says whom to stop; {len(targets)} were given")
+        raise BadRequest(f"one of pid, cgroup and container is required; {len(targets)} were given")
     return targets[0]
 
 

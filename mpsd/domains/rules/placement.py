@@ -74,7 +74,7 @@ class Wait:
 
 
 _KEPT_SHARE = 4  # one domain in so many is kept for users without one, so that no user takes them all
-_KEPT = "its user has fault domains, and the others are kept for users who have none"
+_KEPT = "its user has fault domains, and the remaining ones are kept for users without any"
 _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
 _CLOSED_BY_CLIENTS = (DomainState.READY, DomainState.FAULT, DomainState.SILENT)  # a user may stop or end its vendor server
 

@@ -189,7 +189,7 @@ class Blame:
         """Undo what an earlier revision of this incident did."""
         changes = [*self._take_back(number, why)]
         for case in [each for each in self._cases.values() if each.number == number or (why and each.last == number)]:
-            changes += self._close(case, why or "nobody is suspected any more")
+            changes += self._close(case, why or "no client is suspected any more")
         if number in self._suspected and not why:
             self._suspected.remove(number)
         return changes
@@ -281,13 +281,13 @@ class Blame:
         """Drop the oldest beyond the bounds: records, cases, and convictions, the expired ones first."""
         changes: list[Change] = []
         while len(self._cases) > MOST_CASES:
-            changes += self._close(next(iter(self._cases.values())), "there are too many cases")
+            changes += self._close(next(iter(self._cases.values())), "too many cases")
         while len(self._records) > MOST_KEYS:
             del self._records[next(iter(self._records))]
         while len(self._convictions) > MOST_KEYS:
             excess = _first_to_go(self._convictions.values())
             del self._convictions[excess.key]
-            changes.append(Released(excess.key, "there are too many convictions"))
+            changes.append(Released(excess.key, "too many convictions"))
         return changes
 
 

@@ -153,7 +153,7 @@ class CoreDumps:
         try:
             return FileWriters(place)
         except OSError as exc:
-            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear nobody")
+            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear no client")
             return None
 
     def _give_up(self, why: str) -> None:

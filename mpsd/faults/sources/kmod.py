@@ -44,7 +44,7 @@ class Kmod:
         try:
             descriptor = _open(self._path)
         except FileNotFoundError:
-            self.absent = f"{self._path} is not there: nvidia-uvm is not patched"  # as on most machines: not worth a warning
+            self.absent = f"{self._path} does not exist: nvidia-uvm is not patched"  # as on most machines: not worth a warning
             log.debug("faults.no_kmod", path=str(self._path), why=self.absent)
             return
         except OSError as exc:

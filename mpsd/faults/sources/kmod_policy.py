@@ -50,7 +50,7 @@ class KmodPolicy:
     @property
     def absent(self) -> str:
         if self._ioctl is None:
-            return "the module is not there"
+            return "the module is not loaded"
         if self._refusal:
             return f"the policy is not {self._wanted.word}: {self._refusal}"
         if self._in_force is None:

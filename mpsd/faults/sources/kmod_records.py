@@ -34,7 +34,7 @@ _WHOLE_BATCH = 10  # in `why`: UVM cancels all pending faults, including stale e
 # batch; a module of minor version 0 shows that by the reason alone.
 _OWN_REASONS = frozenset({1, 2, 3})
 _POISON = 15  # a type of fault: the GPU's memory is damaged
-_ACTIONS = {0: "cancelled, all clients of its server are ended", 1: "contained", 2: "contained, as one before it"}
+_ACTIONS = {0: "cancelled: all clients of its server end", 1: "contained", 2: "contained, as one before it"}
 
 _WHYS = {  # docs/abi.md has what to do about each
     1: "the policy is to report", 2: "no mapping helps this type of fault", 3: "a physical address",
@@ -42,7 +42,7 @@ _WHYS = {  # docs/abi.md has what to do about each
     7: "all windows of the client are used", 8: "no memory for page tables", 9: "the process is exempt",
     10: "everything pending was cancelled, innocent or not", 11: "the driver or the firmware keeps its own there",
     12: "the GPU cannot", 13: "windows do not help there", 14: "an address space of several processes",
-    15: "page tables could not be written", 16: "nobody can tell whose address space it is",
+    15: "page tables could not be written", 16: "the owner of the address space is not known",
 }  # fmt: skip
 
 
@@ -176,9 +176,9 @@ def _describe(record: Record) -> str:
             reason = f" ({_WHYS.get(record.why, f'reason {record.why}')})" if record.why else ""
             access = record.access or "access"
             return f"{made_up}{access} at {record.address:#x} by {who}, fault type {record.fault_type}; {became}{reason}"
-        case RecordKind.STOPPED:
-            return f"the driver was told to stop the channels of {who}"
-        case RecordKind.GONE:
+        case Kind.STOPPED:
+            return f"the driver stops the channels of {who}"
+        case Kind.GONE:
             return f"the GPU address space of {who} is gone"
         case None:
             return f"a record of {who}, of a kind that mpsd does not know"

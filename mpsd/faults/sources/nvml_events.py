@@ -97,4 +97,4 @@ def observe(gpu: str, kind: str, number: int, seen_ns: int) -> Observation:
     if kind == "RECOVERY_ACTION":
         text = recovery_text(number)
         return Observation(Source.NVML, seen_ns, FaultClass.DEVICE, gpu=gpu, xid=RECOVERY_ACTION, text=text)
-    return Observation(Source.NVML, seen_ns, FaultClass.DEVICE, gpu=gpu, text="NVML says that the GPU is unavailable")
+    return Observation(Source.NVML, seen_ns, FaultClass.DEVICE, gpu=gpu, text="NVML reports that the GPU is unavailable")

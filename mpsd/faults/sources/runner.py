@@ -46,4 +46,4 @@ class Sources:
             await source.run(see)
         except Exception as exc:
             self._bugs[name] = f"a bug ended it: {exc!r}"
-            log.exception("faults.bug", source=name, effect="it tells nothing until mpsd is restarted")
+            log.exception("faults.bug", source=name, effect="it reports nothing until mpsd is restarted")

@@ -15,6 +15,6 @@ def observe(domain: str, news: News, parties: KnownClients, now_ns: int) -> Obse
             return Observation(Source.VENDOR_LOG, now_ns, domain=domain, text=f"server {pid} is handling a fatal GPU error")
         case ClientFault(pid, client_pid):
             named = parties.by_pid(client_pid)
-            text = f"server {pid} says that client {client_pid} encountered a fatal GPU error"
+            text = f"server {pid} reports that client {client_pid} encountered a fatal GPU error"
             return Observation(Source.VENDOR_LOG, now_ns, domain=domain, process=named, text=text)
     return None

@@ -73,7 +73,7 @@ def _of_domains(facts: HealthFacts) -> Iterator[str]:
     ready = [view for view in facts.domains if view.state is DomainState.READY]
     if not any(view.is_answering for view in ready):
         states = ", ".join(describe(view) for view in facts.domains)
-        yield f"no fault domain takes clients: {states}" if states else "there is no fault domain"
+        yield f"no fault domain takes clients: {states}" if states else "no fault domain exists"
         return
     for view in ready:
         if not view.is_answering:
@@ -98,9 +98,9 @@ def describe(view: DomainView) -> str:
 def _of_doors(facts: HealthFacts) -> Iterator[str]:
     if facts.missing:
         names = ", ".join(facts.missing)
-        yield f"clients cannot find mpsd: {names} is missing; mpsd makes it anew, or mpsd.log says why it cannot"
+        yield f"clients cannot find mpsd: {names} is missing; mpsd makes it again, or mpsd.log has the reason"
     if facts.has_keeper is False:
-        yield "there is no keeper, so clients that are starting would notice a restart of mpsd; mpsd.log says why"
+        yield "no keeper runs, so clients that are starting would notice a restart of mpsd; mpsd.log has the reason"
 
 
 def _of_storage(facts: HealthFacts) -> Iterator[str]:
@@ -110,18 +110,18 @@ def _of_storage(facts: HealthFacts) -> Iterator[str]:
         return
     if storage.trouble:
         yield (
-            f"the state directory {storage.path} {storage.trouble}: running clients go on, and mpsd keeps a copy there; "
+            f"the state directory {storage.path} {storage.trouble}: running clients continue, and mpsd keeps a copy there; "
             "kill mpsd (`kill -9`, which clients do not notice) and start it"
         )
         return
     if storage.is_read_only:
-        yield f"the state directory {storage.path} is read-only: remount it writable (dmesg says why)"
+        yield f"the state directory {storage.path} is read-only: remount it writable (dmesg has the reason)"
     elif lack := _lack(storage):
         yield f"the disk of the state directory {storage.path} is full: {lack}; make room"
     for name in storage.damaged:
         yield f"{storage.path}/{name} was removed, replaced or truncated: let clients end, then `quit` and start mpsd"
     if facts.unwritten:
-        yield f"what mpsd knows of its domains cannot be stored: {facts.unwritten}"
+        yield f"the facts about the domains cannot be stored: {facts.unwritten}"
 
 
 def _of_gpus(facts: HealthFacts) -> Iterator[str]:

@@ -62,7 +62,7 @@ def _check_text(spec: LeaseSpec) -> None:
 
 def _check_numbers(spec: LeaseSpec) -> None:
     checks = (
-        ("sm_percent", spec.sm_percent, _is_share(spec), "more than 0, at most 100; 0 beside memory_bytes"),
+        ("sm_percent", spec.sm_percent, _is_share(spec), "more than 0, at most 100; 0 with memory_bytes"),
         ("gpus", len(spec.gpus), len(spec.gpus) <= MOST_GPUS, f"at most {MOST_GPUS}"),
         ("memory_bytes", len(spec.memory_bytes), len(spec.memory_bytes) <= MOST_GPUS, f"at most {MOST_GPUS}"),
         ("processes", spec.processes, 1 <= spec.processes <= MOST_PROCESSES, f"1 to {MOST_PROCESSES}"),
@@ -89,7 +89,7 @@ def check_ttl(seconds: float | None) -> None:
 def _check_memory(memory: Mapping[str, int], gpus: tuple[str, ...], processes: int) -> None:
     for uuid, size in memory.items():
         if gpus and uuid not in gpus:
-            raise BadRequest(f"a memory limit is for {uuid}, which is none of the lease's GPUs")
+            raise BadRequest(f"a memory limit is for {uuid}, which is not a GPU of the lease")
         if not LEAST_BYTES * processes <= size <= MOST_BYTES:
             raise BadRequest(f"{size} bytes of {uuid} among {processes} processes: each needs {LEAST_BYTES} at least")
 

@@ -113,7 +113,7 @@ def may_promote_at(service: Service, at: float, limits: PromotionLimits) -> floa
 def why_nobody(service: Service) -> str:
     """Return why no member of an idle service serves."""
     if service.holder is not None:
-        return f"pid {service.holder.pid} writes the arena, and is no member"
+        return f"pid {service.holder.pid} writes the arena, and is not a member"
     if service.is_done:
         return "its work is done"
     if not service.members:
@@ -121,7 +121,7 @@ def why_nobody(service: Service) -> str:
     if successor(service) is None:
         return "no standby is ready"
     if service.deadline == service.retry_at:
-        return "the vault could not keep who is next: it is tried again"
+        return "the vault could not store the next writer: mpsd tries again"
     if service.deadline == service.not_before:
         return "others may come back who go first"
     return "too many promotions within services.window_seconds: it is tried again when they are over"
@@ -168,7 +168,7 @@ def _note(service: Service, event: Event, at: float, limits: PromotionLimits) ->
             return replace(service, is_done=True) if is_end else Refuse(f"{process.pid} does not end the work of the service")
         case Postponed(process):
             is_begun = service.phase is Phase.PROMOTING and process == service.writer
-            return service if is_begun else Refuse(f"{process.pid} was not told to begin")
+            return service if is_begun else Refuse(f"{process.pid} had no instruction to serve")
         case Emptied() | Filled():
             return replace(service, is_empty=isinstance(event, Emptied))
         case Elapsed():
@@ -187,15 +187,15 @@ def _note_standing(service: Service, process: ProcessId, standing: MemberState) 
 
 def _note_wish(service: Service, to: ProcessId | None, at: float, limits: PromotionLimits) -> Service | Refuse:
     if service.phase is not Phase.SERVING:
-        return Refuse(f"the service is {service.phase}: there is nobody to take over from")
+        return Refuse(f"the service is {service.phase}: no active can hand over")
     asked = replace(service, wish=to)
     if service.is_empty:
         return Refuse("the vault has lost its memory, and the one that serves has not given it again")
     next_ = successor(asked)
     if next_ is None or (to is not None and next_.process != to):
-        return Refuse("nobody is ready" if to is None else f"{to.pid} is no standby that is ready")
+        return Refuse("no standby is ready" if to is None else f"{to.pid} is not a ready standby")
     if may_promote_at(service, at, limits) > at:
-        many = f"there were {limits.most_promotions} promotions within {limits.window_seconds:g} seconds"
+        many = f"{limits.most_promotions} promotions occurred within {limits.window_seconds:g} seconds"
         return Refuse(f"{many}, as many as services.most_promotions allows")
     return asked
 

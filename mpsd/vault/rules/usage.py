@@ -99,13 +99,13 @@ class ArenaAccount:
         """Check whether a new arena, or a new capacity, could ever be filled.  Raise NoRoom."""
         for whose, _, limit in self._amounts(arena, bounds):
             if limit is not None and arena.capacity_bytes > limit:
-                raise NoRoom(f"{_size(arena.capacity_bytes)} were asked for; {whose} may hold {_size(limit)}")
+                raise NoRoom(f"{_size(arena.capacity_bytes)} were requested; {whose} may have {_size(limit)}")
 
     def check_number(self, arena: Arena, bounds: Bounds) -> None:
         """Check whether one more arena may exist.  Raise NoRoom."""
         uid, settings = self._share(arena), bounds.settings
         if self.arenas >= settings.max_arenas:
-            raise NoRoom(f"there are {self.arenas} arenas, and no more may be (vault.max_arenas)")
+            raise NoRoom(f"{self.arenas} arenas exist, which is the maximum (vault.max_arenas)")
         if kept := hindrance_of_slots(settings.max_arenas, self._arenas[uid], self.arenas, bounds.is_free(arena), "arenas"):
             raise NoRoom(f"{kept} (vault.max_arenas)")
         if bounds.is_free(arena):

@@ -118,7 +118,7 @@ async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:
             while before < (before := house.connections()):
                 house.connect(Peer(999, uid, False))
         await house.call_as(OWNER)
-        assert "for users who have fewer" in (await house.connect(OWNER).goodbye())["message"]
+        assert "for users with fewer" in (await house.connect(OWNER).goodbye())["message"]
 
 
 async def test_subordinate_uids_have_one_share(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ ACTS = "lease create x --user 1000 --sm 1%"
         ("arena change gone --ttl none", OWNER, "mpsctl arena change: no arena is called gone (NO_SUCH_ARENA)"),
         ("arena create cache --capacity 1G", OWNER, "mpsctl arena create: an arena is called cache already (BAD_REQUEST)"),
         ("arena create x --capacity 1T", OWNER, "mpsctl arena create: 1099511627776 bytes do not fit"),
-        ("events bogus.*", OPERATOR, 'mpsctl events: "bogus.*" is no topic; accepted: *, '),
+        ("events bogus.*", OPERATOR, 'mpsctl events: "bogus.*" is not a topic; accepted: *, '),
     ],
 )
 async def test_a_refusal_is_one_line_and_status_1(words: str, peer: object, said: str, tmp_path: Path, short_dir: Path) -> None:

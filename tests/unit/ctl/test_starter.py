@@ -264,10 +264,10 @@ def test_what_nobody_serves_is_not_called_protected() -> None:
 
 
 def test_why_nobody_serves_is_told_anew_when_the_reason_changes() -> None:
-    idle = replace(SERVICE, phase="idle", protection="nobody serves: no standby is ready")
-    too_many = replace(idle, protection="nobody serves: too many promotions")
-    assert [each.text for each in differences(SERVICE, idle)] == ["nobody serves: no standby is ready"]
-    assert [each.text for each in differences(idle, too_many)] == ["nobody serves: too many promotions"]
+    idle = replace(SERVICE, phase="idle", protection="no member serves: no standby is ready")
+    too_many = replace(idle, protection="no member serves: too many promotions")
+    assert [each.text for each in differences(SERVICE, idle)] == ["no member serves: no standby is ready"]
+    assert [each.text for each in differences(idle, too_many)] == ["no member serves: too many promotions"]
     assert list(differences(too_many, too_many)) == []
 
 

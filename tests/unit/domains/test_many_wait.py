@@ -160,9 +160,9 @@ async def test_what_domains_do_is_told_to_those_who_ask_and_is_no_line_of_the_lo
                 pool.why = f"all domains are taken: d1 ready {number}/48"
                 await change(pool)
             assert {wait.reason for wait in pool.waits.listed()} == {pool.why}
-            pool.why = "GPU-a takes nobody: an operator drained it"
+            pool.why = "GPU-a takes no clients: an operator drained it"
             await change(pool)
             pool.why = "all domains are taken: d1 ready 3/48"
             await change(pool)
     reasons = Counter(line["reason"] for line in lines if line["event"] == "client.waiting")
-    assert reasons == {"all domains are taken: d1 ready 0/48": EACH, "GPU-a takes nobody: an operator drained it": EACH}
+    assert reasons == {"all domains are taken: d1 ready 0/48": EACH, "GPU-a takes no clients: an operator drained it": EACH}

@@ -9,10 +9,10 @@ from mpsd.domains.vendor_control import why_absent
     ("output", "status", "has_room", "said"),
     [
         (b"Cannot bind\nsecond line\n", 1, True, "Cannot bind"),
-        (b"", 0, True, "it said nothing"),
+        (b"", 0, True, "it printed nothing"),
         (b" \n", 100, True, "no device is visible to it"),
         (b"of\0 a mishap", 1, True, "of a mishap"),
-        (b"", 0, False, "it said nothing; the disk of the state directory is full"),
+        (b"", 0, False, "it printed nothing; the disk of the state directory is full"),
         (b"Cannot write", 1, False, "Cannot write; the disk of the state directory is full"),
     ],
 )

@@ -70,7 +70,7 @@ async def test_one_that_comes_back_late_waits_for_the_next_start_of_another(worl
         assert (await world.admit(1, ALICE)).sm_percent == 90.0
         late = Arrival(world, nursery, 2, BOB)
         await wait_all_tasks_blocked()
-        assert late.told == ["the shares of its group are all held by others"]
+        assert late.told == ["other members hold all shares of its group"]
         world.book.leave(process(1))
         await wait_all_tasks_blocked()
         assert late.grant is not None

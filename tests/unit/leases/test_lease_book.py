@@ -234,7 +234,7 @@ def test_the_last_leases_are_for_users_with_few_and_for_operators(world):
         world.book.create(1003, spec(0.1, by_uid(1003)))
     for _ in range(2):
         world.book.create(ROOT, spec(0.1))
-    with pytest.raises(TooMany, match="there are 64 leases"):
+    with pytest.raises(TooMany, match="64 leases exist"):
         world.book.create(ROOT, spec(0.1))
 
 
@@ -294,7 +294,7 @@ def test_a_request_with_a_key_makes_one_lease_however_often_it_is_asked(world):
 
 def test_a_key_that_is_used_for_something_else_is_refused(world):
     lease = world.book.create(ALICE, spec(20, request_key="job"))
-    with pytest.raises(BadRequest, match=rf"found 'job'; lease {lease.id} was made with it, and says something else"):
+    with pytest.raises(BadRequest, match=rf"found 'job'; lease {lease.id} was made with it, and has other settings"):
         world.book.create(ALICE, spec(21, request_key="job"))
     assert ids(world.book.leases()) == [lease.id]
 

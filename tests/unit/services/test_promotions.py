@@ -51,7 +51,7 @@ async def test_what_the_vault_cannot_keep_costs_no_standby(room, autojump_clock:
         await trio.sleep(0.5)
         for _ in range(5):
             assert (room.phase, room.order(second), room.order(third)) == (Phase.IDLE, "standby", "standby")
-            assert room.view().protection == "nobody serves: the vault could not keep who is next: it is tried again"
+            assert room.view().protection == "no member serves: the vault could not store the next writer: mpsd tries again"
             room.vault.refusal = refusal
             await trio.sleep(1)
         room.vault.refusal = None
@@ -70,7 +70,7 @@ async def test_nobody_follows_one_that_has_done_the_work(room, autojump_clock: M
         _stop(room, way, first)
         await trio.sleep(5)
         assert (room.phase, room.order(second)) == (Phase.IDLE, "standby")
-        assert room.view().protection == "nobody serves: its work is done"
+        assert room.view().protection == "no member serves: its work is done"
         await room.member("c", is_ready=False)
         assert room.order(second) == "serve"
 

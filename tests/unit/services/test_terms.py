@@ -156,12 +156,12 @@ async def test_a_handover_that_cannot_be_is_refused(room, autojump_clock: MockCl
         with pytest.raises(NoSuchArena):
             await room.failover.handover(1, None, 1)
         await room.serves("a")
-        with pytest.raises(ArenaBusy, match="nobody is ready"):
+        with pytest.raises(ArenaBusy, match="no standby is ready"):
             await room.failover.handover(1, None, 1)
-        with pytest.raises(BadRequest, match="pid 4711 is no member"):
+        with pytest.raises(BadRequest, match="pid 4711 is not a member"):
             await room.failover.handover(1, 4711, 1)
         warming = await room.member("b", is_ready=False)
-        with pytest.raises(ArenaBusy, match="no standby that is ready"):
+        with pytest.raises(ArenaBusy, match="is not a ready standby"):
             await room.failover.handover(1, warming.pid, 1)
 
 
@@ -172,7 +172,7 @@ async def test_a_handover_to_one_that_ends_meanwhile_fails_and_the_one_that_serv
         async with trio.open_nursery() as nursery:
 
             async def hand_over() -> None:
-                with pytest.raises(ArenaBusy, match="goes on"):
+                with pytest.raises(ArenaBusy, match="continues"):
                     await room.failover.handover(1, None, 30)
 
             nursery.start_soon(hand_over)
@@ -210,7 +210,7 @@ async def test_who_says_that_it_failed_leaves(room, autojump_clock: MockClock):
         first = await room.serves("a")
         second, third = await room.member("b"), await room.member("c")
         room.failover.failed(1, second, "no memory")
-        assert (room.told(second).order, room.told(second).why) == (Order.LEAVE, "it said that it failed: no memory")
+        assert (room.told(second).order, room.told(second).why) == (Order.LEAVE, "it reported that it failed: no memory")
         room.failover.failed(1, first, "an assertion")
         assert (room.order(first), room.phase) == ("leave", Phase.FENCING)
         room.vault.close(first)  # as ordered
@@ -240,14 +240,14 @@ async def test_a_promotion_that_the_vault_refuses_is_that_members_last(room, aut
 async def test_while_nobody_serves_its_protection_says_why(room, autojump_clock: MockClock):
     async with room.mpsd():
         first = await room.member("a", is_ready=False)
-        assert room.view().protection == "nobody serves: no standby is ready"
+        assert room.view().protection == "no member serves: no standby is ready"
         room.failover.ready(1, first)
-        assert room.view().protection == f"nobody serves: pid {first.pid} is taking over"
+        assert room.view().protection == f"no member serves: pid {first.pid} is taking over"
         room.serving(first)
         second = await room.member("b")
         assert room.view().protection == ""
         await room.die(first)
-        assert room.view().protection == f"nobody serves: pid {first.pid} is being fenced"
+        assert room.view().protection == f"no member serves: pid {first.pid} is being fenced"
         room.vault.fenced(first)
         room.serving(second)
         assert room.view().protection == "it has no standby"

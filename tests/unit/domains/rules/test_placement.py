@@ -52,7 +52,7 @@ def test_domains_of_ones_own_and_wishes(domains, ask, expected):
 
 
 TWO_LEFT = [*(view(f"d{n}", clients=1, uid=7, key=f"own:{n}") for n in range(1, 7)), view("d7")]
-KEPT = Wait("its user has fault domains, and the others are kept for users who have none", is_own=True)
+KEPT = Wait("its user has fault domains, and the remaining ones are kept for users without any", is_own=True)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ async def test_the_policy_is_in_force_as_long_as_it_listens(channel, tmp_path):
         assert (module.told, policy.absent) == ([("policy", Mode.CONTAIN)], "")
         nursery.cancel_scope.cancel()
     policy.configure(Mode.OFF)
-    assert (module.told, policy.absent) == ([("policy", Mode.CONTAIN)], "the module is not there")
+    assert (module.told, policy.absent) == ([("policy", Mode.CONTAIN)], "the module is not loaded")
 
 
 async def test_a_module_that_takes_no_policy_is_read_all_the_same(channel, tmp_path):

@@ -74,7 +74,7 @@ async def test_servers_and_control_daemons_are_exempt_before_the_policy_is_set(t
     scene = Scene(DeskRoom(tmp_path))
     scene.runs(pids[0], pids[1])
     scene.domain.control = SimpleNamespace(process=process_id(pids[2]))
-    assert scene.policy.absent == "the module is not there"
+    assert scene.policy.absent == "the module is not loaded"
     scene.open()
     assert scene.told == [("exempt", pids[0]), ("exempt", pids[1]), ("exempt", pids[2]), ("policy", Mode.CONTAIN)]
     assert scene.policy.absent == ""
@@ -271,7 +271,7 @@ async def test_a_channel_that_is_lost_is_told_nothing_more(tmp_path, pids):
     scene.policy.hear(scene.domain, ServerReady(pids[0]))
     scene.policy.configure(Mode.OFF)
     assert scene.told == [("policy", Mode.CONTAIN)]
-    assert scene.policy.absent == "the module is not there"
+    assert scene.policy.absent == "the module is not loaded"
 
 
 @pytest.mark.parametrize("wanted", Mode)

@@ -45,4 +45,4 @@ def test_a_recovery_action_drains_the_gpu_as_its_line_of_the_kernel_log_does(act
 
 def test_an_unavailable_gpu_is_told_and_no_xid_is_made_up():
     seen = observe("GPU-1", "UNAVAILABLE", 0, 12)
-    assert (seen.xid, seen.fault_class, seen.text) == (None, FaultClass.DEVICE, "NVML says that the GPU is unavailable")
+    assert (seen.xid, seen.fault_class, seen.text) == (None, FaultClass.DEVICE, "NVML reports that the GPU is unavailable")

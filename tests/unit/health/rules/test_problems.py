@@ -30,7 +30,7 @@ def test_all_is_well() -> None:
     ("facts", "words"),
     [
         (replace(WELL, is_stopping=True), "quitting"),
-        (replace(WELL, domains=()), "there is no fault domain"),
+        (replace(WELL, domains=()), "no fault domain exists"),
         (replace(WELL, domains=(view(DomainState.SILENT, "pid 7 is stopped"),)), "d1 is silent (pid 7 is stopped)"),
         (replace(WELL, domains=(MUTE,)), "no fault domain takes clients: d1 does not answer"),
         (replace(WELL, domains=(MUTE, view(DomainState.READY))), "d1 does not answer, and clients that are placed there wait"),

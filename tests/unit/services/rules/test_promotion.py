@@ -187,12 +187,12 @@ def test_every_event_in_every_phase(phase: Phase, what: str) -> None:
 ALONE = {"b": WARMING}
 SERVING, YIELDING, ENDING = Phase.SERVING, Phase.YIELDING, Phase.FENCING
 HASTY, JUST_IN_TIME = (NOW - 59, NOW - 2, NOW - 1), (NOW - 60, NOW - 2, NOW - 1)
-ALREADY = "there were 3 promotions within 60 seconds, as many as services.most_promotions allows"
+ALREADY = "3 promotions occurred within 60 seconds, as many as services.most_promotions allows"
 TOO_MANY = "too many promotions within services.window_seconds: it is tried again when they are over"
 RULES = {
     "silent, and alone: it goes on": (service(SERVING, **ALONE), Silent(A), SERVING),
     "faulted, and alone: it is fenced": (service(SERVING, **ALONE), Faulted("a"), ENDING, Fence(A)),
-    "nobody to hand over to": (service(SERVING, **ALONE), Asked(), SERVING, Refuse("nobody is ready")),
+    "nobody to hand over to": (service(SERVING, **ALONE), Asked(), SERVING, Refuse("no standby is ready")),
     "slow to yield, and alone: it goes on": (service(YIELDING, **ALONE), Elapsed(), SERVING, Keep(A)),
     "asked, and it ends": (service(YIELDING, **ALONE), Ended(A), ENDING, Fence(A)),
     "nobody comes after": (service(ENDING, **ALONE), Fenced(A), Phase.IDLE, Unserved("no standby is ready")),
@@ -297,7 +297,7 @@ def test_what_the_vault_cannot_keep_is_tried_again_with_the_same_one_and_counts_
         later = NOW + step
         assert (begun.writer, begun.phase) == (C, Phase.PROMOTING)
         waits, decisions = decide(begun, Postponed(C), later, LIMITS)
-        assert decisions == (Unserved("the vault could not keep who is next: it is tried again"),)
+        assert decisions == (Unserved("the vault could not store the next writer: mpsd tries again"),)
         assert (waits.phase, waits.writer, waits.deadline) == (Phase.IDLE, None, later + 1)
         assert waits.promotions == (NOW - 50, NOW - 2)
         assert waits.member(C) == Member(C, "c", 2, READY)
@@ -358,10 +358,12 @@ def test_one_that_follows_on_who_was_there_before_mpsd_counts() -> None:
 
 
 NOBODY = {
-    "pid 9 writes the arena, and is no member": Service(holder=STRANGER),
+    "pid 9 writes the arena, and is not a member": Service(holder=STRANGER),
     "no process is left": Service(),
     "no standby is ready": service(Phase.IDLE),
-    "the vault could not keep who is next: it is tried again": Service(members=(Member(B, "b", 0, READY),), retry_at=NOW + 1),
+    "the vault could not store the next writer: mpsd tries again": Service(
+        members=(Member(B, "b", 0, READY),), retry_at=NOW + 1
+    ),
     "others may come back who go first": Service(members=(Member(B, "b", 0, READY),), not_before=NOW + 1),
     TOO_MANY: Service(members=(Member(B, "b", 0, READY),), promotions=HASTY),
 }

@@ -29,7 +29,7 @@ static inline int mpsd_set_writable_locked(struct mpsd_arena *arena, int is_writ
 	int rc, before = arena->access == MPSD_WRITE || arena->is_writable;
 
 	if (is_writable && arena->is_sealed)
-		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed: nobody writes it any more", arena->name);
+		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed and cannot be written any more", arena->name);
 	if (arena->access == MPSD_WRITE || (is_writable && before))
 		return before;
 	rc = mpsd_change_access(arena, MPSD_READ, is_writable);
@@ -50,7 +50,7 @@ MPSD_API int mpsd_arena_set_writable(struct mpsd_arena *arena, int is_writable)
 static inline int mpsd_promoted_locked(struct mpsd_arena *arena, uint64_t generation)
 {
 	if (arena->is_sealed)
-		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed: nobody writes it any more", arena->name);
+		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed and cannot be written any more", arena->name);
 	if (generation < arena->generation || (arena->access == MPSD_WRITE && generation != arena->generation))
 		return mpsd_fail(arena->session, -ESTALE, 0, 0, "arena %s: it is at generation %llu here, and cannot be written as %llu",
 				 arena->name, (unsigned long long)arena->generation, (unsigned long long)generation);
