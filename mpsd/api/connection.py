@@ -194,6 +194,7 @@ class Connection:
                 if self.subscription is not None:
                     continue  # a subscriber need not send anything
                 raise Idle(f"no request came for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
+            await self.closings.room(self.share)
             try:
                 return receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):

@@ -38,7 +38,7 @@ def check_draft(draft: Lease, count: int, account: Account, terms: QuotaLimits) 
     most = terms.settings.max_leases
     if count >= most:
         raise TooMany(f"{count} leases exist, which is the maximum (max_leases)")
-    amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
+    amounts = dict.fromkeys(quota_scopes(owner, AmountKind.LEASES), 1)
     limits, used = terms.limits(account.places), account.ledger.used
     own = used.get(Scope(ScopeLevel.USER, AmountKind.LEASES, str(owner.uid)), 0) if owner else 0
     if kept := hindrance_of_slots(most, own, count, owner is None, "leases"):

@@ -95,7 +95,7 @@ def check_state(descriptor: int, generation: int, *, may_be_older: bool = False)
     if head.generation != generation and not (may_be_older and 0 < head.generation < generation):
         raise BadRequest(f"a forward state of generation {generation} is wanted; found: {head.generation}")
     if (size := os.fstat(descriptor).st_size) != head.file_bytes:
-        raise BadRequest(f"a forward state whose head has {head.file_bytes} bytes has {size}")
+        raise BadRequest(f"a forward state has {size} bytes, and its head gives {head.file_bytes}")
     return size
 
 

@@ -20,7 +20,7 @@ def test_memory_of_the_host_is_not_put_as_memory_of_the_gpu(shared: Machine, sea
     with shared.mpsd(UIDS[0]) as mpsd:
         made = mpsd.ask(calls.arena_create("small", "0", GRANULE))
         opened = mpsd.ask(calls.arena_open("small", "write"))
-        with pytest.raises(Refused, match="no simulated GPU memory"):
+        with pytest.raises(Refused, match="not simulated GPU memory"):
             mpsd.ask(calls.arena_put(made.id, opened.generation, [(0, GRANULE)], [descriptor]))
         mpsd.ask(calls.arena_close(made.id))
         mpsd.ask(calls.arena_remove("small"))

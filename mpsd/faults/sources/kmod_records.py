@@ -176,9 +176,9 @@ def _describe(record: Record) -> str:
             reason = f" ({_WHYS.get(record.why, f'reason {record.why}')})" if record.why else ""
             access = record.access or "access"
             return f"{made_up}{access} at {record.address:#x} by {who}, fault type {record.fault_type}; {became}{reason}"
-        case Kind.STOPPED:
+        case RecordKind.STOPPED:
             return f"the driver stops the channels of {who}"
-        case Kind.GONE:
+        case RecordKind.GONE:
             return f"the GPU address space of {who} is gone"
         case None:
             return f"a record of {who}, of a kind that mpsd does not know"

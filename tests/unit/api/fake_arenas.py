@@ -99,7 +99,7 @@ class FakeArenas:
         self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
     ) -> Arena:
         if any(arena.name == spec.name for arena in self.made.values()):
-            raise BadRequest(f"an arena is called {spec.name} already")
+            raise BadRequest(f"an arena has the name {spec.name} already")
         taken = sum(arena.capacity_bytes for arena in self.made.values())
         if taken + spec.capacity_bytes > MOST_BYTES:
             raise NoRoom(f"{spec.capacity_bytes} bytes do not fit beside {taken}")

@@ -113,11 +113,9 @@ def test_advice_is_for_this_fault(of: Incident, words: str, others: str) -> None
 
 def test_the_hurt_are_named_or_counted() -> None:
     of = replace(proven(), victims=(BOBS, ALICES))
-    assert incident.hurt(told(of), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", ALICE]
-    assert incident.hurt(told(of, 2000), NAMES) == [
-        "trainer[700] of user bob in container 3f2a9c0d1e2f",
-        "1 client of other users",
-    ]
+    bob = "trainer[700] of user bob in container 3f2a9c0d1e2f"
+    assert incident.hurt(told(of), NAMES) == [bob, ALICE]
+    assert incident.hurt(told(of, 2000), NAMES) == [bob, "1 client of other users"]
     assert incident.hurt(told(of, 3000), NAMES) == ["2 clients of other users"]
     assert incident.hurt(told(suspected()), NAMES) == ["1 of the 2 suspects"]
     assert incident.hurt(told(of_the_gpu()), NAMES) == []

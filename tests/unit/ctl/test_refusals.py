@@ -40,7 +40,7 @@ ACTS = "lease create x --user 1000 --sm 1%"
         ("arena show weights", STRANGER, "mpsctl arena show: no arena is called weights (NO_SUCH_ARENA)"),
         ("arena remove weights", OPERATOR, "mpsctl arena remove: arena weights is held (ARENA_BUSY)"),
         ("arena change gone --ttl none", OWNER, "mpsctl arena change: no arena is called gone (NO_SUCH_ARENA)"),
-        ("arena create cache --capacity 1G", OWNER, "mpsctl arena create: an arena is called cache already (BAD_REQUEST)"),
+        ("arena create cache --capacity 1G", OWNER, "mpsctl arena create: an arena has the name cache already (BAD_REQUEST)"),
         ("arena create x --capacity 1T", OWNER, "mpsctl arena create: 1099511627776 bytes do not fit"),
         ("events bogus.*", OPERATOR, 'mpsctl events: "bogus.*" is not a topic; accepted: *, '),
     ],

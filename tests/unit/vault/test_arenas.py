@@ -77,7 +77,7 @@ async def test_a_refused_put_leaves_nothing_behind(house, writer):
         with pytest.raises(BadRequest, match="overlaps"):
             await vault.arenas.put(arena.id, 1, writer.process, at(1, 1), [memory(), memory()])
         pipe = os.pipe()
-        with pytest.raises(BadRequest, match="no simulated GPU memory: it is a pipe"):
+        with pytest.raises(BadRequest, match="not simulated GPU memory: it is a pipe"):
             await vault.arenas.put(arena.id, 1, writer.process, at(1), [pipe[0]])
         os.close(pipe[1])
         with pytest.raises(BadRequest, match="2 allocations came with 1 descriptors"):
@@ -201,7 +201,7 @@ async def test_a_capacity_below_what_is_there_is_refused(house, writer):
 async def test_a_name_is_given_once(house):
     async with house.vault() as vault:
         await vault.arenas.create(SPEC, USER, USER, None)
-        with pytest.raises(BadRequest, match=r"called model already$"):
+        with pytest.raises(BadRequest, match=r"the name model already$"):
             await vault.arenas.create(SPEC, USER, USER, None)
         with pytest.raises(BadRequest, match=rf"model already: it belongs to user {USER}, and an operator can remove it$"):
             await vault.arenas.create(SPEC, STRANGER, STRANGER, None)

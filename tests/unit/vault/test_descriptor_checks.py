@@ -46,7 +46,7 @@ def test_another_opening_of_the_control_device_is_gpu_memory(control_device):
 @pytest.mark.parametrize("kind", ["/dev/zero", "memory file", "directory", "socket", "pipe", "/etc/passwd"])
 def test_anything_else_is_not(control_device, kind):
     descriptor = opened(kind)
-    with pytest.raises(BadRequest, match="no exported GPU memory"):
+    with pytest.raises(BadRequest, match="not exported GPU memory"):
         check_exported(descriptor)
     os.close(descriptor)
 

@@ -38,7 +38,7 @@ def test_the_client_that_it_names_is_no_culprit(parties, pid, process):
     """It can be an innocent (measured); and it may be of another domain by now."""
     seen = observe("default", log_lines.ClientFault(5, pid), parties, 77)
     assert (seen.domain, seen.process, seen.is_proof, seen.fault_class) == ("default", process, False, FaultClass.UNKNOWN)
-    assert seen.text == f"server 5 says that client {pid} encountered a fatal GPU error"
+    assert seen.text == f"server 5 reports that client {pid} encountered a fatal GPU error"
 
 
 @pytest.mark.parametrize("news", OTHERS, ids=lambda news: type(news).__name__)

@@ -39,11 +39,11 @@ def account(*held: tuple[int, int, int]) -> ArenaAccount:
     ("asker", "capacity", "lease", "why"),
     [
         pytest.param(USER, 6, None, None, id="as much as a user may"),
-        pytest.param(USER, 7, None, "user 1000 may hold 6 GiB", id="more than a user may"),
+        pytest.param(USER, 7, None, "user 1000 may have 6 GiB", id="more than a user may"),
         pytest.param(OPERATOR, 10, None, None, id="an operator has no quota"),
-        pytest.param(OPERATOR, 11, None, "the GPU may hold 10 GiB", id="but the GPU has"),
+        pytest.param(OPERATOR, 11, None, "the GPU may have 10 GiB", id="but the GPU has"),
         pytest.param(USER, 4, 7, None, id="as much as the lease"),
-        pytest.param(USER, 5, 7, "lease 7 may hold 4 GiB", id="more than the lease"),
+        pytest.param(USER, 5, 7, "lease 7 may have 4 GiB", id="more than the lease"),
     ],
 )
 def test_what_can_never_fit_is_refused_at_once(asker, capacity, lease, why):
