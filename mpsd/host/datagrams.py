@@ -11,8 +11,6 @@ import trio
 from mpsd.host.descriptors import ANCILLARY_BYTES, Descriptors, received, rights
 
 _LOOK_SECONDS = 1.0  # between checks whether a peer whose next request is already queued still waits for an answer
-
-
 _FLIGHT_SECONDS = 0.01  # between attempts while too many descriptors of mpsd's user are in flight
 
 

@@ -20,6 +20,9 @@ from mpsd.model.process import Credentials, ProcessId
 
 _UCRED = struct.Struct("3i")
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
+_SO_PEERGROUPS = 59  # asm-generic/socket.h
+_MAX_GROUPS = 65536  # NGROUPS_MAX
+_MOST_BYTES = 1024  # the most that Python's own getsockopt returns
 
 
 class PeerEnded(Exception):
@@ -65,15 +68,6 @@ def _lives(connection: socket.socket) -> bool:
     if has_ended:
         raise PeerEnded("the process that connected has ended")
     return True
-
-
-_SO_PEERGROUPS = 59  # asm-generic/socket.h
-
-
-_MAX_GROUPS = 65536  # NGROUPS_MAX
-
-
-_MOST_BYTES = 1024  # the most that Python's own getsockopt returns
 
 
 def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:

@@ -19,6 +19,7 @@ _PF_EXITING = 0x4  # linux/sched.h
 _INFO = struct.Struct("<QQIIIIIIIIIIIi")  # struct pidfd_info, its first version: mask, cgroup, eleven ids, exit code
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # PIDFD_GET_INFO of linux/pidfd.h
 _INFO_EXIT = 1 << 3
+_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,6 @@ def _told_by(pidfd: int) -> ProcessExit | None:
         return None  # no such ioctl before 6.13
     mask, *_, exit_code = _INFO.unpack(buffer)
     return decode(exit_code) if mask & _INFO_EXIT else None
-
-
-_AGAIN_SECONDS = 0.5
 
 
 async def wait_ended(process: ProcessId) -> ProcessExit | None:

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _SHOWN_BITS = 128
-
-
 _FOUND_WORDS: tuple[tuple[Any, str], ...] = (
     (int, "a whole number"),
     (float, "a number"),

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
+
+from mpsd.model.lease import FULL_PERCENT, NO_LIMITS
 
 
 class DomainState(StrEnum):
@@ -47,12 +48,6 @@ class DomainView:
     trouble: str = ""  # why it is DEAD or SILENT, as far as that is known
     users: frozenset[int] = frozenset()  # of its clients, as far as mpsd knows them
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
-
-
-FULL_PERCENT = 100.0
-
-
-NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ from mpsd.model.process import ProcessId
 from mpsd.model.xid import meaning_of
 
 BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # signs of what accompanies a fault, not of the fault itself
-
-
 _PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before innocent clients (measured)
 
 

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 
 LINE_SECONDS = 2.0  # by then the vendor's server has answered FAULT, or it was a false alarm
-
-
 LINE_PAUSE_SECONDS = 20.0
 
 

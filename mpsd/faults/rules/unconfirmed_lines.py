@@ -22,8 +22,6 @@ from mpsd.model.xid import ENDS_SERVER
 
 CONFIRM_NS = 2_000_000_000
 _MOST_LINES = 64  # waiting lines of one domain: a fault writes one for each client
-
-
 _KERNELS_WORD = frozenset({Source.KERNEL_LOG, Source.NVML, Source.UVM_EVENTS, Source.KMOD})
 
 
