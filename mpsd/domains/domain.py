@@ -143,7 +143,7 @@ class Domain:
     @property
     def _is_deserted(self) -> bool:
         """Whether a server died under its clients, but still counts for its vendor daemon: newcomers get 805 (measured)."""
-        return any(server.client_pids and processes.process_id(server.pid) is None for server in self.servers.values())
+        return any(server.client_pids and processes.state(server.pid) in "ZX" for server in self.servers.values())
 
     @property
     def connected(self) -> set[ProcessId]:
