@@ -121,7 +121,7 @@ static int find_client(struct rm *rm, int fd)
 	return rc;
 }
 
-/* The handles of a CUDA program's objects are consecutive numbers, near that of its device. */
+/* The handles of a CUDA program's objects are consecutive numbers, near its device's. */
 static int find_compute(struct rm *rm)
 {
 	uint32_t device, class_id, gap = 0;

@@ -57,7 +57,7 @@ def skipped_row(case: Case, why: str) -> Row:
 
 
 def failed_row(case: Case, error: str) -> Row:
-    """Of a case whose build failed.  error: what Root.run said, with the log's end."""
+    """Return the row of a case whose build failed. error: the output of Root.run, with the log's end."""
     lines = error.splitlines()
     cells = (case.driver.rstrip("."), f"{case.distribution.kernel}x", "?", "NO", "-", "not run", "-")
     return Row(Step.BUILT, cells, (f"NOT BUILT: {lines[0]}", *lines[-3:]), state=state_now(), is_good=False)
@@ -100,7 +100,7 @@ def keep(case: Case, row: Row) -> None:
 
 
 def kept(case: Case) -> Row | None:
-    """The case's row from the cache, of whichever sources; None: there is none."""
+    """Return the case's row from the cache, for any sources, or None."""
     try:
         read = json.loads((cache_directory() / "results" / f"{case.name}.json").read_text())
         return Row(**{**read, "cells": tuple(read["cells"]), "notes": tuple(read["notes"])})

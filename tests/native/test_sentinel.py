@@ -1,4 +1,4 @@
-"""mpsd-sentinel on the simulator: which faults of a client it contains, and what happens when one of its parts ends."""
+"""mpsd-sentinel on the simulator: the faults of a client that it contains, and the effects when one of its parts ends."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def hold(sentinel: Sentinel, count: int) -> bool:
 
 
 def lives_on(victim: Client) -> bool:
-    """It ends by itself, and counted each of its kernels once."""
+    """Check that it ends by itself, and counted each of its kernels once."""
     last = victim.end()
     return last["event"] == "end" and last["count"] == last["kernels"]
 
@@ -220,7 +220,7 @@ def test_more_clients_than_there_are_places_are_let_go(mps: Machine, sentinel: S
     mps.started.append(sleeper)  # type: ignore[arg-type]
     for _ in range(70):
         sentinel.add(sleeper.pid)
-    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 64 + 1)  # and that of its own client
+    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 64 + 1)  # and that of the sentinel's client
     sleeper.kill()
     eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 1)
 
@@ -286,7 +286,7 @@ def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
 
 
 def test_a_second_exception_in_the_same_server_is_contained_too(mps: Machine, sentinel: Sentinel) -> None:
-    """On the device nobody has tried."""
+    """Not tried on the device."""
     victim, first = two_clients(mps, sentinel, "misaligned")
     second = mps.client("faulter", "trap", "--gate", "--linger", "60")
     second.wait_for("ready")

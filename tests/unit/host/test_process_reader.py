@@ -1,4 +1,4 @@
-"""Reads that may not wait: what comes back, and that a user whose processes keep the reader waiting delays no other user's."""
+"""Reads that may not wait: their results, and that a user whose processes block the reader delays no other user's."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from mpsd.fairness.uid_ranges import parse
 from mpsd.host import process_reader
 from mpsd.host.process_reader import ProcessReader, Unanswered
 
-# It answers like mpsd-inspector, but waits in the kernel where `{waits}` says so: its spawned child opens a FIFO that has no
+# It answers like mpsd-inspector, but waits in the kernel where `{waits}` applies: its spawned child opens a FIFO that has no
 # writer, and the kernel suspends the parent of such a child, as if it waited for a lock.
 WAITER = """#!{python} -IS
 import os, socket, struct, threading, time
