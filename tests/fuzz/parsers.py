@@ -56,7 +56,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/relay/client_connection.py": _BESIDE,
     "mpsd/relay/message.py": "passes messages on and does not read them; credentials are the kernel's",
     "mpsd/host/peers.py": _KERNEL,
-    "mpsd/metrics/reader.py": "hands the bytes of a request to h11; http.py has the target",
+    "mpsd/metrics/reader.py": "hands the bytes of a request to h11, which is not a parser of this project",
     "mpsd/keeper/connections.py": _BESIDE,
     "mpsd/keeper/process.py": "compares the paths of /proc/net/unix with those of its own sockets",
     "mpsd/health/loop_watch.py": "reads numbers of its own /proc/self/task/TID/schedstat",
