@@ -13,7 +13,7 @@ from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_
 def test_a_term_goes_on_while_mpsd_is_gone_and_all_is_said_again_afterwards(mpsd: FakeMpsd, service: Service) -> None:
     term = serve(mpsd, service)
     term.publish(step=1)
-    mpsd.model.stop()
+    mpsd.stop()
     term.publish(step=2)
     with mpsd.changed:
         mpsd.said.clear()
@@ -32,7 +32,7 @@ def test_a_term_goes_on_while_mpsd_is_gone_and_all_is_said_again_afterwards(mpsd
 def test_a_standby_stays_ready_across_a_restart_of_mpsd(mpsd: FakeMpsd, service: Service) -> None:
     waiting = Waiting(service.active)
     mpsd.wait_for("service.ready")
-    mpsd.model.stop()
+    mpsd.stop()
     with mpsd.changed:
         mpsd.said.clear()
     mpsd.start()
