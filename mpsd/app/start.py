@@ -127,7 +127,7 @@ async def _run(
         opened.callback(service_store.close)
         inspector = Inspector(ranges=ranges)
         inspector.start()
-        processes.reader.count_by(ranges)
+        processes.count_by(ranges)
         opened.callback(inspector.close)
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)

@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from mpsd.host.programs import native_directory
 LOOK_SECONDS = 0.002  # such a read takes 55 us
 MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keeps the reader waiting
 UNREAD_SECONDS = 5.0
-_DEADLINE_SECONDS = 1.0  # of a reader that does not wait in the kernel, as on a machine without a free processor
+_SPIN_SECONDS = 0.0002  # before mpsd gives up its processor, which a busy machine gives back after milliseconds only
+_DEADLINE_SECONDS = 5.0  # of a reader that does not wait in the kernel: a machine without a free processor, or SIGSTOP
 _MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h
 _MOST_WAITS = 4096  # users whose waits are remembered
 _WAITING = "D"  # State of /proc/PID/status, proc(5): it waits for a lock
@@ -109,13 +111,7 @@ class ProcessReader:
             if self._waits or self._stuck:
                 self._check(self._share_of(question.pid))
             process = self._send(request)
-            if not self._waits_for_answer(process, question.pid):
-                self._give_up(process, question.pid)
-                raise Unanswered(errno.ETIMEDOUT, f"pid {question.pid} was not read: the kernel keeps its reader waiting")
-            answer = process.requests.recv(wire.DATAGRAM_BYTES)
-            if not answer:
-                self._give_up(process, question.pid)
-                raise Unanswered(errno.EPIPE, f"pid {question.pid} was not read: its reader died")
+            answer = self._receive(process, question.pid)
         return wire.parse_answer(answer)[1]
 
     def _share_of(self, pid: int) -> int:
@@ -151,28 +147,38 @@ class ProcessReader:
             self._owner = os.getpid()
         return self._process
 
-    def _waits_for_answer(self, process: InspectorProcess, pid: int) -> bool:
-        """Return whether an answer has come, or the end of the process; False if it waits in the kernel for too long."""
+    def _receive(self, process: InspectorProcess, pid: int) -> bytes:
+        """Return the answer.  Raises Unanswered; then another process does the next read."""
+        spin_until = time.monotonic() + _SPIN_SECONDS
+        while time.monotonic() < spin_until:
+            with suppress(BlockingIOError):
+                return self._received(process, pid)
         poll = select.poll()
         poll.register(process.requests, select.POLLIN)
         until = time.monotonic() + _DEADLINE_SECONDS
+        wait = None
         while not poll.poll(LOOK_SECONDS * 1000):
-            if time.monotonic() > until:
-                return False
-            if _state(process.pid) != _WAITING:
+            if _state(process.pid) == _WAITING:
+                wait = self._wait_of(self._share_of(pid))
+                wait.seconds += LOOK_SECONDS
+                if wait.seconds < MOST_WAIT_SECONDS:
+                    continue
+            elif time.monotonic() < until:
                 continue
-            wait = self._wait_of(self._share_of(pid))
-            wait.seconds += LOOK_SECONDS
-            if wait.seconds >= MOST_WAIT_SECONDS:
-                return False
-        return True
+            self._give_up(process, self._share_of(pid))
+            raise Unanswered(errno.ETIMEDOUT, f"pid {pid} was not read: its reader {'waits' if wait else 'does not run'}")
+        return self._received(process, pid)
 
-    def _give_up(self, process: InspectorProcess, pid: int) -> None:
-        """Kill the process; the user's processes are not read again before its end."""
+    def _received(self, process: InspectorProcess, pid: int) -> bytes:
+        if not (answer := process.requests.recv(wire.DATAGRAM_BYTES)):
+            self._give_up(process, self._share_of(pid))
+            raise Unanswered(errno.EPIPE, f"pid {pid} was not read: its reader died")
+        return answer
+
+    def _give_up(self, process: InspectorProcess, share: int) -> None:
+        """Kill the process.  Until it has ended, the user's processes are not read."""
         process.kill()
         self._process = None
-        share = self._share_of(pid)
-        self._wait_of(share).seconds = MOST_WAIT_SECONDS
         self._stuck.append((share, process))
 
     def _wait_of(self, share: int) -> _Wait:

@@ -16,7 +16,7 @@
  * and for TAKE a pidfd.  When the socket closes without an answer, the child was killed.
  *
  * --direct: the process itself reads, and answers on N, one request after the other.  mpsd kills it when a
- * read waits, and starts another one.  For STAT, FILE, SPACES and FIND, which seldom wait.
+ * read waits, and starts another one.  It runs before other processes, where it may.  For STAT, FILE, SPACES and FIND, which seldom wait.
  *
  *   op     request                                    payload when status is 0
  *   PING   nothing                                    none; count: living children.  Answered without a child

@@ -4,10 +4,12 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -263,6 +265,15 @@ static void detach(int fd)
 		exit(2);
 }
 
+/* mpsd waits for each answer, on its event loop: a busy machine must not keep this process from running. Needs CAP_SYS_NICE. */
+static void run_first(void)
+{
+	struct sched_param priority = { .sched_priority = sched_get_priority_min(SCHED_RR) };
+
+	if (sched_setscheduler(0, SCHED_RR, &priority) != 0)
+		setpriority(PRIO_PROCESS, 0, -20);
+}
+
 static void serve_in_children(void)
 {
 	struct sigaction on_end = { .sa_handler = on_child };
@@ -291,6 +302,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	detach(atoi(argv[2]));
+	if (is_direct)
+		run_first();
 	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
 	signal(SIGHUP, SIG_IGN);
 	if (!is_direct)
