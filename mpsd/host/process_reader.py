@@ -23,7 +23,7 @@ from mpsd.host.inspector_messages import InspectorOp, LinkedFile, Question
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.programs import native_directory
 
-LOOK_SECONDS = 0.002  # such a read takes 55 us
+LOOK_SECONDS = 0.002  # such a read takes 22 us
 MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keeps the reader waiting
 UNREAD_SECONDS = 5.0
 _SPIN_SECONDS = 0.0002  # before mpsd gives up its processor, which a busy machine gives back after milliseconds only

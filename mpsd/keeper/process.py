@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
     names = _removed_sockets(path)
     found = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
-        if processes.command(pid) != program.name or (process := processes.process_id(pid)) is None:
+        if processes.command(pid) != program.name or processes.sole_uid(pid) != os.geteuid():
+            continue
+        if (process := processes.process_id(pid)) is None:
             continue
         for inode, name in names.items():
             with suppress(OSError):  # it has gone, or is another user's, and mpsd is not root
@@ -74,11 +77,16 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
 
 
 def _removed_sockets(path: Path) -> dict[str, str]:
-    """Return the names of listening sockets that no path leads to, by inode."""
+    """Return the names of listening sockets that no path leads to, by inode.
+
+    The kernel writes the newline in a socket's name as it is, so that any user can forge a line; but not remove the true one:
+    of an inode with two lines nothing is known.
+    """
+    lines = [os.fsdecode(line).split(maxsplit=_PATH) for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]]
+    count = Counter(words[_INODE] for words in lines if len(words) > _INODE)
     found = {}
-    for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]:
-        words = os.fsdecode(line).split(maxsplit=_PATH)
-        if len(words) > _PATH and words[3] == _IS_LISTENING:
+    for words in lines:
+        if len(words) > _PATH and words[3] == _IS_LISTENING and count[words[_INODE]] == 1:
             place = Path(words[_PATH])
             if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place):
                 found[words[_INODE]] = place.name

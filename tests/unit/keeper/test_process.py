@@ -1,0 +1,56 @@
+"""Keepers whose sockets were removed are found, and no line that another user forged names one."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpsd.host import processes
+from mpsd.host.programs import native_directory
+from mpsd.keeper.process import find_unreachable, start_keeper
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A short path: AF_UNIX takes 107 bytes."""
+    directory = Path(f"/dev/shm/mpsd-k{os.getpid()}")
+    directory.mkdir()
+    yield directory / "keeper"
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def keeper(place: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    made = start_keeper(native_directory() / "keeper" / "mpsd-keeper", place, 4)
+    yield made
+    made.kill()
+    made.wait()
+
+
+def unreachable(place: Path) -> dict[str, int]:
+    return {name: found.pid for name, found in find_unreachable(Path("mpsd-keeper"), place).items()}
+
+
+def test_a_keeper_is_found_when_its_socket_was_removed(place: Path, keeper: "subprocess.Popen[bytes]") -> None:
+    assert unreachable(place) == {}
+    place.unlink()
+    assert unreachable(place) == {"keeper": keeper.pid}
+
+
+def test_a_forged_line_does_not_make_a_keeper_unreachable(place: Path, keeper: "subprocess.Popen[bytes]") -> None:
+    """The name of a socket may contain a newline, and what follows looks like a line of the kernel's."""
+    inode = socket_of(keeper.pid, place)
+    with socket.socket(socket.AF_UNIX) as forger:
+        forger.bind(f"\0x\n0: 00000002 00000000 00010000 0001 01 {inode} {place}9".encode())
+        assert f" {inode} {place}9" in Path("/proc/net/unix").read_text()
+        assert unreachable(place) == {}
+
+
+def socket_of(pid: int, place: Path) -> str:
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f" {place}")]
+    [inode] = [words[6] for words in lines if processes.numbers(pid, [f"socket:[{words[6]}]"])]
+    return inode
