@@ -160,12 +160,11 @@ def test_clients_that_are_killed_while_they_fault(device: Device) -> None:
 
     until = time.monotonic() + SECONDS
     rounds = 0
-    while time.monotonic() < until:
+    while rounds <= 10 or time.monotonic() < until:
         child = Child(work)
         time.sleep(chance.random() / 10)  # nothing to wait for: any moment will do
         assert child.end() == -signal.SIGKILL
         rounds += 1
-    assert rounds > 10
     with VaSpace() as va_space, FakeGpu(device, va_space) as gpu:
         device.drain()
         assert gpu.access(HOLE).absorbed
