@@ -154,5 +154,5 @@ def test_every_function_of_the_header_is_in_the_library(machine: Machine) -> Non
     table = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     exported = {line.split()[-1] for line in table.splitlines()}
     assert promised <= exported
-    ours = {"mpsd_sim_uvm_ioctl", "mpsd_sim_uvm_mmap"}
+    ours = {f"mpsd_sim_{name}" for name in ("rm_ioctl", "rm_open", "uvm_ioctl", "uvm_mmap")}
     assert {name for name in exported if not name.startswith("cu")} == ours
