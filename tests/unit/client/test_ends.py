@@ -29,7 +29,7 @@ async def test_who_is_let_go_is_told_why(tmp_path: Path, short_dir: Path) -> Non
     async with serving(tmp_path, short_dir, idle_seconds=0.05) as (house, path):
         async with AsyncClient(path) as mpsd:
             await house.until(0)
-            with pytest.raises(Disconnected, match="nothing was said"):
+            with pytest.raises(Disconnected, match="no request came"):
                 await mpsd.ask(calls.health())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect, Disconnected, linger, path)
