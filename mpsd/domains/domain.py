@@ -209,8 +209,7 @@ class Domain:
         self.news.set()
 
     def hear(self, news: News) -> None:
-        """Take note of a line of its log, and ask soon: a line alone changes nothing for long
-        (faults/rules/unconfirmed_lines.py)."""
+        """Note a line of its log, and ask soon: a line alone changes nothing for long (faults/rules/unconfirmed_lines.py)."""
         match news:
             case log_lines.ServerFault() if self.state is DomainState.READY:
                 if until := self._line_alarm.until(trio.current_time()):
@@ -279,7 +278,9 @@ class Domain:
     # -- questions to the vendor daemon ------------------------------------------------------------------------------
 
     async def fresh_servers(self) -> list[ServerView]:
-        """Return its servers, asked anew only if something has happened since.  Raise VendorFailed."""
+        """Return its servers, asked anew only if something has happened since, or one is starting.  Raise VendorFailed."""
+        if any(server.status == "INITIALIZING" for server in self.servers.values()):
+            self.mark_stale()  # its line may have been missed
         if self.news.is_set():
             await self.refresh()
         return list(self.servers.values())
@@ -302,7 +303,7 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
-            for gone in known - self.servers.keys():
+            for gone in [pid for pid in known - self.servers.keys() if processes.state(pid) in "ZX"]:  # others: listed later
                 self.contexts.pop(gone, None)
                 self._ready_since.pop(gone, None)
             self.unanswered_since = math.inf

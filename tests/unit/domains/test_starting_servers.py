@@ -1,5 +1,7 @@
 """When a server counts as started: until then its vendor daemon must not be asked about it."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -7,8 +9,9 @@ import pytest
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.rules.log_lines import ServerReady
+from mpsd.domains.rules.log_lines import ContextOpened, ServerReady
 from mpsd.host import processes
+from mpsd.host.process_exit import wait_ended
 from mpsd.model.domain import DomainState
 
 GPUS = ("GPU-a",)
@@ -56,3 +59,46 @@ async def test_a_server_that_gets_ready_during_a_question_is_asked_about_at_the_
     await domain.refresh()
     assert {(each.pid, each.status, each.client_pids) for each in domain.servers.values()} == {(server, "ACTIVE", (77,))}
     assert processes.is_alive(processes.process_id(server))  # type: ignore[arg-type]
+
+
+async def test_a_server_that_is_listed_after_its_line_is_asked_about_at_once(server: int) -> None:
+    """The vendor daemon logs that it is ready before the list has it."""
+    vendor = Vendor()
+    vendor.may_answer.set()
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.hear(ServerReady(server))
+    assert await domain.fresh_servers() == []
+    vendor.listed = f"{server}\n"
+    domain.mark_stale()
+    assert [(each.status, each.client_pids) for each in await domain.fresh_servers()] == [("ACTIVE", (77,))]
+
+
+async def test_what_is_known_of_a_server_is_forgotten_with_it(server: int) -> None:
+    vendor = Vendor()
+    vendor.may_answer.set()
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.hear(ServerReady(server))
+    domain.hear(ContextOpened(server, 77))
+    await domain.refresh()
+    assert domain.contexts
+    server_process = processes.process_id(server)
+    assert server_process
+    os.kill(server, signal.SIGKILL)
+    domain.mark_stale()
+    await wait_ended(server_process)
+    await domain.refresh()
+    assert domain.contexts == {}
+
+
+async def test_a_server_whose_line_was_missed_is_asked_about_when_it_must_have_started(
+    server: int, autojump_clock: object
+) -> None:
+    """No other news comes: a client that runs would be in no list for ever."""
+    vendor = Vendor()
+    vendor.may_answer.set()
+    vendor.listed = f"{server}\n"
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.mark_stale()
+    assert [each.status for each in await domain.fresh_servers()] == ["INITIALIZING"]
+    await trio.sleep(16)
+    assert [each.status for each in await domain.fresh_servers()] == ["ACTIVE"]
