@@ -10,7 +10,7 @@ from tests.integration.machine import UIDS, Machine
 from tests.integration.process import wait_for
 
 MOST = 4
-KEPT = "kept for users who have none"
+KEPT = "kept for users without any"
 
 
 @pytest.mark.parametrize("options", [(), ("-multiuser-server",)], ids=["a server for each user", "one for all"])

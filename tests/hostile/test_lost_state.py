@@ -70,7 +70,7 @@ def test_domains_that_the_database_does_not_have_are_found_and_end_with_their_cl
 
 
 def test_health_names_a_client_that_waits_where_a_further_user_would_not(machine: Machine) -> None:
-    """It answered "ok": the last domain is kept for users who have none, and this user's takes no new clients."""
+    """It answered "ok": the last domain is kept for users without any, and this user's takes no new clients."""
     machine.configure("[domains]\nmax_domains = 4\n")
     machine.start()
     clients = [machine.counter(uid=uid).ready() for uid in (1000, 1001, 1002)]
@@ -85,7 +85,7 @@ def test_health_names_a_client_that_waits_where_a_further_user_would_not(machine
         [problem] = wait_for(
             "the problem", lambda: [p for p in mpsd.ask(calls.health()).problems if "wait for a fault domain" in p], 20.0
         )
-        assert "kept for users who have none" in problem
+        assert "kept for users without any" in problem
         assert newcomer.is_silent()
         for client in clients:
             client.end()

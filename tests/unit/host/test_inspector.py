@@ -141,14 +141,14 @@ def test_many_threads_ask_at_once_and_nothing_is_left() -> None:
             except Unreadable as exc:  # a very busy machine may not answer within the deadline
                 refusals.append(str(exc))
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
+    threads = [threading.Thread(target=ask) for _ in range(3)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert (len(answers) + len(refusals), descriptors()) == (120, before)
+    assert (len(answers) + len(refusals), descriptors()) == (60, before)
     assert answers
-    assert not [each for each in refusals if "too many" in each], "six are fewer than the eight that a user may have"
+    assert not [each for each in refusals if "too many" in each], "three, and some that have answered, are under eight"
 
 
 def exchange(inspector: Inspector, request: bytes) -> bytes:
