@@ -53,7 +53,7 @@ def root(request: pytest.FixtureRequest) -> Root:
 
 
 @pytest.fixture(scope="module")
-def booted(sim_programs: None, root: Root) -> Boot:
+def booted(programs: None, root: Root) -> Boot:
     variables = {"MPSD_GUEST_KERNEL": str(root.path / KERNEL_DIRECTORY)}
     return run(root, root.kernel_image, pytest_command(GUEST, variables))
 
