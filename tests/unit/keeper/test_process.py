@@ -12,6 +12,9 @@ import pytest
 from mpsd.host import processes
 from mpsd.host.programs import native_directory
 from mpsd.keeper.process import find_unreachable, start_keeper
+from tests.integration.process import wait_for
+
+NAME = "mpsd-keeper"
 
 
 @pytest.fixture
@@ -25,14 +28,15 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def keeper(place: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    made = start_keeper(native_directory() / "keeper" / "mpsd-keeper", place, 4)
+    made = start_keeper(native_directory() / "keeper" / NAME, place, 4)
+    wait_for("its name: exec sets it after Popen has returned", lambda: processes.command(made.pid) == NAME)
     yield made
     made.kill()
     made.wait()
 
 
 def unreachable(place: Path) -> dict[str, int]:
-    return {name: found.pid for name, found in find_unreachable(Path("mpsd-keeper"), place).items()}
+    return {name: found.pid for name, found in find_unreachable(Path(NAME), place).items()}
 
 
 def test_a_keeper_is_found_when_its_socket_was_removed(place: Path, keeper: "subprocess.Popen[bytes]") -> None:
