@@ -59,7 +59,7 @@ static int append_space(int space, struct reply *out, uint64_t *inode)
 int spaces_read(const struct question *question, struct reply *out)
 {
 	struct stat own;
-	uint64_t inode;
+	uint64_t inode = 0;
 	char path[64];
 	int space, above, rc;
 
