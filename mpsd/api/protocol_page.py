@@ -29,6 +29,7 @@ _TOPICS = "| topic | event | facts |\n|---|---|---|\n"
 _MINORS = "| minor | methods | parameters and fields of earlier methods | topics | codes |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \| (.*?) ?\|(?: (.*?) ?\|)?$", re.MULTILINE)
 _SAME_AS = re.compile(r"as of\s`([a-z.]+)`")
+_WIDTH = 250  # characters in a line of the schema
 _PLAIN = {"integer": ("whole number",), "number": ("number", "time"), "string": ("text", "UUID"), "boolean": ("boolean",)}
 
 
@@ -182,10 +183,19 @@ def _with_since(made: Mapping[str, Any], since: Mapping[str, int]) -> Mapping[st
     return {**made, "properties": properties}
 
 
+def lines_of(value: Any, indent: str = "") -> str:
+    """Return the value as JSON: on one line if that is short enough, so that a property or a parameter has its own line."""
+    text = json.dumps(value)
+    if len(indent) + len(text) <= _WIDTH or not isinstance(value, dict):
+        return text
+    entries = (f"{indent} {json.dumps(name)}: {lines_of(each, indent + ' ')}" for name, each in value.items())
+    return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+
+
 def main(page: Path, target: Path) -> None:
     text = render(page.read_text())
     page.write_text(text)
-    target.write_text(json.dumps(schema(text), indent=1) + "\n")
+    target.write_text(lines_of(schema(text)) + "\n")
 
 
 if __name__ == "__main__":
