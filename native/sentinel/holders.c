@@ -93,7 +93,7 @@ static uint64_t mapping_bytes(pid_t pid, uint64_t pc)
 	return found;
 }
 
-static uint64_t now_ns(void)
+uint64_t now_ns(void)
 {
 	struct timespec now;
 

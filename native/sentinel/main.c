@@ -43,14 +43,6 @@ static struct {
 	uint64_t start_end_ns;
 } watcher;
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static void close_slot(int slot)
 {
 	if (watcher.polled[slot].fd >= 0)

@@ -61,6 +61,7 @@ int rm_read(const struct rm *rm, struct exception *out);
 int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 20 to 60 ms */
 
 /* holders.c */
+uint64_t now_ns(void); /* of CLOCK_MONOTONIC */
 bool is_device_link(const char *link, const char *name, bool is_simulated); /* name: a prefix of the last part */
 /* Fork a process that holds the client's descriptors until the caller's process dies, and that writes one report of kind HOLDS
  * to `pipe`.  0, or -errno. */
