@@ -1,8 +1,7 @@
 """Generate the tables of docs/protocol.md from the code, and the protocol as a schema for machines.
 
-The types and defaults of the parameters come from the messages; the tables of topics and of minor versions come
-from those in the code.
-Only the page has the meanings.  `make docs` writes both:
+Results, topics and minor versions are declared in the code.  Of parameters it has the types and defaults; the page has their
+meanings.  `make docs` writes both:
 
     python -m mpsd.api.protocol_page docs/protocol.md docs/protocol.schema.json
 """
@@ -18,19 +17,21 @@ from mpsd.api.method_table import HELLO, METHODS
 from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ErrorCode
 from mpsd.wire import minors, rpc
+from mpsd.wire.fields import Field
 from mpsd.wire.messages import MINOR, VERSION, Hello
 from mpsd.wire.params import Param, schema_of, walk
 from mpsd.wire.plain import plain
+from mpsd.wire.result_table import FIELDS, RESULTS
 
 ASKS: Mapping[str, type] = {HELLO: Hello, **{name: method.ask for name, method in METHODS.items()}}
 
 _PARAMETERS = "| parameter | type | default | meaning |\n|---|---|---|---|\n"
+LIST = ".list"  # the end of a method's name that answers with a page of entries
+_FIELDS = tuple(f"| {word} | type | meaning |\n|---|---|---|\n" for word in ("result", "entry"))
 _TOPICS = "| topic | event | facts |\n|---|---|---|\n"
 _MINORS = "| minor | methods | parameters and fields of earlier methods | topics | codes |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \| (.*?) ?\|(?: (.*?) ?\|)?$", re.MULTILINE)
-_SAME_AS = re.compile(r"as of\s`([a-z.]+)`")
 _WIDTH = 250  # characters in a line of the schema
-_PLAIN = {"integer": ("whole number",), "number": ("number", "time"), "string": ("text", "UUID"), "boolean": ("boolean",)}
 
 
 # -- the page ------------------------------------------------------------------------------------------------------------
@@ -42,6 +43,9 @@ def render(page: str) -> str:
         old = section(page, name)
         if _PARAMETERS in old:  # a method without parameters has no table
             page = page.replace(old, _table_in(old, _PARAMETERS, _parameter_rows(name, old)))
+        for head in _FIELDS:
+            if head in (old := section(page, name)):
+                page = page.replace(old, _table_in(old, head, _field_rows(name)))
     page = _table_in(page, _TOPICS, (f"| `{name}` | {each.what} | {each.facts} |" for name, each in TOPICS.items()))
     return _table_in(page, _MINORS, _minor_rows())
 
@@ -68,11 +72,29 @@ def _parameter_rows(name: str, old: str) -> Iterator[str]:
         yield f"| `{param.name}` | {param.kind.words} | {default_of(param)} | {meanings.get(param.name, '')} |"
 
 
+def _field_rows(name: str) -> Iterator[str]:
+    for each in RESULTS[name].own:
+        yield f"| `{each.name}` | {each.kind.words} | {_meaning(each)} |".replace("|  |", "| |")
+
+
+def _meaning(of: Field) -> str:
+    """Return the meaning of a field; for a map, also those of its fields."""
+    inner = of.kind.within.fields if of.kind.within else ()
+    return ": ".join(filter(None, (of.meaning, ", ".join(map(_part, inner)))))
+
+
+def _part(of: Field) -> str:
+    words = of.kind.words if of.kind.words.startswith('"') else ""
+    or_nil = "or nil" if of.kind.words.endswith("or nil") and "nil" not in of.meaning else ""
+    notes = "; ".join(filter(None, (words, of.meaning, or_nil)))
+    return f"`{of.name}`" + (f" ({notes})" if notes else "")
+
+
 def _minor_rows() -> Iterator[str]:
     for minor in range(1, MINOR + 1):
         added = [
             f"`{method}`: {', '.join(f'`{name}`' for name, since in found.items() if since == minor)}"
-            for table in (minors.PARAMETERS, minors.FIELDS)
+            for table in (minors.PARAMETERS, FIELDS)
             for method, found in table.items()
             if minor in found.values()
         ]
@@ -102,12 +124,12 @@ def _table_in(text: str, head: str, made: Iterator[str]) -> str:
 # -- the schema ----------------------------------------------------------------------------------------------------------
 
 
-def schema(page: str) -> Mapping[str, Any]:
-    """Return the JSON Schema (2020-12): parameters as the code checks them, results as the page describes them."""
+def schema() -> Mapping[str, Any]:
+    """Return the JSON Schema (2020-12) of parameters and results."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "The protocol of mpsd.sock",
-        "description": "Generated from the code and from docs/protocol.md, which says how frames are made of these.",
+        "description": "Generated from the code. docs/protocol.md says how frames are made of these.",
         "version": VERSION,
         "minor": MINOR,
         "bounds": {
@@ -116,14 +138,14 @@ def schema(page: str) -> Mapping[str, Any]:
             "entries": rpc.MAX_ENTRIES,
             "values": rpc.MAX_VALUES,
         },
-        "methods": {name: _method(page, name) for name in ASKS},
+        "methods": {name: _method(name) for name in ASKS},
         "notifications": ["event", "events.lost", "goodbye"],
         "topics": {name: {"since": topic.since, "description": topic.what} for name, topic in TOPICS.items()},
         "errors": {code.name: {"code": code.value, "since": minors.CODES.get(code.name, 0)} for code in ErrorCode},
     }
 
 
-def _method(page: str, name: str) -> Mapping[str, Any]:
+def _method(name: str) -> Mapping[str, Any]:
     method = METHODS.get(name)
     return {
         "since": minors.METHODS.get(name, 0),
@@ -133,47 +155,19 @@ def _method(page: str, name: str) -> Mapping[str, Any]:
         "takes_descriptors": method is not None and method.takes is not None,
         "gives_descriptors": method is not None and method.gives,
         "params": _with_since(schema_of(ASKS[name]), minors.PARAMETERS.get(name, {})),
-        "result": _result(page, name),
+        "result": _result(name),
     }
 
 
-def _result(page: str, name: str) -> Mapping[str, Any]:
-    entries = fields_of(page, name, "entry")
-    if not entries:
-        return _with_since(_record(fields_of(page, name, "result")), minors.FIELDS.get(name, {}))
-    entry = _with_since(_record(entries), minors.FIELDS.get(name, {}))
+def _result(name: str) -> Mapping[str, Any]:
+    fields = RESULTS[name].fields if name in RESULTS else ()
+    properties = {each.name: {**each.kind.schema, "description": _meaning(each)} for each in fields}
+    made = {"type": "object", "properties": properties, "required": list(properties)}
+    entry = _with_since(made, {each.name: each.since for each in fields if each.since})
+    if not name.endswith(LIST):
+        return entry
     listed = {"items": {"type": "array", "items": entry}, "next": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}
     return {"type": "object", "properties": listed, "required": list(listed)}
-
-
-def fields_of(page: str, name: str, head: str) -> list[tuple[str, str, str]]:
-    """Return the fields of a result: the method's own, and those of the method that the page refers to ("as of")."""
-    text = section(page, name)
-    found = rows(page, name, head)
-    if (same := _SAME_AS.search(text)) and (head == "entry") == name.endswith(".list"):
-        found = rows(page, same[1], "result") + rows(page, same[1], "entry") + found
-    return list({each[0]: each for each in found}.values())
-
-
-def _record(fields: list[tuple[str, str, str]]) -> Mapping[str, Any]:
-    properties = {name: {**_of_words(words), "description": meaning} for name, words, meaning in fields}
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _of_words(words: str) -> Mapping[str, Any]:
-    """Return the schema of a type in the page's words; an unknown wording becomes a schema that accepts anything."""
-    words, can_be_nil, _ = words.partition(" or nil")
-    kind = _of_plain(words.removesuffix(","))
-    return {"anyOf": [kind, {"type": "null"}]} if can_be_nil and kind else kind
-
-
-def _of_plain(words: str) -> Mapping[str, Any]:
-    if re.fullmatch(r'"\w+"(?:(?:, | or )"\w+")*', words):
-        return {"enum": re.findall(r'"(\w+)"', words)}
-    for kind, (prefix, *_) in {"array": ("array of",), "object": ("map",)}.items():
-        if words.startswith(prefix):
-            return {"type": kind}
-    return next(({"type": kind} for kind, known in _PLAIN.items() if words in known), {})
 
 
 def _with_since(made: Mapping[str, Any], since: Mapping[str, int]) -> Mapping[str, Any]:
@@ -195,7 +189,7 @@ def lines_of(value: Any, indent: str = "") -> str:
 def main(page: Path, target: Path) -> None:
     text = render(page.read_text())
     page.write_text(text)
-    target.write_text(lines_of(schema(text)) + "\n")
+    target.write_text(lines_of(schema()) + "\n")
 
 
 if __name__ == "__main__":

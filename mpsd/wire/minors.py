@@ -1,7 +1,7 @@
-"""The minor version of the protocol that introduced each method, parameter and field of a result.
+"""The minor version of the protocol that introduced each method, parameter and code.
 
 What is not named here was in minor 0, or came with its method.  A change that adds something adds it here and raises
-`messages.MINOR`, once for a release.  Topics have their own version (api/topic_table.py).
+`messages.MINOR`, once for a release.  Topics (api/topic_table.py) and fields of results (fields.py) have theirs beside them.
 """
 
 from collections.abc import Mapping
@@ -46,17 +46,6 @@ METHODS: Mapping[str, int] = {
 
 PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "lease.create": {"request_key": 4},
-}
-
-FIELDS: Mapping[str, Mapping[str, int]] = {
-    "status": {"arenas": 3, "ends_at": 3, "keeper": 3, "services": 3, "services_unserved": 3},
-    "device.list": {"sm_least": 4, "sm_step": 4},
-    "lease.create": {"sm_count": 4, "sm_reserved_percent": 4},
-    "client.list": {"held": 2, "shield": 2, "sm_count": 4, "watched": 2},
-    "client.why": {"held": 2, "shield": 2, "sm_count": 4, "watched": 2},
-    "fault.list": {"culprit_key": 4},
-    "fault.get": {"culprit_key": 4},
-    "service.get": {"losses": 4, "lost": 4},
 }
 
 CODES: Mapping[str, int] = {

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
+from mpsd.model.process import ProcessId
+
 _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
@@ -31,3 +33,7 @@ def plain(value: Any) -> Any:
         case Collection():
             return [plain(each) for each in value]
     return repr(value)
+
+
+def process_facts(of: ProcessId | None) -> Mapping[str, int | None]:
+    return {"pid": of.pid if of else None, "start_time": of.start_time if of else None}

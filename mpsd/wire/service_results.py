@@ -1,59 +1,115 @@
-"""Convert services to the maps of results; docs/protocol.md, "Methods", has every field."""
+"""The results about services."""
 
-from mpsd.model.service import HandedOver, Instruction, MemberView, Promotion, ServiceView
-from mpsd.wire.plain import plain
-from mpsd.wire.results import Map, process
+from mpsd.model.service import Cause, Instruction, MemberState, MemberView, Phase, ServiceView
+from mpsd.wire.fields import BOOLEAN, NUMBER, TEXT, TIME, UUID, WHOLE, Field, Kind, Map, Result, array, choice, maybe, record
+from mpsd.wire.plain import process_facts
+
+ENLISTED = Result(
+    "Enlisted", "A process that was enlisted.",
+    Field("environment", Kind("map of text", {"type": "object"}, "Mapping[str, str]"),
+          "variables that have to be set before CUDA begins; empty where mpsd places clients itself"),
+)  # fmt: skip
+
+INSTRUCTION = Result(
+    "Instruction", "The current order to a member.",
+    Field("serial", WHOLE, "of the member's task; grows with each change, also across restarts of mpsd"),
+    Field("order", TEXT, '"standby": keep warm; "serve": you are the writer of `generation`; "yield": stop writing and report '
+          'it; "leave": you have to end'),
+    Field("generation", WHOLE, "of the member's term with serve and yield, else the arena's"),
+    Field("layout_hash", TEXT, "the arena's"),
+    Field("commit", WHOLE, "the number of the arena's last commit: take what is new (`arena.open` with `takes` and `known`) "
+          "before you serve", absent="0"),
+    Field("state_serial", WHOLE, "of the forward state that is kept with the arena; 0: none is"),
+    Field("writer_pid", maybe(WHOLE), "the writer of the arena"),
+    Field("why", TEXT, "of the order, for people", absent='""'),
+)  # fmt: skip
+
+SETTINGS = Result(
+    "ServiceSettings", "The settings of a service.",
+    Field("standbys", WHOLE, "their number, without the active"),
+    Field("sm_percent", maybe(NUMBER), "the starter's reservation for each member; nil: none"),
+    Field("memory_bytes", maybe(WHOLE), "likewise"),
+    Field("heartbeat_seconds", NUMBER, "mpsd treats an active as silent after this time without a publish; 0: never"),
+    Field("until_done", BOOLEAN, "mpsd promotes no standby after an active that stops unasked: it has done the work",
+          absent="False"),
+)  # fmt: skip
+
+MEMBER = Result(
+    "Member", "A process of a service.",
+    Field("pid", WHOLE),
+    Field("start_time", WHOLE),
+    Field("domain", TEXT, "empty: not known"),
+    Field("rank", WHOLE),
+    Field("standing", choice(MemberState)),
+    Field("is_writer", BOOLEAN),
+    Field("is_apart", BOOLEAN, "no other member is in its domain"),
+    Field("since_at", TIME, "when it joined"),
+)  # fmt: skip
+
+PROMOTION = Result(
+    "Promotion", "A promotion.",
+    Field("at", TIME),
+    Field("cause", choice(Cause)),
+    Field("from_pid", maybe(WHOLE)),
+    Field("to_pid", WHOLE),
+    Field("generation", WHOLE),
+    Field("detect_ms", maybe(NUMBER), "from the cause to mpsd's decision; nil: not known", absent="None"),
+    Field("fence_ms", maybe(NUMBER), "until the previous active was fenced; nil: not known, or not needed", absent="None"),
+    Field("promote_ms", maybe(NUMBER), "until the new active reported that it serves; nil: likewise", absent="None"),
+)  # fmt: skip
+
+LOSS = Result(
+    "Loss", "A loss of a service's memory and forward state.",
+    Field("at", TIME),
+    Field("generation", WHOLE),
+    Field("pid", WHOLE, "of the member that began anew"),
+    Field("why", TEXT),
+)  # fmt: skip
+
+SERVICE = Result(
+    "Service", "An arena with processes that can serve it.",
+    Field("id", WHOLE, "the arena's"),
+    Field("name", TEXT, "likewise"),
+    Field("owner_uid", WHOLE, "likewise"),
+    Field("gpu", UUID, "likewise"),
+    Field("phase", choice(Phase), "idle: no member serves; promoting: a member is to begin; yielding: the writer was asked to "
+          "yield; fencing: mpsd ends it"),
+    Field("generation", WHOLE, "of the arena"),
+    Field("writer_pid", maybe(WHOLE), "the writer, also while mpsd fences it"),
+    Field("revision", WHOLE, "grows with each change of what is here"),
+    Field("settings", record(SETTINGS), "`service.change`"),
+    Field("members", array(MEMBER)),
+    Field("promotions", WHOLE, "since mpsd was started"),
+    Field("last", maybe(record(PROMOTION)), "the last of them"),
+    Field("protection", TEXT, 'empty, or why a fault would interrupt the service for longer; "no member serves: " and why, if '
+          "no member serves", absent='""'),
+    Field("losses", WHOLE, "how often a member had to begin anew since mpsd was started, with neither memory nor a forward "
+          "state", 4),
+    Field("lost", maybe(record(LOSS)), "the last of them", 4),
+)  # fmt: skip
+
+HANDED_OVER = Result(
+    "HandedOver", "A handover.",
+    Field("from_pid", WHOLE, "the previous active"),
+    Field("to_pid", WHOLE, "the new active"),
+    Field("seconds", NUMBER, "how long it took"),
+)  # fmt: skip
+
+RESULTS = {
+    "service.enlist": ENLISTED, "service.join": INSTRUCTION, "service.ready": INSTRUCTION, "service.follow": INSTRUCTION,
+    "service.yielded": INSTRUCTION, "service.get": SERVICE, "service.list": SERVICE, "service.handover": HANDED_OVER,
+    "service.change": SERVICE,
+}  # fmt: skip
 
 
 def instruction(of: Instruction) -> Map:
-    return {
-        "serial": of.serial,
-        "order": of.order.value,
-        "generation": of.generation,
-        "layout_hash": of.layout_hash,
-        "commit": of.commit,
-        "state_serial": of.state_serial,
-        "writer_pid": of.writer.pid if of.writer else None,
-        "why": of.why,
-    }
+    return INSTRUCTION.of(of, writer_pid=of.writer.pid if of.writer else None)
 
 
 def service(of: ServiceView) -> Map:
-    return {
-        "id": of.id,
-        "name": of.name,
-        "owner_uid": of.owner_uid,
-        "gpu": of.gpu,
-        "phase": of.phase.value,
-        "generation": of.generation,
-        "writer_pid": of.writer.pid if of.writer else None,
-        "revision": of.revision,
-        "settings": plain(of.settings),
-        "members": [_member(each) for each in of.members],
-        "promotions": of.promotions,
-        "last": _promotion(of.last) if of.last else None,
-        "protection": of.protection,
-        "losses": of.losses,
-        "lost": plain(of.lost) if of.lost else None,
-    }
+    members = [_member(each) for each in of.members]
+    return SERVICE.of(of, writer_pid=of.writer.pid if of.writer else None, members=members)
 
 
 def _member(of: MemberView) -> Map:
-    return {
-        **process(of.process),
-        "domain": of.domain,
-        "rank": of.rank,
-        "standing": of.standing.value,
-        "is_writer": of.is_writer,
-        "is_apart": of.is_apart,
-        "since_at": of.since_at,
-    }
-
-
-def _promotion(of: Promotion) -> Map:
-    shown: Map = plain(of)
-    return shown
-
-
-def handed_over(of: HandedOver) -> Map:
-    return {"from_pid": of.from_pid, "to_pid": of.to_pid, "seconds": of.seconds}
+    return MEMBER.of(of, **process_facts(of.process))

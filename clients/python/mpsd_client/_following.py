@@ -341,7 +341,7 @@ class Following:
         """End the membership as if mpsd had sent LEAVE."""
         assert self._told is not None
         last = self._told.what
-        gone = Instruction(last.serial, LEAVE, last.generation, last.layout_hash, last.state_serial, None, why)
+        gone = Instruction(last.serial, LEAVE, last.generation, last.layout_hash, last.state_serial, None, why=why)
         self._told, self._is_over = Told(gone, time.monotonic_ns()), True
         if self._term is not None:
             self._hear_for(self._term)

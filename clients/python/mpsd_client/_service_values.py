@@ -1,4 +1,4 @@
-"""The values in mpsd's answers about services.  The terms: mpsd's docs/services.md."""
+"""The results about services.  `make docs` makes this module."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,128 +6,104 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Enlisted:
-    """environment: the variables that a member must set before CUDA begins."""
+    """A process that was enlisted."""
 
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # variables that have to be set before CUDA begins; empty where mpsd places clients itself
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """The current order to a member.  order: "standby", "serve", "yield" or "leave".
+    """The current order to a member."""
 
-    serial: grows with each change.  generation: of the member's term with "serve" and "yield", else the arena's.
-    state_serial: 0 while mpsd keeps no forward state.  why: for people.  commit: the number of the arena's last commit.
-    """
-
-    serial: int
+    serial: int  # of the member's task; grows with each change, also across restarts of mpsd
+    # "standby": keep warm; "serve": you are the writer of `generation`; "yield": stop writing and report it; "leave": you have
+    # to end
     order: str
-    generation: int
-    layout_hash: str
-    state_serial: int
-    writer_pid: int | None
-    why: str = ""
+    generation: int  # of the member's term with serve and yield, else the arena's
+    layout_hash: str  # the arena's
+    state_serial: int  # of the forward state that is kept with the arena; 0: none is
+    writer_pid: int | None  # the writer of the arena
+    # the number of the arena's last commit: take what is new (`arena.open` with `takes` and `known`) before you serve
     commit: int = 0
+    why: str = ""  # of the order, for people
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """The settings of a service.  standbys: their number, without the active.  sm_percent, memory_bytes: the starter's
-    reservation for each member; None: none.  heartbeat_seconds: mpsd treats an active as silent after this time without a
-    publish; 0: never.  until_done: an active that stops unasked has done the work, and mpsd promotes no standby after it."""
+    """The settings of a service."""
 
-    standbys: int
-    sm_percent: float | None
-    memory_bytes: int | None
-    heartbeat_seconds: float
-    until_done: bool = False
+    standbys: int  # their number, without the active
+    sm_percent: float | None  # the starter's reservation for each member; None: none
+    memory_bytes: int | None  # likewise
+    heartbeat_seconds: float  # mpsd treats an active as silent after this time without a publish; 0: never
+    until_done: bool = False  # mpsd promotes no standby after an active that stops unasked: it has done the work
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of a service.  standing: "warming", "ready", "faulted" or "silent".  is_apart: it is the only member in its
-    fault domain.  since_at: when it joined."""
+    """A process of a service."""
 
     pid: int
     start_time: int
-    domain: str
+    domain: str  # empty: not known
     rank: int
     standing: str
     is_writer: bool
-    is_apart: bool
-    since_at: float
+    is_apart: bool  # no other member is in its domain
+    since_at: float  # when it joined
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A promotion.  cause: "first", "fault", "ended", "silent", "asked" or "failed".  detect_ms: from the cause to mpsd's
-    decision; fence_ms: until the previous active was fenced; promote_ms: until the new active reported that it serves.  None:
-    unknown, or the step was not needed."""
+    """A promotion."""
 
     at: float
     cause: str
     from_pid: int | None
     to_pid: int
     generation: int
-    detect_ms: float | None = None
-    fence_ms: float | None = None
-    promote_ms: float | None = None
+    detect_ms: float | None = None  # from the cause to mpsd's decision; None: not known
+    fence_ms: float | None = None  # until the previous active was fenced; None: not known, or not needed
+    promote_ms: float | None = None  # until the new active reported that it serves; None: likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss of a service's memory and forward state; `pid` started from the beginning, in this generation."""
+    """A loss of a service's memory and forward state."""
 
     at: float
     generation: int
-    pid: int
+    pid: int  # of the member that began anew
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An arena with processes that can serve it.  phase: "idle", "promoting", "serving", "yielding" or "fencing".
+    """An arena with processes that can serve it."""
 
-    id: of the arena.  writer_pid: stays set while the writer is being fenced.  revision: grows with each change.  promotions:
-    number since mpsd's start.  protection: empty, or why a fault would interrupt the service for more than a moment, or why
-    the service is unserved.  losses: number of losses of memory and state since mpsd's start.  lost: the last one.
-    """
-
-    id: int
-    name: str
-    owner_uid: int
-    gpu: str
+    id: int  # the arena's
+    name: str  # likewise
+    owner_uid: int  # likewise
+    gpu: str  # likewise
+    # idle: no member serves; promoting: a member is to begin; yielding: the writer was asked to yield; fencing: mpsd ends it
     phase: str
-    generation: int
-    writer_pid: int | None
-    revision: int
-    settings: ServiceSettings
+    generation: int  # of the arena
+    writer_pid: int | None  # the writer, also while mpsd fences it
+    revision: int  # grows with each change of what is here
+    settings: ServiceSettings  # `service.change`
     members: tuple[Member, ...]
-    promotions: int
-    last: Promotion | None
+    promotions: int  # since mpsd was started
+    last: Promotion | None  # the last of them
+    # empty, or why a fault would interrupt the service for longer; "no member serves: " and why, if no member serves
     protection: str = ""
-    losses: int = 0
-    lost: Loss | None = None
+    losses: int = 0  # how often a member had to begin anew since mpsd was started, with neither memory nor a forward state
+    lost: Loss | None = None  # the last of them
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    from_pid: int
-    to_pid: int
-    seconds: float
+    """A handover."""
 
-
-@dataclass(frozen=True, slots=True)
-class StateKept:
-    """state_serial: the number of forward states that mpsd has kept with the arena so far."""
-
-    state_serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """The forward state that mpsd keeps.  generation: of the writer that made it.  fd: a memory file, which the caller closes;
-    None if mpsd keeps no state."""
-
-    state_serial: int
-    generation: int
-    fd: int | None = None
+    from_pid: int  # the previous active
+    to_pid: int  # the new active
+    seconds: float  # how long it took

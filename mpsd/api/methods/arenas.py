@@ -16,7 +16,7 @@ from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.model.arena_mode import may
 from mpsd.model.device_names import find_device
 from mpsd.model.reach import EVERYTHING
-from mpsd.wire import results
+from mpsd.wire import arena_results
 from mpsd.wire.arena_messages import (
     ArenaId,
     ArenaName,
@@ -31,8 +31,8 @@ from mpsd.wire.arena_messages import (
     SealArena,
     TakeMemory,
 )
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import Page
-from mpsd.wire.results import Map
 from mpsd.wire.service_messages import KeepState
 
 _NOBODY = -1  # the uid of no user
@@ -137,17 +137,17 @@ async def create(call: Call[CreateArena]) -> Map:
         raise NotAllowed(f"arena {ask.name} does not exist, and you are user {peer.uid}: user {owner} has to make it")
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     namespace = EVERYTHING if peer.is_operator else peer.bound
-    return results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace))
+    return arena_results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace))
 
 
 async def get(call: Call[ArenaName]) -> Map:
-    return results.arena(find_named(arenas_of(call.services), call.ask.name))
+    return arena_results.arena(find_named(arenas_of(call.services), call.ask.name))
 
 
 def list_arenas(call: Call[Page]) -> Rows[Arena]:
     peer = call.peer
     found = arenas_of(call.services).arenas()
-    return Rows(((each.id, None if may_see(peer, each) else _NOBODY, each) for each in found), results.arena)
+    return Rows(((each.id, None if may_see(peer, each) else _NOBODY, each) for each in found), arena_results.arena)
 
 
 async def open_arena(call: Call[OpenArena]) -> Map:
@@ -157,7 +157,7 @@ async def open_arena(call: Call[OpenArena]) -> Map:
     arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds)
     openings = arenas.openings(arena.id, process)
     if not ask.takes:
-        return {**results.arena(arena), "openings": openings}
+        return {**arena_results.arena(arena), "openings": openings}
     try:
         taken = await arenas.take(arena.id, process, None, ask.takes, ask.known, with_layout=True)
     except MpsdError:
@@ -165,9 +165,8 @@ async def open_arena(call: Call[OpenArena]) -> Map:
             await arenas.close(arena.id, process, 1)
         raise
     call.given.give(taken.fds)
-    return {
-        **results.arena(taken.arena), **results.portion(taken), "openings": openings, "has_layout": taken.has_layout,
-    }  # fmt: skip
+    more = {"openings": openings, "has_layout": taken.has_layout}
+    return {**arena_results.arena(taken.arena), **arena_results.portion(taken), **more}
 
 
 async def put(call: Call[PutMemory]) -> Map:
@@ -196,7 +195,7 @@ async def take(call: Call[TakeMemory]) -> Map:
     ask = call.ask
     taken = await arenas_of(call.services).take(ask.id, call.process(), ask.after, ask.limit, ask.known)
     call.given.give(taken.fds)
-    return results.portion(taken)
+    return arena_results.portion(taken)
 
 
 async def layout(call: Call[ArenaId]) -> Map:
@@ -223,21 +222,21 @@ async def state(call: Call[ArenaId]) -> Map:
 
 
 async def close(call: Call[CloseArena]) -> Map:
-    return results.arena(await arenas_of(call.services).close(call.ask.id, call.process(), call.ask.openings))
+    return arena_results.arena(await arenas_of(call.services).close(call.ask.id, call.process(), call.ask.openings))
 
 
 async def seal(call: Call[SealArena]) -> Map:
-    return results.arena(await arenas_of(call.services).seal(call.ask.id, call.ask.generation, call.process()))
+    return arena_results.arena(await arenas_of(call.services).seal(call.ask.id, call.ask.generation, call.process()))
 
 
 async def change(call: Call[ChangeArena]) -> Map:
     ask = call.ask
-    return results.arena(await arenas_of(call.services).change(ask.id, ask.capacity_bytes, ask.mode, ask.ttl_seconds))
+    return arena_results.arena(await arenas_of(call.services).change(ask.id, ask.capacity_bytes, ask.mode, ask.ttl_seconds))
 
 
 async def remove(call: Call[ArenaName]) -> Map:
     arenas = arenas_of(call.services)
-    return results.arena(await arenas.remove(find_named(arenas, call.ask.name).id))
+    return arena_results.arena(await arenas.remove(find_named(arenas, call.ask.name).id))
 
 
 async def make_room(call: Call[MakeRoom]) -> Map:

@@ -11,9 +11,10 @@ from mpsd.errors import MpsdError, NoSuchClient, NoSuchDomain, VendorFailed
 from mpsd.model.client import ClientView
 from mpsd.model.lease import Grant
 from mpsd.model.process import ProcessId
-from mpsd.wire import results
+from mpsd.wire import lease_results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import ClientId, MoveClient, Page
-from mpsd.wire.results import Map
+from mpsd.wire.plain import process_facts
 
 _TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
 _NOBODY = -1  # the uid of no user
@@ -65,14 +66,14 @@ class ClientTable:
         """Return the entry of a client, without the name and the token of its lease, which only lease.get returns."""
         view, grant = self.views.get(process), self.grants.get(process)
         return {
-            **results.process(process),
+            **process_facts(process),
             "uid": self.uid(process),
             "state": self._state(process, view),
             "domain": view.domain if view else None,
             "server_pid": view.server_pid if view else None,
             "lease_id": grant.lease_id if grant else None,
             "sm_percent": grant.sm_percent if grant else None,
-            "sm_count": results.sm_count(grant, self.services.board.devices) if grant else None,
+            "sm_count": lease_results.sm_count(grant, self.services.board.devices) if grant else None,
             "memory_bytes": dict(grant.memory_bytes) if grant else None,
             "watched": view is not None and view.watched,
             "shield": view is not None and view.shield,
@@ -111,7 +112,7 @@ async def why(call: Call[ClientId]) -> Map:
         **clients.show(process),
         "container": identity.container if identity else "",
         "cgroups": list(identity.cgroups) if identity else [],
-        "grant": results.grant(grant, call.services.board.devices) if grant else None,
+        "grant": lease_results.grant(grant, call.services.board.devices) if grant else None,
         "queue": {"position": entry.position, "reason": entry.reason} if entry else None,
     }
 
@@ -124,7 +125,7 @@ async def terminate(call: Call[ClientId]) -> Map:
             answer = (await board.terminate_client(server.pid, process.pid)).strip()
             if answer != _TERMINATED:
                 raise VendorFailed(f"client {process.pid} was not terminated; server {server.pid} answered: {answer!r}")
-            return {**results.process(process), "server_pid": server.pid, "domain": server.domain}
+            return {**process_facts(process), "server_pid": server.pid, "domain": server.domain}
     raise NoSuchClient(f"client {process.pid} has no context in any server")
 
 
@@ -133,4 +134,4 @@ async def move(call: Call[MoveClient]) -> Map:
     if call.ask.domain not in {view.name for view in domains.views()}:
         raise NoSuchDomain(f"no fault domain is called {call.ask.domain}")
     await domains.move(process, call.ask.domain)
-    return {**results.process(process), "domain": call.ask.domain}
+    return {**process_facts(process), "domain": call.ask.domain}

@@ -9,8 +9,8 @@ from mpsd.api.call import Call
 from mpsd.api.ports import Ports
 from mpsd.model.lease import LeaseState
 from mpsd.model.service import is_unserved
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import Nothing
-from mpsd.wire.results import Map
 
 
 async def status(call: Call[Nothing]) -> Map:

@@ -8,9 +8,9 @@ from mpsd.errors import BadRequest, NoSuchDomain
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.domain import DomainView
-from mpsd.wire import results
+from mpsd.wire import daemon_results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import CreateDomain, DomainName, Page
-from mpsd.wire.results import Map
 
 
 def list_domains(call: Call[Page]) -> Rows[DomainView]:
@@ -20,7 +20,7 @@ def list_domains(call: Call[Page]) -> Rows[DomainView]:
 
 
 def list_devices(call: Call[Page]) -> Rows[Device]:
-    return Rows(((device.ordinal, None, device) for device in call.services.board.devices), results.device)
+    return Rows(((device.ordinal, None, device) for device in call.services.board.devices), daemon_results.device)
 
 
 async def create(call: Call[CreateDomain]) -> Map:
@@ -52,4 +52,4 @@ def _find(call: Call[Any], name: str) -> DomainView:
 
 
 def _show(call: Call[Any], view: DomainView) -> Map:
-    return results.domain(view, list(call.services.domains.servers(view.name)))
+    return daemon_results.domain(view, list(call.services.domains.servers(view.name)))

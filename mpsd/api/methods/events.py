@@ -6,8 +6,8 @@ from mpsd.api import topics
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Listener, Rows
 from mpsd.api.event_bus import Event, EventBus
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import Nothing, Page, Subscribe
-from mpsd.wire.results import Map
 
 _NOBODY = -1  # the uid of no user
 

@@ -10,10 +10,11 @@ from mpsd.model.accusation import accused, convicted_key
 from mpsd.model.blame import BlameStatus
 from mpsd.model.fault import FirstError, Incident
 from mpsd.model.process import ProcessId
-from mpsd.wire import results
+from mpsd.wire import fault_results
+from mpsd.wire.fields import Map
 from mpsd.wire.incidents import incident_facts, incident_report, is_party
 from mpsd.wire.messages import BlameKey, GuardRange, IncidentNumber, ListIncidents, Page, ReportError
-from mpsd.wire.results import Map
+from mpsd.wire.plain import process_facts
 
 MOST_LOOKED_AT = 100  # for one page: each incident is read from the disk, and may be long
 
@@ -67,7 +68,7 @@ async def report(call: Call[ReportError]) -> Map:
         reports.count(process)
         error = FirstError(ask.code, ask.name, ask.kernel, ask.pc, ask.address, ask.text)
         call.services.faults.report(process, error)
-    return {**results.process(process), "counts": counts, "left": reports.left(process)}
+    return {**process_facts(process), "counts": counts, "left": reports.left(process)}
 
 
 async def guards(call: Call[GuardRange]) -> Map:
@@ -87,24 +88,11 @@ def _client(call: Call[ReportError] | Call[GuardRange]) -> ProcessId:
 def list_blame(call: Call[Page]) -> Rows[BlameStatus]:
     """List the standings, numbered by position: a standing has no number."""
     held = sorted(call.services.faults.standings(), key=lambda each: (each.kind, each.since_at, each.key))
-    return Rows(((place, None, each) for place, each in enumerate(held, 1)), standing_facts)
+    return Rows(((place, None, each) for place, each in enumerate(held, 1)), fault_results.standing)
 
 
 async def pardon(call: Call[BlameKey]) -> Map:
-    return standing_facts(call.services.faults.pardon(call.ask.key))
-
-
-def standing_facts(of: BlameStatus) -> Map:
-    """Return a standing with the fact names that events of the family `blame` use."""
-    return {
-        "key": of.key,
-        "standing": of.kind.value,
-        "since": of.since_at,
-        "until": of.until_at,
-        "faults": of.faults,
-        "case": of.case,
-        "group": of.group,
-    }
+    return fault_results.standing(call.services.faults.pardon(call.ask.key))
 
 
 def _reader(peer: Peer) -> int | None:

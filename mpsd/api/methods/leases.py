@@ -17,9 +17,9 @@ from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
 from mpsd.model.reach import EVERYTHING
-from mpsd.wire import results
+from mpsd.wire import lease_results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, RenewLease
-from mpsd.wire.results import Map
 
 SELF = "self"  # the value of a pid selector for the caller
 _ID = attrgetter("id")
@@ -98,7 +98,7 @@ def _show(call: Call[Any], lease: Lease) -> Map:
 
 
 def _shown(peer: Peer, clients: Mapping[int | None, int], devices: Sequence[Device], lease: Lease) -> Map:
-    return results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid, devices)
+    return lease_results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid, devices)
 
 
 def _clients(services: Ports) -> Mapping[int | None, int]:

@@ -7,13 +7,13 @@ from mpsd.api.call import Call
 from mpsd.api.ports import BoardPort
 from mpsd.errors import BadRequest
 from mpsd.model.device_names import find_device
-from mpsd.wire import results
+from mpsd.wire import daemon_results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import MIB, Nothing, SetLimits
-from mpsd.wire.results import Map
 
 
 async def get(call: Call[Nothing]) -> Map:
-    return results.limits(call.services.board.defaults())
+    return daemon_results.limits(call.services.board.defaults())
 
 
 async def set_limits(call: Call[SetLimits]) -> Map:
@@ -29,7 +29,7 @@ async def set_limits(call: Call[SetLimits]) -> Map:
     )
     if wanted != present:
         await board.set_defaults(wanted)
-    return results.limits(board.defaults())
+    return daemon_results.limits(board.defaults())
 
 
 def _pinned_limits(board: BoardPort, asked: Mapping[str, int]) -> Mapping[str, int]:

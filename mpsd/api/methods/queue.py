@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from mpsd.api.call import Call, Rows
 from mpsd.api.ports import Ports
 from mpsd.model.process import ProcessId
-from mpsd.wire import results
+from mpsd.wire import lease_results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import Page
-from mpsd.wire.results import Map
+from mpsd.wire.plain import process_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,4 @@ def list_queue(call: Call[Page]) -> Rows[WaitingRow]:
 
 
 def _show(entry: WaitingRow) -> Map:
-    return {
-        "position": entry.position,
-        "uid": entry.uid,
-        "lease_id": entry.lease_id,
-        **results.process(entry.process),
-        "reason": entry.reason,
-        "waited_seconds": entry.waited_seconds,
-        "deadline": entry.deadline,
-    }
+    return lease_results.WAITING.of(entry, **process_facts(entry.process))

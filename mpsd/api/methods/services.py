@@ -13,8 +13,8 @@ from mpsd.model.arena_names import split
 from mpsd.model.reach import reaches
 from mpsd.model.service import Instruction, ServiceSettings, ServiceView
 from mpsd.wire import service_results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import Page
-from mpsd.wire.results import Map
 from mpsd.wire.service_messages import (
     ChangeService,
     FailedMember,
@@ -134,7 +134,7 @@ async def handover(call: Call[Handover]) -> Map:
     ask = call.ask
     arena = find_named(arenas_of(call.services), ask.name)
     _check_reach(call, arena)
-    return service_results.handed_over(await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds))
+    return service_results.HANDED_OVER.of(await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds))
 
 
 def told_handover(result: Map) -> str:

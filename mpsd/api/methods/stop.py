@@ -6,9 +6,9 @@ from typing import Any
 from mpsd.api.call import Call
 from mpsd.errors import BadRequest
 from mpsd.model.stop import Asker, Manner, Stopped, Target, TargetKind
-from mpsd.wire import results
+from mpsd.wire.fields import Map
 from mpsd.wire.messages import StopClient
-from mpsd.wire.results import Map
+from mpsd.wire.plain import process_facts
 
 _MOST_TOLD = 20  # processes that the audit names
 _MOST_SHOWN = 150  # they fit into a datagram; processes that were not ended come first
@@ -44,7 +44,7 @@ def _target(ask: StopClient) -> Target:
 
 def _show(of: Stopped) -> Map:
     return {
-        **results.process(of.process),
+        **process_facts(of.process),
         "domain": of.domain,
         "steps": [step.value for step in of.steps],
         "has_ended": of.has_ended,

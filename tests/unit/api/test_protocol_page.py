@@ -3,13 +3,15 @@
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgpack
 import pytest
 
+from mpsd.api import client_values
 from mpsd.api.method_table import HELLO, METHODS, Privilege
-from mpsd.api.protocol_page import ASKS, default_of, fields_of, render, schema, section
+from mpsd.api.protocol_page import ASKS, default_of, render, schema, section
 from mpsd.api.protocol_page import rows as rows_of
 from mpsd.api.server import ApiSettings
 from mpsd.api.topic_table import TOPICS
@@ -19,11 +21,13 @@ from mpsd.model.domain import DomainState
 from mpsd.wire import minors, rpc
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import walk
+from mpsd.wire.result_table import FIELDS, MODULES, RESULTS
 from tests.unit.api.house import OPERATOR, OWNER, open_house
 from tests.unit.api.test_golden import FILES, frames
 from tests.unit.api.test_method_table import NEEDS_CLIENT, NEEDS_HOLDER, said
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+ROOT = Path(__file__).resolve().parents[3]
+DOCS, CLIENT = ROOT / "docs", ROOT / "clients/python/mpsd_client"
 PAGE = (DOCS / "protocol.md").read_text()
 SCHEMA = json.loads((DOCS / "protocol.schema.json").read_text())
 METHODS_CHAPTER = PAGE.partition("\n## Methods\n")[2].partition("\n## ")[0]
@@ -33,7 +37,13 @@ HEADING = re.compile(r"^### `(.*)`$", re.MULTILINE)
 def test_the_tables_that_are_made_of_the_code_are_up_to_date() -> None:
     """The tables and the schema. Else: make docs."""
     assert render(PAGE) == PAGE
-    assert schema(PAGE) == SCHEMA
+    assert schema() == SCHEMA
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_values_of_the_python_client_are_up_to_date(module: ModuleType) -> None:
+    """Else: make docs."""
+    assert (CLIENT / client_values.name_of(module)).read_text() == client_values.source_of(module)
 
 
 @pytest.mark.parametrize("head", ["| topic | event | facts |", "| minor | methods |"])
@@ -91,8 +101,7 @@ async def test_a_section_has_every_field_of_the_result(name: str, tmp_path: Path
         result = await (house.connect().ask(HELLO, version=VERSION) if name == HELLO else caller.ask(name, **said(name)))
     if set(result) == {"items", "next"}:
         result = result["items"][0]
-    told = fields_of(PAGE, name, "entry") or fields_of(PAGE, name, "result")
-    assert {field for field, _, _ in told} == set(result)
+    assert names(name) == set(result)
     of_result = SCHEMA["methods"][name]["result"]
     of_result = of_result["properties"]["items"]["items"] if name.endswith(".list") else of_result
     assert [field for field, each in of_result["properties"].items() if not fits(result[field], each)] == []
@@ -125,19 +134,22 @@ def test_everything_that_was_not_there_at_first_says_since_when() -> None:
     """Minor 0 is defined by its golden answers."""
     first = {said[3]["minor"]: said[3]["methods"] for said in answers("hello") if said[2] is None}[0]
     assert set(ASKS) - set(first) == set(minors.METHODS)
-    assert max([*minors.METHODS.values(), *minors.CODES.values(), *(each.since for each in TOPICS.values())]) <= MINOR
+    fields = [since for later in FIELDS.values() for since in later.values()]
+    others = [*minors.METHODS.values(), *minors.CODES.values(), *(each.since for each in TOPICS.values())]
+    assert max([*fields, *others]) <= MINOR
     for name, since in [*minors.PARAMETERS.items()]:
         assert set(since) <= {param.name for param in walk(ASKS[name])}
-    for name, since in minors.FIELDS.items():
-        assert set(since) <= {field for field, _, _ in fields_of(PAGE, name, "entry") or fields_of(PAGE, name, "result")}
 
 
 @pytest.mark.parametrize("name", ["lease.create", "device.list", "client.list"])
 def test_fields_since_a_later_minor_are_not_in_the_first_answers(name: str) -> None:
     result = next(said[3] for said in answers(name.replace(".", "_")) if said[2] is None)
     fields = set(result["items"][0] if "items" in result else result)
-    told = {field for field, _, _ in fields_of(PAGE, name, "entry") or fields_of(PAGE, name, "result")}
-    assert told - fields == set(minors.FIELDS[name])
+    assert names(name) - fields == set(FIELDS[name])
+
+
+def names(method: str) -> set[str]:
+    return set(RESULTS[method].names if method in RESULTS else ())
 
 
 def answers(stem: str) -> list[Any]:
