@@ -156,8 +156,12 @@ def close_all(fds: Collection[int]) -> None:
 
 
 def is_prompt(fd: int) -> bool:
-    """Return whether the descriptor is a memory file or a device: the kernel itself serves those, without waiting."""
-    return _is_memory(fd) or stat.S_ISCHR(_type_of(fd))
+    """Return whether the descriptor is a memory file or an open device: the kernel itself serves those, without waiting.
+
+    Not a device with O_PATH: a file server may call any of its files a device, and fstat then asks the server.  Opening such a
+    file is refused, since users mount without devices.
+    """
+    return _is_memory(fd) or (stat.S_ISCHR(_type_of(fd)) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
 
 
 def is_file(fd: int) -> bool:

@@ -24,7 +24,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileServer:
-    def __init__(self, device: int, end: int) -> None:
+    def __init__(self, device: int, end: int, mode: int) -> None:
+        self._mode = mode
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
@@ -51,29 +52,29 @@ class FileServer:
         if operation == _INIT:
             return 0, struct.pack("IIIIHHIIHHI", 7, 31, 0, 0, 1, 1, 4096, 1, 1, 0, 0) + bytes(28)
         if operation == _LOOKUP:
-            return 0, struct.pack("QQQQII", _FILE, 0, 0, 0, 0, 0) + _attributes(_FILE)
+            return 0, struct.pack("QQQQII", _FILE, 0, 0, 0, 0, 0) + _attributes(_FILE, self._mode)
         if operation == _GETATTR:
-            return 0, struct.pack("QII", 0, 0, 0) + _attributes(node)
+            return 0, struct.pack("QII", 0, 0, 0) + _attributes(node, self._mode)
         if operation == _OPEN:
             return 0, struct.pack("QII", 1, 0, 0)
         return (0, b"") if operation in (FLUSH, _RELEASE) else (_ENOSYS, b"")
 
 
-def _attributes(node: int) -> bytes:
-    mode = 0o040755 if node == _ROOT else 0o100644
+def _attributes(node: int, file_mode: int) -> bytes:
+    mode = 0o040755 if node == _ROOT else file_mode
     return _ATTRIBUTES.pack(node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
 @contextmanager
-def serve(place: Path) -> Iterator[FileServer]:
-    """Serve `place / "file"`. Raises OSError if mounting is not allowed. At the end all waiting readers continue."""
+def serve(place: Path, mode: int = 0o100644) -> Iterator[FileServer]:
+    """Serve `place / "file"`, with this mode. Raises OSError if mounting is not allowed. At the end all waiting readers continue."""
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
     try:
         options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
         if _libc.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
             raise OSError(ctypes.get_errno(), "mount")
-        server = FileServer(device, reader)
+        server = FileServer(device, reader, mode)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         try:

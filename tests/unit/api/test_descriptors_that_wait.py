@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -49,10 +50,9 @@ async def test_no_service_sees_what_may_make_it_wait(odd: dict[str, int], tmp_pa
         assert (descriptors(), house.fakes.changes()) == (before, state)
 
 
-@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "memory", "name alone"])
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "memory"])
 def test_devices_and_memory_files_wait_for_nobody(path: str) -> None:
-    flags = os.O_PATH if path == "name alone" else os.O_RDONLY
-    fd = os.memfd_create("memory") if path == "memory" else os.open("/dev/null" if path == "name alone" else path, flags)
+    fd = os.memfd_create("memory") if path == "memory" else os.open(path, os.O_RDONLY)
     try:
         assert module.is_prompt(fd)
     finally:
@@ -112,6 +112,30 @@ def is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_the_name_of_a_device_is_no_device() -> None:
+    """A file server can have files that it calls devices; they cannot be opened, but named."""
+    fd = os.open("/dev/null", os.O_PATH)
+    assert not module.is_prompt(fd)
+    os.close(fd)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_the_name_of_a_device_of_a_file_server_is_not_looked_at(tmp_path: Path) -> None:
+    """fstat on it waits for the server: mpsd would stand still for as long as its owner likes."""
+    with ExitStack() as mounted:
+        try:
+            server = mounted.enter_context(serve(tmp_path, stat.S_IFCHR | 0o666))
+        except OSError as exc:
+            pytest.skip(f"nothing can be mounted here: {exc}")
+        fd = os.open(tmp_path / "file", os.O_PATH)
+        server.is_silent = True
+        assert not module.is_prompt(fd)
+        assert not server.asked
+        mounted.close()
+        os.close(fd)
 
 
 SERVED: dict[str, dict[str, Any]] = {
