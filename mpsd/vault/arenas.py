@@ -11,7 +11,7 @@ from functools import partial
 import trio
 
 from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoRoom, Stopping
-from mpsd.host.descriptors import close_all, close_apart
+from mpsd.host.descriptors import close_all, close_apart, close_soon
 from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec, KeptState, Portion
 from mpsd.model.device_names import find_device
 from mpsd.model.process import ProcessId
@@ -236,7 +236,7 @@ class Arenas:
     async def commit(
         self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
     ) -> Arena:
-        async with _owned([each for each in (layout, state) if each is not None]):
+        async with _owned(_given(layout), close_soon), _owned(_given(state)):  # nothing bounds the memory of a layout's file
             await self._begin()
             return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout, state)
 
@@ -287,12 +287,16 @@ class Arenas:
             raise KeeperFailed("the vault's keeper does not answer yet")
 
 
+def _given(descriptor: int | None) -> list[int]:
+    return [] if descriptor is None else [descriptor]
+
+
 @asynccontextmanager
-async def _owned(descriptors: Collection[int]) -> AsyncIterator[None]:
+async def _owned(descriptors: Collection[int], close: Callable[[Collection[int]], None] = close_all) -> AsyncIterator[None]:
     """Close the descriptors at the end, also after an error.  Refused ones may be of any kind, and slow to close."""
     try:
         yield
     except BaseException:
         await close_apart(partial(close_all, descriptors))
         raise
-    close_all(descriptors)
+    close(descriptors)

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpsd.errors import BadRequest
 from mpsd.model.arena import MOST_LAYOUT_BYTES
@@ -13,6 +14,8 @@ from mpsd.wire.forward_state import HEAD, parse_head
 
 CONTROL_DEVICE = "/dev/nvidiactl"
 _CHUNK_BYTES = 1 << 20
+_BLOCK_BYTES = 512  # st_blocks, on every file system
+_HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _TICKET_BYTES = 64  # the simulator writes at most 21
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _STATE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -53,6 +56,7 @@ def check_simulated(descriptor: int) -> None:
         raise BadRequest("a descriptor is not simulated GPU memory: it is a memory file that can still change")
     if found.st_size > _TICKET_BYTES:
         raise BadRequest(f"a descriptor is not simulated GPU memory: it is a memory file of {found.st_size} bytes")
+    _check_memory(found)
 
 
 def read_layout(descriptor: int) -> Layout:
@@ -94,14 +98,31 @@ def check_state(descriptor: int, generation: int, *, may_be_older: bool = False)
     head = parse_head(os.pread(descriptor, HEAD.size, 0))
     if head.generation != generation and not (may_be_older and 0 < head.generation < generation):
         raise BadRequest(f"a forward state of generation {generation} is wanted; found: {head.generation}")
-    if (size := os.fstat(descriptor).st_size) != head.file_bytes:
-        raise BadRequest(f"a forward state has {size} bytes, and its head gives {head.file_bytes}")
-    return size
+    found = os.fstat(descriptor)
+    if found.st_size != head.file_bytes:
+        raise BadRequest(f"a forward state has {found.st_size} bytes, and its head gives {head.file_bytes}")
+    _check_memory(found)
+    return found.st_size
 
 
 def generation_of_state(descriptor: int) -> int:
     """Return the generation in which it was made.  Raise BadRequest if its owner has damaged it since it was checked."""
     return parse_head(os.pread(descriptor, HEAD.size, 0)).generation
+
+
+def _check_memory(found: os.stat_result) -> None:
+    """Refuse a sealed memory file with memory beyond its end, which fallocate(2) can add before.  Raise BadRequest."""
+    memory = found.st_blocks * _BLOCK_BYTES
+    if memory > found.st_size + _huge_page_bytes():
+        raise BadRequest(f"a memory file of {found.st_size} bytes takes {memory} bytes of memory")
+
+
+def _huge_page_bytes() -> int:
+    """Return the size of the page that the kernel may use for a small memory file."""
+    try:
+        return int(_HUGE_PAGE.read_text())
+    except (OSError, ValueError):  # a kernel without huge pages
+        return os.sysconf("SC_PAGESIZE")
 
 
 def _is_memory_file(descriptor: int) -> bool:

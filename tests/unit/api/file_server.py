@@ -67,7 +67,10 @@ def _attributes(node: int, file_mode: int) -> bytes:
 
 @contextmanager
 def serve(place: Path, mode: int = 0o100644) -> Iterator[FileServer]:
-    """Serve `place / "file"`, with this mode. Raises OSError if mounting is not allowed. At the end all waiting readers continue."""
+    """Serve `place / "file"`, with this mode. Raises OSError if mounting is not allowed.
+
+    At the end all waiting readers continue.
+    """
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
     try:

@@ -164,6 +164,12 @@ def memory(text: bytes = b"", seals: int = SEALS) -> int:
     return made
 
 
+def allocate_beyond(descriptor: int, size: int) -> None:
+    """Give the file this much memory, without changing its size."""
+    path = f"/proc/self/fd/{descriptor}"
+    subprocess.run(["fallocate", "--keep-size", "--length", str(size), path], pass_fds=[descriptor], check=True)
+
+
 def read(descriptor: int) -> bytes:
     """Read the text that `memory` was made with, and close the descriptor."""
     try:

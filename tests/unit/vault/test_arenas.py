@@ -2,12 +2,15 @@
 
 import os
 import sqlite3
+import threading
 from dataclasses import replace
 
 import pytest
 import trio.testing
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
+from mpsd.host import descriptors as host_descriptors
+from mpsd.host.descriptors import close_all
 from mpsd.model.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
 from mpsd.vault.rules.settings import Eviction, VaultSettings
 from tests.descriptors import descriptors
@@ -217,6 +220,23 @@ async def test_a_layout_that_is_no_layout_changes_nothing(house, writer):
             with pytest.raises(BadRequest, match=why):
                 await vault.arenas.commit(arena.id, 1, writer.process, layout)
         assert vault.arenas.find("model").allocations == 0
+
+
+async def test_a_thread_closes_the_file_of_a_layout(house, writer, monkeypatch):
+    """Its owner can have made it large in the meantime, and closed it: freeing it takes long."""
+    closed = []
+
+    def close(fds):
+        closed.append((threading.current_thread(), *fds))
+        close_all(fds)
+
+    monkeypatch.setattr(host_descriptors, "close_all", close)
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        layout = memory(b"layout", seals=0)
+        await vault.arenas.commit(arena.id, 1, writer.process, layout)
+        await until(lambda: any(layout in fds for _, *fds in closed))
+    assert all(thread is not threading.main_thread() for thread, *fds in closed if layout in fds)
 
 
 async def test_a_stranger_cannot_change_a_layout_that_it_gave(house, writer):

@@ -12,7 +12,7 @@ from mpsd.model.arena import MOST_LAYOUT_BYTES
 from mpsd.vault import descriptor_checks
 from mpsd.vault.descriptor_checks import check_exported, check_simulated, read_layout
 from tests.descriptors import descriptors as open_descriptors
-from tests.unit.vault.house import SEALS, memory
+from tests.unit.vault.house import SEALS, allocate_beyond, memory
 
 
 @pytest.fixture
@@ -85,6 +85,17 @@ def test_simulated_memory_is_a_file_that_takes_no_memory(size, seals, why):
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     with pytest.raises(BadRequest, match=why) if why else nullcontext():
+        check_simulated(descriptor)
+    os.close(descriptor)
+
+
+def test_memory_beyond_the_end_of_a_file_is_refused():
+    """It counts in no size, and stays in the keeper."""
+    descriptor = os.memfd_create("ticket", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, b"7")
+    allocate_beyond(descriptor, 1 << 28)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    with pytest.raises(BadRequest, match="of 1 bytes takes 268435456 bytes of memory"):
         check_simulated(descriptor)
     os.close(descriptor)
 

@@ -21,7 +21,7 @@ from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
 from mpsd.wire.forward_state import HEAD, MAGIC, file_bytes
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, a_process, committed, memory, opened, put, taken, until
+from tests.unit.vault.house import SPEC, a_process, allocate_beyond, committed, memory, opened, put, taken, until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -218,9 +218,14 @@ async def test_what_the_keeper_refused_is_not_counted(house, writer, state, monk
 # -- invalid states ------------------------------------------------------------------------------------------------------
 
 
-def made(*, flags: int = 0, seals: int = SEALS, size: int = file_bytes(8), magic: int = MAGIC, generation: int = 1) -> int:
+def made(
+    *, flags: int = 0, seals: int = SEALS, size: int = file_bytes(8), magic: int = MAGIC, generation: int = 1, beyond: int = 0
+) -> int:
+    """A state's file; beyond: the bytes of memory behind its end."""
     descriptor = os.memfd_create("state", os.MFD_ALLOW_SEALING | flags)
     os.ftruncate(descriptor, size)
+    if beyond:
+        allocate_beyond(descriptor, beyond)
     if not flags:
         os.pwrite(descriptor, HEAD.pack(1, 0, magic, generation, 0, 8, 0), 0)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
@@ -249,6 +254,7 @@ def huge() -> int:
         (lambda: made(generation=2), "generation 1 is wanted; found: 2"),
         (lambda: made(size=file_bytes(8) + 1), f"has {file_bytes(8) + 1} bytes, and its head gives {file_bytes(8)}"),
         (lambda: made(size=file_bytes(8) - 64), "has"),
+        (lambda: made(beyond=1 << 28), "bytes of memory"),
     ],
 )
 def test_what_its_readers_could_not_use_is_refused(make: Callable[[], int], why: str) -> None:
