@@ -27,13 +27,16 @@ CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER 
                      bytes INTEGER NOT NULL);
 """
 _KEEPERS = "CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);"
+_COLUMNS = {  # of an arena, after its id
+    "name": "TEXT NOT NULL UNIQUE", "owner_uid": "INTEGER NOT NULL", "owner_gid": "INTEGER NOT NULL",
+    "mode": "INTEGER NOT NULL", "gpu": "TEXT NOT NULL", "base": "INTEGER NOT NULL", "window_bytes": "INTEGER NOT NULL",
+    "capacity_bytes": "INTEGER NOT NULL", "created_at": "REAL NOT NULL", "layout_hash": "TEXT NOT NULL",
+    "layout_bytes": "INTEGER NOT NULL", "layout_serial": "INTEGER", "commits": "INTEGER NOT NULL",
+    "generation": "INTEGER NOT NULL", "is_sealed": "INTEGER NOT NULL", "lease_id": "INTEGER", "ttl_seconds": "REAL",
+    "unheld_since": "REAL", "pid_namespace": "INTEGER",
+}  # fmt: skip
 _SCHEMA = f"""
-CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, owner_uid INTEGER NOT NULL,
-                     owner_gid INTEGER NOT NULL, mode INTEGER NOT NULL, gpu TEXT NOT NULL, base INTEGER NOT NULL,
-                     window_bytes INTEGER NOT NULL, capacity_bytes INTEGER NOT NULL, created_at REAL NOT NULL,
-                     layout_hash TEXT NOT NULL, layout_bytes INTEGER NOT NULL, layout_serial INTEGER,
-                     commits INTEGER NOT NULL, generation INTEGER NOT NULL, is_sealed INTEGER NOT NULL, lease_id INTEGER,
-                     ttl_seconds REAL, unheld_since REAL, pid_namespace INTEGER);
+CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, {', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())});
 CREATE TABLE allocations (serial INTEGER PRIMARY KEY, arena_id INTEGER NOT NULL, place INTEGER NOT NULL, bytes INTEGER NOT NULL,
                           put_in INTEGER NOT NULL, dropped_in INTEGER);
 CREATE INDEX allocations_of_arena ON allocations (arena_id, put_in);
@@ -79,12 +82,7 @@ class VaultStore:
 
     def arenas(self) -> list[Row]:
         """Return all arenas by id, with their holders."""
-        found = self._read(
-            "SELECT id, name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, layout_hash,"
-            " layout_bytes, layout_serial, commits, generation, is_sealed, lease_id, ttl_seconds, unheld_since,"
-            " pid_namespace FROM arenas"
-            " ORDER BY id"
-        )
+        found = self._read(f"SELECT id, {', '.join(_COLUMNS)} FROM arenas ORDER BY id")
         return [self._row(values) for values in found]
 
     def allocations(self, row: Row) -> list[Allocation]:
@@ -104,16 +102,9 @@ class VaultStore:
 
     def add(self, arena: Arena) -> int:
         """Store a new arena and return its id; no id is given twice."""
-        names = (
-            "name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, lease_id, ttl_seconds, "
-            "pid_namespace"
-        )
-        values = tuple(getattr(arena, name) for name in names.split(", "))
-        statement = (
-            f"INSERT INTO arenas ({names}, unheld_since, layout_hash, layout_bytes, commits, generation, is_sealed)"
-            f" VALUES ({', '.join('?' * len(values))}, ?, '', 0, 0, 0, 0)"
-        )
-        return self._write([(statement, (*values, arena.unheld_since))])
+        values = tuple(_stored(Row(arena), name) for name in _COLUMNS)
+        places = ", ".join("?" * len(_COLUMNS))
+        return self._write([(f"INSERT INTO arenas ({', '.join(_COLUMNS)}) VALUES ({places})", values)])
 
     def change(self, row: Row) -> None:
         self._write([_changed(row)])
@@ -205,24 +196,14 @@ class VaultStore:
 
     def _row(self, values: tuple[Any, ...]) -> Row:
         arena_id, *facts = values
-        (name, uid, gid, mode, gpu, base, window, capacity, created, digest, layout_bytes, layout_serial, commits, generation,
-         is_sealed, lease_id, ttl, unheld_since, pid_namespace) = facts  # fmt: skip
+        stored = dict(zip(_COLUMNS, facts, strict=True))
+        commits, layout_serial = stored.pop("commits"), stored.pop("layout_serial")
         holders = self._read("SELECT pid, start_time, access FROM holders WHERE arena_id = ? ORDER BY rowid", (arena_id,))
         by_access = [(ProcessId(pid, start), access) for pid, start, access in holders]
         writer = next((process for process, access in by_access if access == Access.WRITE), None)
-        arena = Arena(
-            arena_id, name, uid, gid, mode, gpu, base, window, capacity, created,
-            layout_hash=digest,
-            layout_bytes=layout_bytes,
-            generation=generation,
-            is_sealed=bool(is_sealed),
-            writer=writer,
-            readers=tuple(process for process, access in by_access if access != Access.WRITE),
-            lease_id=lease_id,
-            ttl_seconds=ttl,
-            unheld_since=unheld_since,
-            pid_namespace=pid_namespace,
-        )  # fmt: skip
+        readers = tuple(process for process, access in by_access if access != Access.WRITE)
+        sealed = bool(stored["is_sealed"])
+        arena = Arena(arena_id, **{**stored, "is_sealed": sealed, "writer": writer, "readers": readers})
         states = self._read("SELECT serial, generation, bytes FROM states WHERE arena_id = ?", (arena_id,))
         return Row(arena, commits, layout_serial, KeptState(*states[0]) if states else None)
 
@@ -257,9 +238,12 @@ def _nothing() -> None:
     pass
 
 
+def _stored(row: Row, column: str) -> Any:
+    return getattr(row if column in ("commits", "layout_serial") else row.arena, column)
+
+
 def _changed(row: Row) -> Write:
-    own = {"commits": row.commits, "layout_serial": row.layout_serial}
-    values = [own[name] if name in own else getattr(row.arena, name) for name in _CHANGING]
+    values = [_stored(row, name) for name in _CHANGING]
     return f"UPDATE arenas SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?", (*values, row.arena.id)
 
 
