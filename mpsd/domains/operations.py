@@ -1,4 +1,4 @@
-"""Operators' actions on fault domains and on the placement of clients (api/ports.py, Domains), over the pool."""
+"""Operators' actions on fault domains and on the placement of clients, over the pool."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -58,6 +58,7 @@ class DomainOperations:
             yield self._view(process, domain.name, servers.get(process.pid))
 
     def waiting(self) -> Sequence[PlacementWait]:
+        """Return the clients that were admitted and wait for a domain, by their time of arrival."""
         return self._pool.waits.listed()
 
     def _view(self, process: ProcessId, domain: str, server_pid: int | None) -> ClientView:
@@ -69,6 +70,7 @@ class DomainOperations:
         return _uid_now(process) if known is None else known
 
     async def create(self, gpus: tuple[str, ...]) -> str:
+        """Start a domain of these GPUs and return its name.  Raises TooMany."""
         rules = self._pool.rules(frozenset(gpus))
         most = 1 if rules.is_exclusive else rules.max_domains
         if room(frozenset(gpus), self._pool.views(), rules) <= 0:
@@ -76,10 +78,12 @@ class DomainOperations:
         return self._pool.create(tuple(uuid for uuid in self._pool.gpus if uuid in gpus)).name
 
     async def drain(self, name: str) -> None:
+        """Stop admitting clients to the domain; remove it when its last client has ended."""
         self._find(name).is_draining = True
         self._pool.notify()
 
     async def recycle(self, name: str) -> None:
+        """Replace the servers by new ones; called only while the domain has no clients."""
         domain = self._find(name)
         if domain.state is not DomainState.READY or domain.occupancy:
             raise BadRequest(f"domain {name} is {domain.state.value} with {domain.occupancy} clients, not ready and empty")
@@ -87,6 +91,7 @@ class DomainOperations:
         self._pool.notify()
 
     async def move(self, process: ProcessId, domain: str) -> None:
+        """Set the domain of this client's next start.  The running process is not affected."""
         if self._wish is None:
             raise BadRequest("without root mpsd does not place clients one by one")
         self._find(domain)

@@ -21,7 +21,8 @@ from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
 from mpsd.model.process import ProcessId
-from mpsd.model.stop import Asker, Manner, Report, StopPort, Target, TargetKind
+from mpsd.model.stop import Asker, Manner, Report, Target, TargetKind
+from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)
@@ -38,7 +39,7 @@ class Reactions:
         self,
         desk: Incidents,
         pool: Pool,
-        stopper: StopPort,
+        stopper: Stopper,
         publish: Callable[[str, Mapping[str, Any]], None],
         release: Callable[[ProcessId], None],
         holds: Callable[[ProcessId], bool],

@@ -6,7 +6,6 @@ Frozen values; stop/rules.py decides and stop/stopper.py carries it out.  Prose:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from mpsd.model.process import ProcessId
 from mpsd.model.reach import EVERYTHING, Bound, is_within, reaches
@@ -104,10 +103,3 @@ class Report:
 
     stopped: Sequence[Stopped]
     others: int = 0
-
-
-class StopPort(Protocol):
-    """Ends processes so that their co-runners continue (stop/stopper.py)."""
-
-    async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
-        """Stop the target.  Raises NoSuchClient for a pid that does not exist or is another user's, BadRequest."""

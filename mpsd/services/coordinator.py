@@ -5,10 +5,10 @@ the arena's new writer.  Prose: docs/services.md.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import trio
@@ -48,22 +48,11 @@ from mpsd.services.rules.promotion_types import (
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
 from mpsd.services.views import is_emptied, is_protected, loss, protection, view
+from mpsd.vault.arenas import Arenas
 
 log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
 _OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vault can promote no process at all
-
-
-class VaultPort(Protocol):
-    """The part of the vault that services need (vault/arenas.py)."""
-
-    def arenas(self) -> Sequence[Arena]: ...
-    def find_id(self, arena_id: int) -> Arena: ...
-    def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena: ...
-    def tell_promoted(self, arena: Arena) -> None: ...
-    def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena: ...
-    def hurry(self, process: ProcessId) -> None: ...
-    async def state_descriptor(self, arena_id: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,7 @@ class Coordinator:
     """Guards that decisions on a service are carried out, and that its arena has no other writer."""
 
     def __init__(
-        self, vault: VaultPort, around: ServiceParts, store: ServiceStore, settings: FailoverSettings
+        self, vault: Arenas, around: ServiceParts, store: ServiceStore, settings: FailoverSettings
     ) -> None:
         """Load the settings of services.  Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings

@@ -59,6 +59,10 @@ class ServiceRequests:
         return await self._enlisted.enlist(name, owner_uid, process, uid)
 
     async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        """Make the process a member; no effect if it is one.
+
+        Raises NotAllowed (it does not have the arena open), BadRequest, TooMany.
+        """
         with trio.move_on_after(_BEGIN_SECONDS):
             await self._begun.wait()
         if not self._begun.is_set():
@@ -108,6 +112,11 @@ class ServiceRequests:
         wait_seconds: float,
         answer: Callable[[Instruction], None] = _nobody,
     ) -> Instruction:
+        """Return the instruction once its serial is above `after`, or the time is up.
+
+        answer: called first if the member is to serve; it neither waits nor raises, and the method then returns the same
+        instruction or a newer one.
+        """
         entry, seat = self._seat(arena_id, process)
 
         def answer_what_is_new(told: Instruction) -> None:
@@ -163,6 +172,10 @@ class ServiceRequests:
     # -- owners ----------------------------------------------------------------------------------------------------------
 
     async def get(self, arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
+        """Return the view once its revision is above `after`, or the time is up.
+
+        Raises NoSuchArena for an arena without a service.
+        """
         entry = self._find(arena_id)
         with trio.move_on_after(wait_seconds if after is not None else 0):
             while after is not None and entry.revision <= after and not entry.is_removed:
@@ -174,6 +187,7 @@ class ServiceRequests:
         return list(self._desk.views())
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
+        """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""
         desk, entry = self._desk, self._find(arena_id)
         name, began, from_ = entry.arena.name, trio.current_time(), entry.service.writer
         to = next((each.process for each in entry.service.members if each.process.pid == to_pid), None)

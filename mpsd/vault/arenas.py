@@ -34,6 +34,10 @@ _READY_SECONDS = 15.0  # after a start mpsd compares the keeper's contents
 class Arenas:
     """Guards that a process that adopts an arena sees the last commit and nothing else.
 
+    `process` is the caller, whose privilege dispatch.py has checked; these methods check that it is the writer, and of this
+    generation: StaleGeneration, ArenaBusy.  Changes are durable when a method returns; each may raise MpsdError.  A method owns
+    the descriptors that it takes, even if it raises; the caller owns those that it gets.
+
     on_state, on_told: called in the daemon after the event is stored (allocations.py, catalog.py).
     """
 
@@ -75,6 +79,7 @@ class Arenas:
     async def create(
         self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
     ) -> Arena:
+        """Create an arena.  process: its lease is charged.  Raises NoRoom, NoSuchDevice, BadRequest (the name is taken)."""
         await self._begin()
         shelf = self._shelf
         device = find_device(shelf.around.devices(), spec.gpu)
@@ -100,6 +105,7 @@ class Arenas:
         return arena
 
     async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
+        """Change the values that are not None.  Raises NoRoom."""
         await self._begin()
         entry = self._shelf.find_id(arena_id)
         arena = entry.arena
@@ -132,6 +138,7 @@ class Arenas:
         return arena
 
     async def make_room(self, gpu: str, wanted_bytes: int, uid: int) -> list[Arena]:
+        """Evict arenas that no process holds, as the policy allows for this user, and return them."""
         await self._begin()
         shelf = self._shelf
         uuid = find_device(shelf.around.devices(), gpu).uuid
@@ -163,6 +170,10 @@ class Arenas:
     # -- holders ---------------------------------------------------------------------------------------------------------
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+        """Open the arena.  The writer may open it again.  If another process writes, wait until that one is fenced.
+
+        Raises ArenaBusy, ArenaSealed.
+        """
         await self._begin()
         entry = self._shelf.find_id(arena_id)
         before = int(entry.is_held_by(process))
@@ -171,9 +182,14 @@ class Arenas:
         return arena
 
     def openings(self, arena_id: int, process: ProcessId) -> int:
+        """Return how often the process has opened the arena while holding it, as far as this mpsd knows."""
         return self._shelf.find_id(arena_id).openings.get(process, 0)
 
     async def close(self, arena_id: int, process: ProcessId, openings: int | None = None) -> Arena:
+        """Release the arena.  Memory that its writer did not commit is dropped.
+
+        openings: do nothing unless the process has opened the arena that many times.
+        """
         await self._begin()
         arena = await self._terms.close(self._shelf.find_id(arena_id), process, openings)
         await self._janitor.settled()
@@ -184,6 +200,7 @@ class Arenas:
         await self._terms.ended(process, seconds)
 
     async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
+        """Make the arena unchangeable; its writer becomes a reader."""
         await self._begin()
         arena = await self._terms.seal(self._shelf.find_id(arena_id), generation, process)
         await self._janitor.settled()
@@ -225,17 +242,23 @@ class Arenas:
     async def put(
         self, arena_id: int, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> Arena:
+        """Add memory; an uncommitted allocation of the same offset and size is replaced.  Raises NoRoom, BadRequest."""
         async with _owned(fds):
             await self._begin()
             return await self._filling.put(self._shelf.find_id(arena_id), generation, process, allocations, fds)
 
     async def drop(self, arena_id: int, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
+        """Drop allocations: uncommitted ones at once, the others with the next commit."""
         await self._begin()
         return await self._filling.drop(self._shelf.find_id(arena_id), generation, process, offsets)
 
     async def commit(
         self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
     ) -> Arena:
+        """Commit pending puts and drops, the layout and the forward state atomically.
+
+        layout: a descriptor to read; None: unchanged.  state: likewise, of this generation or an earlier one.
+        """
         async with _owned(_given(layout), close_soon), _owned(_given(state)):  # nothing bounds the memory of a layout's file
             await self._begin()
             return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout, state)
@@ -250,19 +273,26 @@ class Arenas:
         *,
         with_layout: bool = False,
     ) -> Portion:
+        """Return committed allocations beyond the offset `after`, by offset, with a descriptor of each.
+
+        Raises NotAllowed unless the process holds the arena, as `layout` and `state` do.
+        """
         await self._begin()
         return await self._filling.take(self._shelf.find_id(arena_id), process, after, limit, known, with_layout)
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
+        """Return a sealed memory file; -1 before the first layout."""
         await self._begin()
         return await self._filling.layout(self._shelf.find_id(arena_id), process)
 
     async def keep_state(self, arena_id: int, generation: int, process: ProcessId, state: int) -> Arena:
+        """Replace the forward state by this one (a descriptor), of this generation.  Raises BadRequest, NoRoom."""
         async with _owned((state,)):
             await self._begin()
             return await self._filling.keep_state(self._shelf.find_id(arena_id), generation, process, state)
 
     async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
+        """Return the forward state with a descriptor; None if none is kept."""
         await self._begin()
         entry = self._shelf.find_id(arena_id)
         entry.check_holder(process)

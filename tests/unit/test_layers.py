@@ -26,9 +26,11 @@ LAYERS = (
     ("config",),
     ("log",),
     ("keeper", "domains", "leases", "uvm", "check"),
-    ("relay", "commands", "stop", "vault", "api", "health"),
-    ("faults", "metrics"),
+    ("relay", "commands", "stop", "vault", "health"),
+    ("faults",),
     ("services",),
+    ("api",),
+    ("metrics",),
     ("app",),
     ("__main__",),
 )

@@ -9,13 +9,14 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
-from mpsd.api.ports import ArenaPort, Ports
+from mpsd.api.ports import Ports
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
 from mpsd.model import arena_names
 from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.model.arena_mode import may
 from mpsd.model.device_names import find_device
 from mpsd.model.reach import EVERYTHING
+from mpsd.vault.arenas import Arenas
 from mpsd.wire import arena_results
 from mpsd.wire.arena_messages import (
     ArenaId,
@@ -101,14 +102,14 @@ def _may(peer: Peer, arena: Arena, access: Access) -> bool:
     return may(access, arena.mode, arena.owner_uid, arena.owner_gid, peer.uid, peer.gids)
 
 
-def arenas_of(services: Ports) -> ArenaPort:
+def arenas_of(services: Ports) -> Arenas:
     """Return the vault.  Raises KeeperFailed if this mpsd has none."""
     if services.arenas is None:
         raise KeeperFailed("this mpsd keeps no memory")
     return services.arenas
 
 
-def find_named(arenas: ArenaPort, text: str) -> Arena:
+def find_named(arenas: Arenas, text: str) -> Arena:
     """Find an arena by `NAME` or `UID:NAME`.  Raises NoSuchArena."""
     arena = arenas.find(arena_names.split(text)[1])
     if not arena_names.is_meant(text, arena):

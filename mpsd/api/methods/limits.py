@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mpsd.api.call import Call
-from mpsd.api.ports import BoardPort
+from mpsd.commands.language.board import Board
 from mpsd.errors import BadRequest
 from mpsd.model.device_names import find_device
 from mpsd.wire import daemon_results
@@ -32,7 +32,7 @@ async def set_limits(call: Call[SetLimits]) -> Map:
     return daemon_results.limits(board.defaults())
 
 
-def _pinned_limits(board: BoardPort, asked: Mapping[str, int]) -> Mapping[str, int]:
+def _pinned_limits(board: Board, asked: Mapping[str, int]) -> Mapping[str, int]:
     """Return the pinned memory limits with these changes.
 
     The vendor counts whole MiB: a smaller limit would become 0, which means no limit.

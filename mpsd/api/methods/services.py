@@ -6,12 +6,12 @@ A process is a member, not a connection: it may reconnect.
 from mpsd.api.call import Call, Rows
 from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
 from mpsd.api.ports import Ports
-from mpsd.api.service_port import ServicePort
 from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
 from mpsd.model.arena import Arena
 from mpsd.model.arena_names import split
 from mpsd.model.reach import reaches
 from mpsd.model.service import Instruction, ServiceSettings, ServiceView
+from mpsd.services.requests import ServiceRequests
 from mpsd.wire import service_results
 from mpsd.wire.fields import Map
 from mpsd.wire.messages import Page
@@ -30,7 +30,7 @@ from mpsd.wire.service_messages import (
 _NOBODY = -1  # the uid of no user
 
 
-def failover_of(services: Ports) -> ServicePort:
+def failover_of(services: Ports) -> ServiceRequests:
     """Return the failover services.  Raises KeeperFailed if this mpsd has none."""
     if services.failover is None:
         raise KeeperFailed("this mpsd has no vault, and so no services")

@@ -1,8 +1,12 @@
 """Three faults as they may be: one that is proven, one with suspects, one of the GPU itself; and what is held against whom."""
 
-from mpsd.api.fault_history import FaultsInMemory
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mpsd.errors import NoSuchFault
 from mpsd.model.blame import BlameKind, BlameStatus
-from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.model.fault import Confidence, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from tests.unit.commands.language.fake_board import DEVICES
 
@@ -64,6 +68,48 @@ def of_the_gpu() -> Incident:
         gpu=OTHER_GPU, domain="", culprit=None, confidence=Confidence.UNKNOWN, suspects=(), victims=(), address=None, access="",
         kernel="", pc=None, xids=(79,), evidence=(fallen,), deeds=(Deed(BEGAN_NS + MS, "the GPU is drained"),),
     )  # fmt: skip
+
+
+@dataclass(slots=True)
+class FaultsInMemory:
+    """Faults (mpsd/faults/incidents.py) kept in memory, without correlation and without a database."""
+
+    kept: dict[int, Incident] = field(default_factory=dict)
+    held: dict[str, BlameStatus] = field(default_factory=dict)
+    reported: deque[tuple[ProcessId, FirstError]] = field(default_factory=deque)
+
+    def keep(self, incident: Incident) -> None:
+        """Store a new incident, or a newer revision of one."""
+        self.kept[incident.number] = incident
+
+    def hold(self, standing: BlameStatus) -> None:
+        self.held[standing.key] = standing
+
+    def incidents(self, after: int) -> Iterable[Incident]:
+        return [incident for number, incident in sorted(self.kept.items()) if number > after]
+
+    def incidents_before(self, before: int | None) -> Iterable[Incident]:
+        return [incident for number, incident in sorted(self.kept.items(), reverse=True) if before is None or number < before]
+
+    def incident(self, number: int) -> Incident:
+        if number not in self.kept:
+            raise NoSuchFault(f"no fault has number {number}")
+        return self.kept[number]
+
+    def report(self, process: ProcessId, error: FirstError) -> None:
+        self.reported.append((process, error))
+
+    async def guard(self, process: ProcessId, base: int, length: int) -> bool:
+        """Return False: no guards are watched."""
+        return False
+
+    def standings(self) -> Iterable[BlameStatus]:
+        return tuple(self.held.values())
+
+    def pardon(self, key: str) -> BlameStatus:
+        if key not in self.held:
+            raise NoSuchFault(f"nothing is held against {key}")
+        return self.held.pop(key)
 
 
 def known_faults() -> FaultsInMemory:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mpsd.api.fault_history import FaultsInMemory
 from mpsd.api.ports import Ports
 from mpsd.domains.placement_waits import PlacementWait
 from mpsd.domains.rules.placement import Join
@@ -25,7 +24,7 @@ from tests.unit.api.fake_arenas import furnish as furnish_arenas
 from tests.unit.api.fake_failover import FakeFailover
 from tests.unit.api.fake_failover import furnish as furnish_failover
 from tests.unit.api.fake_incidents import NOW as NOW
-from tests.unit.api.fake_incidents import known_faults
+from tests.unit.api.fake_incidents import FaultsInMemory, known_faults
 from tests.unit.commands.language.fake_board import DEVICES, FakeBoard
 
 UUIDS = tuple(device.uuid for device in DEVICES)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from mpsd.api.authority import Peer
-from mpsd.api.fault_history import FaultsInMemory
 from mpsd.api.methods.faults import MOST_LOOKED_AT
 from mpsd.model.client import ClientView
 from mpsd.model.fault import FaultClass, Incident
-from tests.unit.api.fake_incidents import ADDRESS, NOW, PARTIES, of_the_gpu, proven
+from tests.unit.api.fake_incidents import ADDRESS, NOW, PARTIES, FaultsInMemory, of_the_gpu, proven
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, House, open_house
 
 BOB = Peer(700, 2000, False)
