@@ -175,7 +175,7 @@ def _build_relay(
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
-    keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
+    keeper = KeeperClient(found.inspector, program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
     entrance = Assignment(pool, book, desk, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)

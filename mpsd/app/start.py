@@ -128,6 +128,7 @@ async def _run(
         inspector = Inspector(ranges=ranges)
         inspector.start()
         processes.count_by(ranges)
+        processes.start_readers_by(inspector.start_reader)
         opened.callback(inspector.close)
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)

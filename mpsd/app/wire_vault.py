@@ -54,7 +54,8 @@ def join_vault(
     around = VaultParts(devices, lease_bytes, events.publish, ranges=found.ranges)
     shelf = Catalog(store, around, settings.vault(config))
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
-    keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
+    path, most = found.claim.state_directory / KEEPER, config.vault.max_allocations
+    keeper = VaultKeepers(found.inspector, program, path, most, shelf.compare, store)
     janitor = Reclaimer(keeper, store)
     holders = ArenaHolders(attachments, is_awaited, found.ranges)
     check_memory = check_simulated if config.backend == "sim" else check_exported

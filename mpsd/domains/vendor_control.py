@@ -7,7 +7,6 @@ time.
 """
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.process_exit import wait_ended
+from mpsd.host.program_run import run_program
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
@@ -234,26 +234,13 @@ class VendorControl:
         """Run the vendor's program; return status and output.  Raise VendorFailed if it is missing or hangs."""
         try:
             with trio.fail_after(seconds):
-                done = await trio.run_process(
-                    [*through, str(self._program.path), *arguments],
-                    stdin=text,
-                    capture_stdout=True,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                    env=env,
-                    cwd="/",
-                    deliver_cancel=_kill_at_once,
-                    start_new_session=True,  # reaper.py recognises our children by it
-                    user=uid,
-                    group=uid,
-                    extra_groups=None if uid is None else [],
-                )
+                command = [*through, str(self._program.path), *arguments]
+                return await run_program(self._program.inspector, command, text, env, uid)
         except OSError as exc:
             raise VendorFailed(f"{(*through, self._program.path)[0]} cannot be run: {exc.strerror}") from None
         except trio.TooSlowError:
             what = text.decode(errors="replace").strip() or " ".join(arguments)
             raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
-        return done.returncode, done.stdout
 
     def _find(self, uid: int | None) -> ProcessId | None:
         """Return the daemon of the private directory; uid: its user, None for ours."""
@@ -263,11 +250,6 @@ class VendorControl:
             return None
         asked = self._program.path, owner, self._program.inspector
         return self.home.recorded() or self.home.find_by_pid_file(*asked) or self.home.find_by_socket(*asked)
-
-
-async def _kill_at_once(process: trio.Process) -> None:
-    """Kill a front end that waits for a frozen daemon: it needs no cleanup, and ignores SIGTERM."""
-    process.kill()
 
 
 def why_absent(output: bytes, status: int, *, has_room: bool) -> str:

@@ -1,16 +1,16 @@
 """Reads of other processes that their users can block for ever, done by a process that can be killed and replaced.
 
-docs/decisions/029-reads-of-clients-may-never-end.md lists those reads, and the ones that never wait.  Every function here ends
-by its deadline.  `*_now` blocks its caller until then: for threads, and for mpsd's start.
+docs/decisions/029-reads-of-clients-may-never-end.md lists those reads, and the ones that never wait.  The same process starts
+all programs: it has no client's descriptors, which mpsd's own exec would have to close.  Every function here ends by its
+deadline.  `*_now`, `start_reader` and `start_program` block their caller until then.
 """
 
 import errno
 import os
-import select
 import socket
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,14 +21,17 @@ from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process, processes
+from mpsd.host.child import Child
 from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
+from mpsd.host.polling import is_readable
 from mpsd.host.programs import native_directory
 
 log = structlog.get_logger()
 DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy machine
 _SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
 _PING_SECONDS = 0.5
+_EXEC_SECONDS = 5.0  # until a program's file is read
 _ANSWER_BYTES = wire.DATAGRAM_BYTES
 _DESCRIPTOR = array("i")
 
@@ -103,12 +106,57 @@ class Inspector:
         Returns the number in the process and the duplicate, which the caller owns, for each; at most wire.MOST_TAKEN, and none
         that `known` has.  Raises OSError, Unreadable.
         """
-        data, taken = self._ask_now(Question(InspectorOp.TAKE, pid, links, known[: wire.MOST_PAIRS], device), pidfd)
+        data, taken = self._ask_now(Question(InspectorOp.TAKE, pid, links, known[: wire.MOST_PAIRS], device), [pidfd])
         numbers = wire.parse_numbers(data)
         if len(numbers) != len(taken):
             _close_all(taken)
             raise Unreadable("mpsd has no descriptor left for the received ones")
         return list(zip(numbers, taken, strict=True))
+
+    # -- new processes ---------------------------------------------------------------------------------------------------
+
+    def start_reader(self) -> InspectorProcess:
+        """Start a process that answers reads on its socket, as `mpsd-inspector --direct` does.  Raises OSError."""
+        end, pid = self._send(Question(InspectorOp.READER))
+        try:
+            child = self._child(end, pid)
+        except BaseException:
+            end.close()
+            raise
+        end.setblocking(False)
+        return InspectorProcess(child.pid, child.pidfd, end)
+
+    def start_program(
+        self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], uid: int | None = None
+    ) -> Child:
+        """Start a program, named by its full path, in a session of its own and in `/`; blocks until it is executed.
+
+        descriptors: its numbers 0, 1, 2, and 3 if there are four.  uid: its user and group; None: mpsd's.  Raises OSError.
+        """
+        variables = [f"{name}={value}" for name, value in environment.items() if not name.startswith("/")]
+        question = Question(InspectorOp.RUN, words=[*variables, *command])
+        end, pid = self._send(question, descriptors, wire.SAME_USER if uid is None else uid)
+        with end:
+            child = self._child(end, pid)
+            try:
+                if not is_readable(end, _EXEC_SECONDS):
+                    raise OSError(errno.ETIMEDOUT, f"its file was not read in {_EXEC_SECONDS:g} s")
+                if failure := end.recv(_ANSWER_BYTES):
+                    wire.parse_answer(failure)
+            except OSError as exc:
+                child.kill()
+                child.reap()
+                raise OSError(exc.errno, os.strerror(exc.errno or 0)) from None
+        return child
+
+    def _child(self, end: socket.socket, pid: int) -> Child:
+        """Return the process that says its pid at `end`.  Raises OSError."""
+        if not self._has_answer(end, pid):
+            raise OSError(errno.ETIMEDOUT, "the inspector started no process in time")
+        if not (answer := end.recv(_ANSWER_BYTES)):
+            raise OSError(errno.EPIPE, "the inspector died when it started a process")
+        started, _ = wire.parse_answer(answer)
+        return Child(started, os.pidfd_open(started))
 
     # -- its process -----------------------------------------------------------------------------------------------------
 
@@ -153,15 +201,18 @@ class Inspector:
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    def _send(self, question: Question, pidfd: int = -1) -> tuple[socket.socket, int]:
+    def _send(
+        self, question: Question, descriptors: Sequence[int] = (), uid: int | None = None
+    ) -> tuple[socket.socket, int]:
         """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
         deadline_ms = max(1, int(self._deadline_seconds * 1000))
-        share = self._ranges.share_of(processes.real_uid(question.pid)) if question.pid else 0
-        request = wire.pack_question(question, share, deadline_ms, os.getpid())
+        if uid is None:
+            uid = self._ranges.share_of(processes.real_uid(question.pid)) if question.pid else 0
+        request = wire.pack_question(question, uid, deadline_ms, os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                return ours, self._pass(request, [theirs.fileno()] + ([pidfd] if pidfd >= 0 else []))
+                return ours, self._pass(request, [theirs.fileno(), *descriptors])
             except BaseException:
                 ours.close()
                 raise
@@ -199,21 +250,27 @@ class Inspector:
                 return True
         return False
 
-    def _ask_now(self, question: Question, pidfd: int = -1) -> tuple[bytes, list[int]]:
+    def _ask_now(self, question: Question, descriptors: Sequence[int] = ()) -> tuple[bytes, list[int]]:
         """Ask, blocking, and return payload and descriptors.  Raises OSError, Unreadable."""
-        end, pid = self._send(question, pidfd)
+        end, pid = self._send(question, descriptors)
         with end:
-            if _is_readable(end, self._deadline_seconds + _SLACK_SECONDS):
+            if self._has_answer(end, pid):
                 return _receive(end, question.pid)
-            if not self._answers_now(pid):
-                self._replace(pid)
         raise _overdue(question.pid)
+
+    def _has_answer(self, end: socket.socket, pid: int) -> bool:
+        """Wait for an answer; if none comes, replace the inspector unless it answers others.  pid: the inspector's."""
+        if is_readable(end, self._deadline_seconds + _SLACK_SECONDS):
+            return True
+        if not self._answers_now(pid):
+            self._replace(pid)
+        return False
 
     def _answers_now(self, pid: int) -> bool:
         with suppress(OSError):
             end, asked = self._send(Question(InspectorOp.PING))
             with end:
-                return asked != pid or _is_readable(end, _PING_SECONDS)
+                return asked != pid or is_readable(end, _PING_SECONDS)
         return False
 
 
@@ -225,12 +282,6 @@ def _check_gone(error: OSError, pid: int) -> None:
 
 def _overdue(pid: int) -> Unreadable:
     return Unreadable(f"pid {pid} could not be read in time: the kernel makes readers of its memory or descriptors wait")
-
-
-def _is_readable(end: socket.socket, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 def _receive(end: socket.socket, pid: int) -> tuple[bytes, list[int]]:

@@ -33,6 +33,11 @@ class InspectorOp(IntEnum):
     FILE = 6
     SPACES = 7
     FIND = 8
+    READER = 9
+    RUN = 10
+
+
+SAME_USER = 0xFFFFFFFF  # of RUN: the program runs as mpsd's user
 
 
 class Same(IntEnum):
@@ -80,7 +85,10 @@ class Question:
 
 
 def pack_question(question: Question, uid: int, deadline_ms: int, asker: int) -> bytes:
-    """Pack a request.  uid: the user that the read counts against.  asker: the process with the pairs' `own` descriptors."""
+    """Pack a request.
+
+    uid: the user that the read counts against, or of the program.  asker: the process with the pairs' `own` descriptors.
+    """
     major, minor = question.device
     head = _REQUEST.pack(VERSION, question.op, question.pid, uid, deadline_ms, asker, major, minor, len(question.pairs), 0)
     pairs = b"".join(_PAIR.pack(each.own, each.number, each.pid) for each in question.pairs)

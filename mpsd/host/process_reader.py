@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
@@ -54,9 +55,10 @@ class ProcessReader:
 
     def __init__(self, uid_of: Callable[[int], int], program: Path | None = None) -> None:
         self._uid_of = uid_of
-        self._program = program or native_directory() / "inspector" / "mpsd-inspector"
+        program = program or native_directory() / "inspector" / "mpsd-inspector"
+        self._start: Callable[[], InspectorProcess] = partial(inspector_process.start, program, "--direct")
         self._ranges = NO_RANGES
-        self._lock = threading.Lock()  # protects all below; no other lock is taken while it is held
+        self._lock = threading.Lock()  # protects all below; an inspector's may be taken while it is held
         self._process: InspectorProcess | None = None
         self._owner = 0  # the pid of the process that started it: after a fork it is the parent's
         self._waits: dict[int, _Wait] = {}  # by share
@@ -65,6 +67,10 @@ class ProcessReader:
     def count_by(self, ranges: UidRanges) -> None:
         """Take the uids of these ranges for one user."""
         self._ranges = ranges
+
+    def start_by(self, start: Callable[[], InspectorProcess]) -> None:
+        """Start the reading process so from now on; `start` raises OSError."""
+        self._start = start
 
     def close(self) -> None:
         """End the process, if it runs.  A later read starts it again."""
@@ -138,12 +144,12 @@ class ProcessReader:
             self._process = None
         if self._process is None:
             try:
-                self._process = inspector_process.start(self._program, "--direct")
+                self._process = self._start()
             except OSError as exc:
                 if exc.errno not in FULL:
                     raise
                 with spare_descriptors():
-                    self._process = inspector_process.start(self._program, "--direct")
+                    self._process = self._start()
             self._owner = os.getpid()
         return self._process
 

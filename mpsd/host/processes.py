@@ -10,12 +10,13 @@ import atexit
 import errno
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpsd.errors import ProtocolError
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.host.descriptors import FULL, spare_descriptors
 from mpsd.host.inspector_messages import LinkedFile
+from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
 
@@ -159,6 +160,12 @@ def count_by(ranges: UidRanges) -> None:
     """Take the uids of one of these ranges for one user, where a user's processes keep their reader waiting."""
     for each in (reader, searcher):
         each.count_by(ranges)
+
+
+def start_readers_by(start: Callable[[], InspectorProcess]) -> None:
+    """Start the processes that read `stat` and links so from now on."""
+    for each in (reader, searcher):
+        each.start_by(start)
 
 
 def linked_file(pid: int, name: str) -> LinkedFile | None:

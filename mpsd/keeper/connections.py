@@ -7,7 +7,6 @@ silently runs without MPS when its control connection is closed.
 import array
 import os
 import socket
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import trio
 from mpsd.errors import KeeperFailed, ProtocolError
 from mpsd.host import processes
 from mpsd.host.arrivals import Arrival, accept_for
+from mpsd.host.child import Child
+from mpsd.host.inspector import Inspector
 from mpsd.keeper.messages import REPLY_BYTES, KeeperOp, Reply, Status, pack_request, parse_reply
 from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
 from mpsd.model.process import ProcessId
@@ -36,14 +37,15 @@ class KeeperClient:
     A keeper that does not keep up is reported as lost, and its successor gets everything.
     """
 
-    def __init__(self, program: Path, path: Path, max_descriptors: int) -> None:
+    def __init__(self, inspector: Inspector, program: Path, path: Path, max_descriptors: int) -> None:
+        self._inspector = inspector
         self._program = program
         self._path = path
         self._max = max_descriptors
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._catching_up = trio.Lock()  # only one task may wait for a socket, and there are two public ones
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._unreachable: list[ProcessId] = []
         self.pid = 0  # of the keeper that answered last; 0: none has
 
@@ -59,7 +61,7 @@ class KeeperClient:
         self.close()
         if self._connect():
             return True
-        self._process = start_keeper(self._program, self._path, self._max)
+        self._process = start_keeper(self._inspector, self._program, self._path, self._max)
         if not self._connect():
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False
@@ -77,7 +79,7 @@ class KeeperClient:
     async def replace(self) -> None:
         """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed."""
         self.close()
-        successor = KeeperClient(self._program, self._path, self._max)
+        successor = KeeperClient(self._inspector, self._program, self._path, self._max)
         await trio.to_thread.run_sync(successor.open)  # not abandoned: it ends within seconds, and may have started a process
         self._socket, self._sequence, self.pid = successor._socket, successor._sequence, successor.pid
         self._process = successor._process
@@ -135,11 +137,10 @@ class KeeperClient:
                 processes.kill(keeper)
         self._path.unlink(missing_ok=True)
         if self._process is not None:
-            try:
-                self._process.wait(_SECONDS)
-            except subprocess.TimeoutExpired:
+            if not self._process.has_ended(_SECONDS):
                 self._process.kill()
-                self._process.wait()
+            self._process.reap()
+            self._process = None
 
     async def wait_lost(self) -> None:
         """Return when the keeper has died or hung up, or was closed; log the refusals that come before."""
@@ -152,8 +153,9 @@ class KeeperClient:
             except (OSError, trio.ClosedResourceError, ProtocolError):
                 break
             log.warning("keeper.refused", op=reply.op, name=reply.name, status=reply.status)
-        if self._process is not None:
-            self._process.poll()
+        if self._process is not None and self._process.has_ended():
+            self._process.reap()
+            self._process = None
 
     def kill(self) -> None:
         """Kill the keeper, whose socket was removed: a successor, which the next mpsd can reach, gets everything."""

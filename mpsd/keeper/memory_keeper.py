@@ -8,7 +8,7 @@ Whenever mpsd reaches it, mpsd lists what it holds, which settles every request 
 several keepers: memory_keepers.py.  Prose: docs/vault.md.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +94,13 @@ class VaultKeeper:
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    async def start(self, launch: Callable[[], object]) -> None:
+    async def start(self, launch: Callable[[], Awaitable[None]]) -> None:
         """Reach the keeper; call `launch` to start its process if none runs.  Raise KeeperFailed."""
         async with self._lock:
             if await self._connect():
                 return
             self._end()
-            launch()
+            await launch()
             if not await self._connect():
                 raise KeeperFailed(f"a keeper was started and does not answer at {self._path}")
 

@@ -6,9 +6,9 @@ When a keeper dies, each arena with a part in it is lost as a whole; the others 
 keeper: names are given once, and a put goes to one.  Prose: docs/vault.md.
 """
 
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,9 @@ import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, NoRoom, Stopping, UnusablePath
+from mpsd.host.child import Child
 from mpsd.host.descriptors import close_soon
+from mpsd.host.inspector import Inspector
 from mpsd.keeper.memory_keeper import Item, KeeperGone, VaultKeeper
 from mpsd.keeper.process import find_unreachable, start_keeper
 from mpsd.model.process import ProcessId
@@ -43,8 +45,11 @@ class VaultKeepers:
     before other tasks run; may raise UnusablePath.
     """
 
-    def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: KeeperRecord) -> None:
+    def __init__(
+        self, inspector: Inspector, program: Path, path: Path, most: int, compare: Compare, memory: KeeperRecord
+    ) -> None:
         """Load the known keepers.  Raise UnusablePath."""
+        self._inspector = inspector
         self._program = program
         self._path = path
         self._most = most
@@ -53,7 +58,7 @@ class VaultKeepers:
         unreachable = find_unreachable(program, path)  # ended in `reach`: what they hold belongs to no arena that mpsd knows
         self._known = {_number_of(name): process for name, process in unreachable.items()} | dict(memory.keepers())
         self._keepers: dict[int, VaultKeeper] = {}
-        self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
+        self._processes: list[Child] = []  # our children: those that this mpsd started
         self._starting = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._is_begun = False  # the running keepers were reached
@@ -234,12 +239,13 @@ class VaultKeepers:
             raise NoRoom(f"the vault's keepers, {len(self._keepers)}, can hold {most} descriptors, and hold {self.held}")
         number = min(set(range(MOST_KEEPERS)) - set(self._keepers))
         keeper = VaultKeeper(number, self._path_of(number), self._most, self)
-        await keeper.start(lambda: self._launch(number))
+        await keeper.start(partial(self._launch, number))
         return keeper
 
-    def _launch(self, number: int) -> None:
+    async def _launch(self, number: int) -> None:
         self._collect()
-        self._processes.append(start_keeper(self._program, self._path_of(number), self._most))
+        start = partial(start_keeper, self._inspector, self._program, self._path_of(number), self._most)
+        self._processes.append(await trio.to_thread.run_sync(start))
 
     def _path_of(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number}") if number else self._path
@@ -261,7 +267,9 @@ class VaultKeepers:
 
     def _collect(self) -> None:
         """Reap the children that have ended."""
-        self._processes = [process for process in self._processes if process.poll() is None]
+        for process in [process for process in self._processes if process.has_ended()]:
+            process.reap()
+            self._processes.remove(process)
 
     # -- comparison ------------------------------------------------------------------------------------------------------
 

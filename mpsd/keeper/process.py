@@ -2,20 +2,22 @@
 
 import os
 import socket
-import subprocess
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 from mpsd.errors import KeeperFailed
 from mpsd.host import processes
+from mpsd.host.child import Child
+from mpsd.host.inspector import Inspector
 from mpsd.model.process import ProcessId
 
 _IS_LISTENING = "00010000"  # __SO_ACCEPTCON, the fourth word of a line of /proc/net/unix
 _INODE, _PATH = 6, 7
+_LISTENER = 3  # its number in the keeper
 
 
-def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes]:
+def start_keeper(inspector: Inspector, program: Path, path: Path, most: int) -> Child:
     """Start a keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed."""
     environ = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -26,18 +28,11 @@ def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes
             listener.listen(8)
         except OSError as exc:
             raise KeeperFailed(f"the keeper's socket {path} cannot be made: {exc.strerror}") from None
-        number = listener.fileno()
+        command = [str(program), "--fd", str(_LISTENER), "--max", str(most)]
         try:
-            return subprocess.Popen(
-                [str(program), "--fd", str(number), "--max", str(most)],
-                pass_fds=[number],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env=environ,
-                start_new_session=True,  # a signal to mpsd's session must not end it
-            )
+            with open(os.devnull, "r+b", buffering=0) as null:
+                descriptors = [null.fileno()] * _LISTENER + [listener.fileno()]
+                return inspector.start_program(command, environ, descriptors)
         except OSError as exc:
             raise KeeperFailed(f"the keeper {program} cannot be started: {exc.strerror}") from None
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_inspector.h: the protocol of `mpsd-inspector`, the process that reads other processes for mpsd.
+ * mpsd_inspector.h: the protocol of `mpsd-inspector`, the process that reads other processes for mpsd, and starts programs.
  *
  * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
  * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), close(2) of a descriptor taken that way, and with some
@@ -10,6 +10,9 @@
  * pair.  The process exits when mpsd closes the other end.  A request is one datagram: struct
  * mpsd_inspector_request, then `pairs` struct mpsd_inspector_pair, then words, each ended by NUL.  An answer
  * is one datagram: struct mpsd_inspector_answer, then the payload.
+ *
+ * mpsd starts programs through it, since mpsd receives descriptors from its clients: the exec of a program closes all of
+ * them, and a file of a FUSE mount can let that wait for ever.  The inspector has none.
  *
  * --fd: the inspector forks one child for each request.  The child reads, answers and exits; a timer kills it
  * at the deadline.  With a request come one or two descriptors: the socket to answer on, also SOCK_SEQPACKET,
@@ -34,6 +37,12 @@
  *                                                     above it; the last is the inspector's own.  -EXDEV: it is
  *                                                     in none below
  *   FIND   words: links, or their last names          count numbers (int32) of the descriptors with such a link
+ *   READER nothing                                    none; count: the pid of a new process, a child of mpsd's,
+ *                                                     that serves this socket as `--direct` does
+ *   RUN    words: variables of the environment, then  none; count: the pid of a new process, a child of mpsd's and
+ *          the program's path and its arguments; uid: leader of a session, with `/` as its directory and the
+ *          of its user, or MPSD_INSPECTOR_SAME_USER;  descriptors that came after the socket as 0, 1, 2 and 3. If
+ *          three or four more descriptors             the program cannot be executed, a second answer has -errno
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value or the
@@ -58,8 +67,12 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_FILE,
 	MPSD_INSPECTOR_SPACES,
 	MPSD_INSPECTOR_FIND,
+	MPSD_INSPECTOR_READER,
+	MPSD_INSPECTOR_RUN,
 	MPSD_INSPECTOR_OPS
 };
+
+#define MPSD_INSPECTOR_SAME_USER UINT32_MAX
 
 enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_INSPECTOR_UNKNOWN };
 

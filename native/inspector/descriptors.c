@@ -149,7 +149,7 @@ int descriptors_take(const struct question *question, struct reply *out)
 
 		if (is_known(question, out, numbers[i]))
 			continue;
-		taken = (int)syscall(SYS_pidfd_getfd, question->pidfd, numbers[i], 0);
+		taken = (int)syscall(SYS_pidfd_getfd, question->passed[0], numbers[i], 0);
 		if (taken < 0 && errno == EBADF)
 			continue; /* closed in between */
 		if (taken < 0)

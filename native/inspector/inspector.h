@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Declarations shared by main.c, facts.c, identity.c and descriptors.c. All code in the latter three may wait, and be killed. */
+/* Declarations shared by the files of mpsd-inspector. All code in facts.c, identity.c and descriptors.c may wait, and be killed. */
 #ifndef INSPECTOR_H
 #define INSPECTOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
 #include "../include/mpsd_inspector.h"
+
+#define REQUESTS_FD 3
+enum { MOST_PASSED = 4 };
 
 /* A request with checked lengths. Borrows the datagram. */
 struct question {
@@ -14,7 +18,7 @@ struct question {
 	const struct mpsd_inspector_pair *pairs; /* head.pairs of them */
 	const char *words;                       /* each ended by NUL */
 	size_t words_size;
-	int pidfd; /* -1: none came with it */
+	int passed[MOST_PASSED]; /* descriptors that came after the answer's socket: a pidfd, or those of a program; -1: none */
 };
 
 /* The child's reply. Owns the descriptors in `taken`, until the child exits. */
@@ -38,6 +42,13 @@ int descriptors_find(const struct question *question, struct reply *out);
 int stat_read(const struct question *question, struct reply *out);
 int file_read(const struct question *question, struct reply *out);
 int spaces_read(const struct question *question, struct reply *out);
+
+/* starter.c: start a child of mpsd's, which answers on `end`.  0, or -errno; `serve` serves REQUESTS_FD, and returns. */
+int reader_start(int end, void (*serve)(void));
+int program_start(const struct question *question, int end);
+
+/* Answer without a payload.  False if mpsd no longer waits for it. */
+bool send_status(int end, int status, uint32_t count);
 
 /* Up to `size` bytes of /proc/PID/`name`.  How many, or -errno. */
 ssize_t read_file(uint32_t pid, const char *name, char *out, size_t size);

@@ -16,9 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define REQUESTS_FD 3
 #define MAX_DEADLINE_MS 60000
-#define MOST_FDS 2 /* the answer's socket, a pidfd */
+#define MOST_FDS (1 + MOST_PASSED) /* the answer's socket first */
 
 struct child {
 	pid_t pid; /* 0: a free place */
@@ -91,8 +90,8 @@ int question_parse(const char *datagram, size_t size, struct question *out)
 	return !out->words_size || !out->words[out->words_size - 1];
 }
 
-/* Send head, payload and descriptors as one datagram; never blocks.  A peer that has gone needs no answer. */
-static void send_reply(int end, struct reply *reply)
+/* Send head, payload and descriptors as one datagram; never blocks.  False if the peer has gone. */
+static bool send_reply(int end, struct reply *reply)
 {
 	struct iovec parts[2] = { { &reply->head, sizeof(reply->head) }, { reply->payload, reply->size } };
 	union {
@@ -111,15 +110,15 @@ static void send_reply(int end, struct reply *reply)
 		control.align.cmsg_len = CMSG_LEN(size);
 		memcpy(CMSG_DATA(&control.align), reply->taken, size);
 	}
-	sendmsg(end, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	return sendmsg(end, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
-static void send_status(int end, int status, uint32_t count)
+bool send_status(int end, int status, uint32_t count)
 {
 	static struct reply reply;
 
 	reply.head = (struct mpsd_inspector_answer){ status, count };
-	send_reply(end, &reply);
+	return send_reply(end, &reply);
 }
 
 /* Fill the reply: with what was asked for, or with the reason why not. */
@@ -137,13 +136,50 @@ static void read_process(const struct question *question, struct reply *out)
 	out->head = (struct mpsd_inspector_answer){ 0, 0 };
 	out->size = 0;
 	out->taken_count = 0;
-	if (reads[question->head.op] && (!needs_pidfd || question->pidfd >= 0))
+	if (reads[question->head.op] && (!needs_pidfd || question->passed[0] >= 0))
 		rc = reads[question->head.op](question, out);
 	if (rc) {
 		out->head = (struct mpsd_inspector_answer){ rc, 0 };
 		out->size = 0;
 		out->taken_count = 0;
 	}
+}
+
+/* Receive a request, read by itself, and answer.  0 when mpsd has closed its end. */
+static int serve_next_directly(void)
+{
+	static _Alignas(8) char datagram[MPSD_INSPECTOR_DATAGRAM];
+	static struct reply reply;
+	struct question question = { .passed = { -1, -1, -1, -1 } };
+	ssize_t size = recv(REQUESTS_FD, datagram, sizeof(datagram), MSG_TRUNC);
+
+	if (size < 0)
+		return errno == EINTR;
+	if (size == 0)
+		return 0;
+	if ((size_t)size > sizeof(datagram) || !question_parse(datagram, (size_t)size, &question)) {
+		send_status(REQUESTS_FD, -EINVAL, 0);
+		return 1;
+	}
+	read_process(&question, &reply);
+	send_reply(REQUESTS_FD, &reply);
+	return 1;
+}
+
+/* mpsd waits for each answer, on its event loop: a busy machine must not keep this process from running. Needs CAP_SYS_NICE. */
+static void run_first(void)
+{
+	struct sched_param priority = { .sched_priority = sched_get_priority_min(SCHED_RR) };
+
+	if (sched_setscheduler(0, SCHED_RR, &priority) != 0)
+		setpriority(PRIO_PROCESS, 0, -20);
+}
+
+static void serve_directly(void)
+{
+	run_first();
+	while (serve_next_directly())
+		;
 }
 
 /* In a child: its timer's signal has its default action, which also ends a wait for a lock that is killable. */
@@ -173,6 +209,13 @@ static void serve(const struct question *question, int end)
 		send_status(end, 0, count_children());
 		return;
 	}
+	if (question->head.op == MPSD_INSPECTOR_READER || question->head.op == MPSD_INSPECTOR_RUN) {
+		int rc = question->head.op == MPSD_INSPECTOR_RUN ? program_start(question, end) : reader_start(end, serve_directly);
+
+		if (rc)
+			send_status(end, rc, 0);
+		return;
+	}
 	place = find_place(question->head.uid);
 	if (!place) {
 		send_status(end, -EBUSY, count_children());
@@ -187,16 +230,14 @@ static void serve(const struct question *question, int end)
 		*place = (struct child){ pid, question->head.uid };
 }
 
-/* The descriptors that came with a request, close-on-exec, into *end and *pidfd; -1 where none did. */
-static void take_descriptors(struct msghdr *message, int *end, int *pidfd)
+/* The descriptors that came with a request, close-on-exec; -1 where none did. */
+static void take_descriptors(struct msghdr *message, int found[MOST_FDS])
 {
-	int found[MOST_FDS] = { -1, -1 };
-
+	for (int i = 0; i < MOST_FDS; i++)
+		found[i] = -1;
 	for (struct cmsghdr *each = CMSG_FIRSTHDR(message); each; each = CMSG_NXTHDR(message, each))
-		if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS && each->cmsg_len <= CMSG_LEN(sizeof(found)))
+		if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS && each->cmsg_len <= CMSG_LEN(MOST_FDS * sizeof(int)))
 			memcpy(found, CMSG_DATA(each), each->cmsg_len - CMSG_LEN(0));
-	*end = found[0];
-	*pidfd = found[1];
 }
 
 /* Receive and serve one request.  0 when mpsd has closed its end. */
@@ -211,44 +252,23 @@ static int serve_next(void)
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
 				  .msg_controllen = sizeof(control.space) };
 	ssize_t size = recvmsg(REQUESTS_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-	struct question question = { .pidfd = -1 };
-	int end, pidfd;
+	struct question question;
+	int found[MOST_FDS], end;
 
 	if (size < 0)
 		return errno == EAGAIN || errno == EINTR;
 	if (size == 0)
 		return 0;
-	take_descriptors(&message, &end, &pidfd);
-	question.pidfd = pidfd;
+	take_descriptors(&message, found);
+	end = found[0];
+	memcpy(question.passed, found + 1, sizeof(question.passed));
 	if (end >= 0 && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && question_parse(datagram, (size_t)size, &question))
 		serve(&question, end);
 	else if (end >= 0)
 		send_status(end, -EINVAL, 0);
-	if (end >= 0)
-		close(end);
-	if (pidfd >= 0)
-		close(pidfd);
-	return 1;
-}
-
-/* Receive a request, read by itself, and answer.  0 when mpsd has closed its end. */
-static int serve_directly(void)
-{
-	static _Alignas(8) char datagram[MPSD_INSPECTOR_DATAGRAM];
-	static struct reply reply;
-	struct question question = { .pidfd = -1 };
-	ssize_t size = recv(REQUESTS_FD, datagram, sizeof(datagram), MSG_TRUNC);
-
-	if (size < 0)
-		return errno == EINTR;
-	if (size == 0)
-		return 0;
-	if ((size_t)size > sizeof(datagram) || !question_parse(datagram, (size_t)size, &question)) {
-		send_status(REQUESTS_FD, -EINVAL, 0);
-		return 1;
-	}
-	read_process(&question, &reply);
-	send_reply(REQUESTS_FD, &reply);
+	for (int i = 0; i < MOST_FDS; i++)
+		if (found[i] >= 0)
+			close(found[i]);
 	return 1;
 }
 
@@ -263,15 +283,6 @@ static void detach(int fd)
 	setsid(); /* fails where it leads a session already */
 	if (chdir("/") != 0)
 		exit(2);
-}
-
-/* mpsd waits for each answer, on its event loop: a busy machine must not keep this process from running. Needs CAP_SYS_NICE. */
-static void run_first(void)
-{
-	struct sched_param priority = { .sched_priority = sched_get_priority_min(SCHED_RR) };
-
-	if (sched_setscheduler(0, SCHED_RR, &priority) != 0)
-		setpriority(PRIO_PROCESS, 0, -20);
 }
 
 static void serve_in_children(void)
@@ -302,14 +313,11 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	detach(atoi(argv[2]));
-	if (is_direct)
-		run_first();
 	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
 	signal(SIGHUP, SIG_IGN);
-	if (!is_direct)
-		serve_in_children();
+	if (is_direct)
+		serve_directly();
 	else
-		while (serve_directly())
-			;
+		serve_in_children();
 	return 0;
 }

@@ -162,6 +162,16 @@ def test_signals_go_by_pidfd() -> None:
     ]
 
 
+def test_mpsd_executes_no_program_while_it_serves_clients() -> None:
+    """A client's file that is open in mpsd at that moment can delay the exec for ever: Inspector.start_program."""
+    before = {Path("mpsd/host/inspector_process.py"), Path("mpsd/check/probes.py")}  # at the start; another process
+    names = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen", "Popen", "run_process", "open_process")
+    attributes = ((path, node) for path in MODULES for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute))
+    found = {path for path, node in attributes if node.attr in names}
+    using = {path for path, name in imports() if name.split(".")[0] in ("subprocess", "multiprocessing")}
+    assert (found | using) & set(MODULES) == before
+
+
 def test_what_can_wait_is_read_by_a_process_that_can_be_killed() -> None:
     """environ, maps, cmdline, stat and links of another process below /proc: docs/decisions/029."""
     never_wait = {"status", "comm", "cgroup", "task"}

@@ -7,6 +7,7 @@
 #undef main
 #include "../../../native/inspector/facts.c"
 #include "../../../native/inspector/identity.c"
+#include "../../../native/inspector/starter.c"
 
 int descriptors_compare(const struct question *question, struct reply *out)
 {
@@ -49,7 +50,7 @@ static size_t make_request(char *datagram, size_t room)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct reply reply;
-	struct question question = { .pidfd = -1 };
+	struct question question = { .passed = { -1, -1, -1, -1 } };
 	char *datagram = malloc(400), *environment;
 	size_t count, bytes;
 

@@ -13,6 +13,7 @@ import trio.testing
 from mpsd.errors import KeeperFailed
 from mpsd.host.programs import native_directory
 from mpsd.keeper.connections import KeeperClient
+from tests.inspecting import INSPECTOR
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: make build")
@@ -20,14 +21,14 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 
 @pytest.fixture
 def client(short_dir):
-    made = KeeperClient(PROGRAM, short_dir / "keeper", 64)
+    made = KeeperClient(INSPECTOR, PROGRAM, short_dir / "keeper", 64)
     made.open()
     yield made
     made.stop()
 
 
 def another(client):
-    return KeeperClient(PROGRAM, client._path, 64)
+    return KeeperClient(INSPECTOR, PROGRAM, client._path, 64)
 
 
 def test_what_one_mpsd_gave_the_next_gets_back(client):
@@ -100,7 +101,7 @@ def test_without_a_keeper_connections_are_accepted_all_the_same(client, listener
         client.close()
     else:
         client._process.kill()
-        client._process.wait()
+        assert client._process.has_ended(30)
     with client.accept(listener, "client.1.control").sock as end:
         end.send(b"hello")
         assert visitor.recv(100) == b"hello"
@@ -145,7 +146,7 @@ async def test_its_death_is_noticed_and_another_one_started(client):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.wait_lost)
             os.kill(pid, signal.SIGKILL)
-    client._process.wait()
+    assert client._process is None or client._process.has_ended(30)
     assert client.open() is False
     assert client._process.pid != pid
 
@@ -153,7 +154,7 @@ async def test_its_death_is_noticed_and_another_one_started(client):
 async def test_the_event_loop_goes_on_while_a_successor_is_sought(short_dir, monkeypatch):
     """A process that listens at its socket, and does not answer, has a few seconds."""
     monkeypatch.setattr("mpsd.keeper.connections._SECONDS", 0.5)
-    client = KeeperClient(PROGRAM, short_dir / "keeper", 64)
+    client = KeeperClient(INSPECTOR, PROGRAM, short_dir / "keeper", 64)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.bind(str(short_dir / "keeper"))
         silent.listen()
@@ -183,7 +184,7 @@ async def test_stopping_it_ends_the_wait_for_its_death(client):
 
 
 def test_a_keeper_that_cannot_be_started_is_a_clear_error(short_dir):
-    client = KeeperClient(short_dir / "absent", short_dir / "keeper", 64)
+    client = KeeperClient(INSPECTOR, short_dir / "absent", short_dir / "keeper", 64)
     with pytest.raises(KeeperFailed, match="absent cannot be started"):
         client.open()
 

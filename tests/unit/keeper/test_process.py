@@ -3,16 +3,16 @@
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mpsd.host import processes
+from mpsd.host.child import Child
 from mpsd.host.programs import native_directory
 from mpsd.keeper.process import find_unreachable, start_keeper
-from tests.integration.process import wait_for
+from tests.inspecting import INSPECTOR
 
 NAME = "mpsd-keeper"
 
@@ -27,25 +27,24 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def keeper(place: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    made = start_keeper(native_directory() / "keeper" / NAME, place, 4)
-    wait_for("its name: exec sets it after Popen has returned", lambda: processes.command(made.pid) == NAME)
+def keeper(place: Path) -> Iterator[Child]:
+    made = start_keeper(INSPECTOR, native_directory() / "keeper" / NAME, place, 4)
     yield made
     made.kill()
-    made.wait()
+    made.reap()
 
 
 def unreachable(place: Path) -> dict[str, int]:
     return {name: found.pid for name, found in find_unreachable(Path(NAME), place).items()}
 
 
-def test_a_keeper_is_found_when_its_socket_was_removed(place: Path, keeper: "subprocess.Popen[bytes]") -> None:
+def test_a_keeper_is_found_when_its_socket_was_removed(place: Path, keeper: Child) -> None:
     assert unreachable(place) == {}
     place.unlink()
     assert unreachable(place) == {"keeper": keeper.pid}
 
 
-def test_a_forged_line_does_not_make_a_keeper_unreachable(place: Path, keeper: "subprocess.Popen[bytes]") -> None:
+def test_a_forged_line_does_not_make_a_keeper_unreachable(place: Path, keeper: Child) -> None:
     """The name of a socket may contain a newline, and what follows looks like a line of the kernel's."""
     inode = socket_of(keeper.pid, place)
     with socket.socket(socket.AF_UNIX) as forger:

@@ -27,6 +27,7 @@ from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
 from mpsd.vault.writers import Writers
+from tests.inspecting import INSPECTOR
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -81,7 +82,7 @@ class House:
             lambda: self.now,
         )
         shelf = Catalog(store, around, self.settings)
-        keeper = VaultKeepers(self.program, self.directory / "keeper", self.most, shelf.compare, store)
+        keeper = VaultKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, shelf.compare, store)
         janitor = Reclaimer(keeper, store)
 
         def is_awaited(process: ProcessId) -> bool:
@@ -113,9 +114,10 @@ class House:
 
     def end_keepers(self) -> None:
         for vault in self.made:
-            for process in vault.keeper._processes:
+            while vault.keeper._processes:
+                process = vault.keeper._processes.pop()
                 process.kill()
-                process.wait()
+                process.reap()
 
     def small_keepers(self, most: int) -> None:
         """None of them holds more than so many descriptors, as where the kernel lets no process open more."""

@@ -1,0 +1,58 @@
+"""Run a program to its end from the event loop."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import trio
+
+from mpsd.host.child import Child
+from mpsd.host.inspector import Inspector
+
+_KILLED_SECONDS = 5.0  # a killed program ends at once, unless it waits in the kernel
+_PIPE_BYTES = 65536  # a new pipe takes as much without a reader
+
+
+async def run_program(
+    inspector: Inspector, command: Sequence[str], text: bytes, environment: Mapping[str, str], uid: int | None = None
+) -> tuple[int, bytes]:
+    """Give the program this input; return its exit status and its output, once it has ended and all copies of its output have
+    been closed.  If cancelled, it is killed.  Raises OSError if it cannot be started.
+
+    uid: its user and group; None: mpsd's.
+    """
+    assert len(text) <= _PIPE_BYTES, "the pipe takes it before the program reads"
+    with ExitStack() as files:
+        (reads, says), (hears, writes) = os.pipe(), os.pipe()
+        for end in (says, hears):
+            files.callback(os.close, end)
+        output = trio.lowlevel.FdStream(reads)
+        os.write(writes, text)
+        os.close(writes)
+        start = partial(inspector.start_program, command, environment, (hears, says, says), uid)
+        try:
+            child = await trio.to_thread.run_sync(start)  # not abandoned: it ends in seconds, and may have started a process
+        except BaseException:
+            output.close()
+            raise
+    said = bytearray()
+    try:
+        async with output:
+            async for some in output:
+                said += some
+        await trio.lowlevel.wait_readable(child.pidfd)
+    except BaseException:
+        await _end(child)
+        raise
+    return child.reap(), bytes(said)
+
+
+async def _end(child: Child) -> None:
+    child.kill()
+    with trio.move_on_after(_KILLED_SECONDS, shield=True):
+        await trio.lowlevel.wait_readable(child.pidfd)
+    if child.has_ended():
+        child.reap()
+    else:
+        os.close(child.pidfd)  # the reaper of orphans takes it later
