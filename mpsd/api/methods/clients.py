@@ -32,7 +32,7 @@ class ClientTable:
     @classmethod
     def of(cls, services: Ports, pid: int | None = None) -> "ClientTable":
         views = {view.process: view for view in services.domains.clients(pid)}
-        waiting = {one.process: one for one in all_waiting(services) if one.process and pid in (None, one.process.pid)}
+        waiting = {one.process: one for one in all_waiting(services, pid=pid) if one.process}
         grants = services.leases.grants()
         if pid is not None:
             grants = {process: grant for process, grant in grants.items() if process.pid == pid}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from mpsd.api.call import Call, Rows
 from mpsd.api.ports import Ports
@@ -25,20 +26,27 @@ class WaitingRow:
     deadline: float | None
 
 
-def all_waiting(services: Ports) -> Iterator[WaitingRow]:
-    """Yield the admission queue in its order; after it the clients that have left it and wait for a domain."""
+def all_waiting(services: Ports, after: int = 0, pid: int | None = None) -> Iterator[WaitingRow]:
+    """Yield the admission queue in its order; after it the clients that have left it and wait for a domain.
+
+    after: leave out the positions up to this one.  pid: yield only this client.
+    """
     queue = services.leases.queue()
     for each in queue:
-        yield WaitingRow(each.position, each.uid, each.lease_id, each.process, each.reason, each.waited_seconds, each.deadline)
+        process = each.process
+        if each.position > after and (pid is None or (process is not None and process.pid == pid)):
+            yield WaitingRow(each.position, each.uid, each.lease_id, process, each.reason, each.waited_seconds, each.deadline)
     last = max((each.position for each in queue), default=0)
-    for position, client in enumerate(services.domains.waiting(), last + 1):
-        grant = services.leases.grant_of(client.process)
-        lease_id = grant.lease_id if grant else None
-        yield WaitingRow(position, client.uid, lease_id, client.process, client.reason, client.waited_seconds, None)
+    skipped = max(0, after - last)
+    for position, client in enumerate(islice(services.domains.waiting(), skipped, None), last + skipped + 1):
+        if pid in (None, client.process.pid):
+            grant = services.leases.grant_of(client.process)
+            lease_id = grant.lease_id if grant else None
+            yield WaitingRow(position, client.uid, lease_id, client.process, client.reason, client.waited_seconds, None)
 
 
 def list_queue(call: Call[Page]) -> Rows[WaitingRow]:
-    return Rows(((entry.position, entry.uid, entry) for entry in all_waiting(call.services)), _show)
+    return Rows(((entry.position, entry.uid, entry) for entry in all_waiting(call.services, call.ask.after or 0)), _show)
 
 
 def _show(entry: WaitingRow) -> Map:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from mpsd.api.authority import Peer
+from mpsd.domains.placement_waits import PlacementWait, Reason
 from mpsd.errors import VendorFailed
 from mpsd.model.domain import Defaults, DomainState
 from mpsd.model.lease import Lease, LeaseSpec, LeaseState
+from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Target, TargetKind, Way
 from mpsd.wire.rpc import MAX_BYTES, size
 from tests.unit.api.fake_services import NOW, UUIDS, selector_of
@@ -308,3 +310,19 @@ async def test_whoever_is_told_of_a_change_may_rely_on_the_disk(tmp_path: Path) 
         for method in ("lease.renew", "lease.release"):
             answer = await caller.call(method, id=made.result["id"])
             assert (answer.error, house.fakes.leases.unsettled) == (None, [])
+
+
+async def test_a_page_of_the_queue_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page built the rows of all before it: the whole queue of 8,663 waiting clients took 6.5 s."""
+    async with open_house(tmp_path) as house:
+        for pid in range(1000, 1200):
+            why = Reason("its fault domain is starting")
+            house.fakes.domains.late.append(PlacementWait(ProcessId(pid, pid), OWNER.uid, why))
+        looked_at: list[ProcessId] = []
+        monkeypatch.setattr(house.fakes.leases, "grant_of", looked_at.append)
+        caller = await house.call_as(OPERATOR)
+        first = len(house.fakes.leases.waiting)
+        page = await caller.ask("queue.list", after=first + 100, limit=10)
+        assert [(row["position"], row["pid"]) for row in page["items"]] == [(first + n, 999 + n) for n in range(101, 111)]
+        assert page["next"] == first + 110
+        assert len(looked_at) <= 11, "with the one that shows that there is a next page"
