@@ -56,13 +56,13 @@ def is_alive(process: ProcessId) -> bool:
 def state(pid: int) -> str:
     """Return the letter of proc(5); X for a process that has gone.  Raises OSError if it is not known."""
     found = _status(pid)
-    return found[b"State"][:1].decode() if found else "X"
+    return _value(found, b"State")[:1].decode() if found else "X"
 
 
 def parent(pid: int) -> int | None:
     """Return its parent's pid, 0 if that is in another pid namespace; None if the process has gone.  Raises OSError."""
     found = _status(pid)
-    return int(found[b"PPid"]) if found else None
+    return int(_value(found, b"PPid")) if found else None
 
 
 def owner(pid: int) -> tuple[int, int] | None:
@@ -99,7 +99,7 @@ def is_in_our_namespace(pid: int) -> bool:
         found = _status(pid)
     except OSError:
         return False
-    return found is not None and len(found.get(b"NSpid", b"").split()) == 1
+    return found is not None and len(_value(found, b"NSpid").split()) == 1
 
 
 def pid_namespaces(pid: int) -> tuple[int, ...]:
@@ -212,11 +212,14 @@ def _stat(pid: int) -> list[bytes] | None:
     return fields if len(fields) > _START_TIME - 3 else None
 
 
-def _status(pid: int) -> dict[bytes, bytes] | None:
-    """Return the lines of /proc/PID/status; None if it has gone.  Raises OSError."""
-    text = _read(pid, "status") if pid > 0 else None
-    lines = (line.partition(b":\t") for line in (text or b"").split(b"\n"))
-    return {name: value for name, _, value in lines} if text else None
+def _status(pid: int) -> bytes | None:
+    """Return the contents of /proc/PID/status; None if it has gone.  Raises OSError."""
+    return (_read(pid, "status") if pid > 0 else None) or None
+
+
+def _value(status: bytes, name: bytes) -> bytes:
+    """Return a line's value.  The kernel writes a newline in the command name, the first line, as two other characters."""
+    return status.partition(b"\n" + name + b":\t")[2].partition(b"\n")[0]
 
 
 def _ids(pid: int) -> dict[bytes, list[int]] | None:
@@ -225,7 +228,7 @@ def _ids(pid: int) -> dict[bytes, list[int]] | None:
         found = _status(pid)
     except OSError:
         return None
-    return {name: [int(word) for word in found[name].split()] for name in (b"Uid", b"Gid")} if found else None
+    return {name: [int(word) for word in _value(found, name).split()] for name in (b"Uid", b"Gid")} if found else None
 
 
 def _read(pid: int, name: str, most_bytes: int = 1 << 16) -> bytes | None:
@@ -246,8 +249,11 @@ def _read(pid: int, name: str, most_bytes: int = 1 << 16) -> bytes | None:
 
 
 def _contents(path: str, most_bytes: int) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read(most_bytes) or b""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, most_bytes)
+    finally:
+        os.close(file)
 
 
 def collect(pid: int) -> bool:
