@@ -9,7 +9,7 @@ from mpsd.domains.rules.placement import Wait
 from mpsd.model.process import ProcessId
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reason:
     """Why clients wait: one object for all that wait for the same.
 
@@ -54,10 +54,11 @@ class PlacementWait:
 
 
 class PlacementWaits:
-    """Guards that a process is listed exactly while one of its connections waits."""
+    """Guards that a process is listed exactly while one of its connections waits, and once among those with its reason."""
 
     def __init__(self) -> None:
         self._waits: dict[ProcessId, PlacementWait] = {}
+        self._by_reason: dict[Reason, dict[ProcessId, PlacementWait]] = {}  # each in order of arrival
 
     @contextmanager
     def begin(self, process: ProcessId | None, uid: int) -> Iterator[None]:
@@ -72,20 +73,27 @@ class PlacementWaits:
         finally:
             wait.connections -= 1
             if not wait.connections:
+                self._forget_reason(wait)
                 del self._waits[process]
 
     def explain(self, process: ProcessId | None, why: Reason) -> None:
         """Note what it waits for now; the reason may change later."""
-        if process is not None and (wait := self._waits.get(process)) is not None:
+        if process is not None and (wait := self._waits.get(process)) is not None and wait.why is not why:
+            self._forget_reason(wait)
             wait.why = why
+            self._by_reason.setdefault(why, {})[process] = wait
 
-    def because_of_the_machine(self) -> list[PlacementWait]:
-        """Return the waits that their own users did not cause; the longest comes first."""
-        return sorted(
-            (wait for wait in self._waits.values() if wait.why.machine_since is not None),
-            key=lambda wait: wait.machine_seconds,
-            reverse=True,
-        )
+    def _forget_reason(self, wait: PlacementWait) -> None:
+        if alike := self._by_reason.get(wait.why):
+            alike.pop(wait.process, None)
+            if not alike:
+                del self._by_reason[wait.why]
+
+    def because_of_the_machine(self) -> tuple[int, PlacementWait | None]:
+        """Return the number of the waits that their own users did not cause, and the longest: of each reason the first."""
+        found = [alike for why, alike in self._by_reason.items() if why.machine_since is not None]
+        longest = max((next(iter(alike.values())) for alike in found), key=lambda wait: wait.machine_seconds, default=None)
+        return sum(map(len, found)), longest
 
     def listed(self) -> list[PlacementWait]:
         """Return the waits with a known reason, by their time of arrival."""

@@ -97,6 +97,7 @@ class Pool:
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take no new client, by their UUIDs
     waits: PlacementWaits = field(default_factory=PlacementWaits)
     ranges: UidRanges = NO_RANGES  # whose uids count as one user
+    operators: frozenset[int] = field(default_factory=lambda: frozenset({0, os.geteuid()}))
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
     _has_adopted: bool = False
@@ -121,10 +122,6 @@ class Pool:
     def rules(self, gpus: frozenset[str]) -> Rules:
         exclusive = any(d.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for d in self.devices if d.uuid in gpus)
         return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive, self.operators, self.ranges)
-
-    @property
-    def operators(self) -> frozenset[int]:
-        return frozenset({0, os.geteuid()})
 
     @property
     def is_stopping(self) -> bool:
@@ -173,9 +170,9 @@ class Pool:
 
     # -- placing -----------------------------------------------------------------------------------------------------
 
-    def placement_of_a_newcomer(self) -> Join | Create | Wait:
+    def placement_of_a_newcomer(self, views: list[DomainView]) -> Join | Create | Wait:
         """Return where a client of a user without a domain would go now."""
-        return self.decide(PlacementRequest(NEW_USER, frozenset(self.gpus)), None, self.views())
+        return self.decide(PlacementRequest(NEW_USER, frozenset(self.gpus)), None, views)
 
     async def place(self, ask: PlacementRequest, process: ProcessId | None) -> Domain:
         """Return the domain that this process joins. Waits until one takes it; raises Stopping if mpsd quits during the

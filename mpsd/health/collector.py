@@ -47,10 +47,11 @@ class Health:
         return health.problems(self._facts())
 
     def _facts(self) -> HealthFacts:
-        waits = self.pool.waits.because_of_the_machine()
+        waiting, longest = self.pool.waits.because_of_the_machine()
+        views = self.pool.views()
         return HealthFacts(
-            domains=self.pool.views(),
-            placement=self.pool.placement_of_a_newcomer(),
+            domains=views,
+            placement=self.pool.placement_of_a_newcomer(views),
             is_stopping=self.pool.is_stopping,
             storage=self._seen,
             seen_seconds=trio.current_time() - self._seen_at,
@@ -59,9 +60,9 @@ class Health:
             missing=self.missing(),
             queued=self.book.queued,
             places=self.book.settings.max_queue,
-            waiting=len(waits),
-            waited_seconds=waits[0].machine_seconds if waits else 0.0,
-            waits_for=waits[0].reason if waits else "",
+            waiting=waiting,
+            waited_seconds=longest.machine_seconds if longest else 0.0,
+            waits_for=longest.reason if longest else "",
             clients=len(self.book.grants()),
             most_clients=self.book.settings.max_clients,
             lost_gpus=self.lost_gpus(),

@@ -7,19 +7,25 @@ from mpsd.model.process import ProcessId
 FIRST, SECOND = ProcessId(1, 1), ProcessId(2, 1)
 
 
+def found(waits: PlacementWaits) -> tuple[int, ProcessId | None]:
+    count, longest = waits.because_of_the_machine()
+    return count, longest and longest.process
+
+
 def test_a_wait_of_a_users_own_doing_is_no_sign_of_a_sick_machine() -> None:
     waits, first, second = PlacementWaits(), Reason(), Reason()
     with waits.begin(FIRST, 1000), waits.begin(SECOND, 1001):
         waits.explain(FIRST, first), waits.explain(SECOND, second)
-        assert waits.because_of_the_machine() == []
+        assert waits.because_of_the_machine() == (0, None)
         first.change(Wait("its user has fault domains", is_own=True))
         second.change(Wait("all domains are drained", is_own=False))
-        assert [wait.process for wait in waits.because_of_the_machine()] == [SECOND]
+        assert found(waits) == (1, SECOND)
         assert [wait.process for wait in waits.listed()] == [FIRST, SECOND]
         first.change(Wait("all domains are drained", is_own=False))
-        assert [wait.process for wait in waits.because_of_the_machine()] == [SECOND, FIRST]
+        assert found(waits) == (2, SECOND)
         second.change(Wait("its user has fault domains", is_own=True))
-        assert [wait.process for wait in waits.because_of_the_machine()] == [FIRST]
+        assert found(waits) == (1, FIRST)
+    assert waits.because_of_the_machine() == (0, None)
 
 
 def test_the_time_of_a_users_own_doing_is_not_counted() -> None:
