@@ -16,7 +16,7 @@ import trio
 
 from mpsd.domains.handshake_gate import HandshakeGate
 from mpsd.domains.limit_guard import Guard
-from mpsd.domains.rules import log_lines, vendor_limits
+from mpsd.domains.rules import log_lines, server_answers, vendor_limits
 from mpsd.domains.rules.line_alarm import LineAlarm
 from mpsd.domains.rules.log_lines import News
 from mpsd.domains.vendor_control import VendorControl
@@ -26,7 +26,6 @@ from mpsd.model.domain import Defaults, DomainState, DomainView, ServerView
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
-_MIB, _GIB = 1 << 20, 1 << 30
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256
 _FROZEN_SECONDS = 2.0  # a newcomer at a vendor daemon that has not answered for so long hangs
@@ -356,13 +355,20 @@ class Domain:
         """Ask the vendor daemon, but not about a server that is starting.
 
         While that server reports to it, the daemon can hang at such a question (measured, two GPUs).
+        Each session starts a program of the vendor's: while the only server stays the same, one session asks for all.
         """
         servers = {}
-        for pid in _pids(await self.control.command("get_server_list")):
-            status, clients = "INITIALIZING", []
+        known = [pid for pid in self.servers if self._is_started(pid)]
+        only = known[0] if len(self.servers) == len(known) == 1 else None
+        pids, told = server_answers.split_list(await self.control.commands(server_answers.questions(only)))
+        if only and not told:  # without a state between them, the two lists look like one
+            pids, _ = server_answers.split_list(await self.control.commands(server_answers.questions(None)))
+        for pid in pids:
+            status, clients = "INITIALIZING", list[int]()
             if self._is_started(pid):
-                status = (await self.control.command(f"get_server_status {pid}")).strip()
-                clients = _pids(await self.control.command(f"get_client_list {pid}"))
+                if pid != only or not told:
+                    told = await self.control.commands(server_answers.about(pid))
+                status, clients = server_answers.parse_server(told)
             if owner := processes.owner(pid):  # None: it ended between the list and the question
                 servers[pid] = ServerView(pid, owner[0], status, tuple(clients), self.name, self.gpus)
         return servers
@@ -383,18 +389,5 @@ class Domain:
         wanted = vendor_limits.of_defaults(defaults, self.gpus)
         if self.guard.is_on:
             wanted = vendor_limits.closed(self.gpus, defaults.client_priority)
-        await self.control.command(f"set_default_active_thread_percentage {wanted.thread_percent:g}")
-        for ordinal, size in enumerate(wanted.memory_bytes):
-            await self.control.command(f"set_default_device_pinned_mem_limit {ordinal} {_format_limit(size)}")
-        await self.control.command(f"set_default_client_priority {wanted.priority}")
+        await self.control.commands(vendor_limits.default_commands(wanted))
         self.applied_defaults = defaults
-
-
-def _format_limit(limit_bytes: int) -> str:
-    """Format in the vendor's own unit; 0M removes a limit.  Whole MiB, rounded down: never more than the requested limit."""
-    return f"{limit_bytes // _GIB}G" if limit_bytes % _GIB == 0 and limit_bytes else f"{limit_bytes // _MIB}M"
-
-
-def _pids(text: str) -> list[int]:
-    """Parse the pids of an answer; other words are left out."""
-    return [int(word) for word in text.split() if word.isdecimal() and len(word) <= 10]

@@ -110,8 +110,10 @@ async def _keep_fresh(pool: Pool, domain: Domain) -> None:
         await trio.sleep(0 if trio.current_time() < domain.suspect_until else _COALESCE_SECONDS)
         if domain.state is DomainState.STOPPING:
             return
+        began = trio.current_time()
         try:
             await domain.refresh()
+            await trio.sleep(trio.current_time() - began)  # on a busy machine a question takes long: leave it half of the time
         except VendorFailed as exc:
             log.warning("domain.silent", domain=domain.name, why=str(exc))
             await trio.sleep(pool.settings.restart_seconds)

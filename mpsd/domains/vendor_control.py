@@ -17,6 +17,7 @@ import trio
 
 from mpsd.domains.directories import CLOSED, OPEN, DomainDirectories
 from mpsd.domains.leftovers import Leftovers
+from mpsd.domains.rules.server_answers import LIST, split_list
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
@@ -32,7 +33,6 @@ _ATTEMPTS = 5  # another user's vendor front end, relayed, can still overlap wit
 _SILENT_COMMANDS = 3
 _FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
-_LIST = "get_server_list"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints no message
 _LONGEST_SOCKET = "control_privileged"
 _NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
@@ -127,8 +127,8 @@ class VendorControl:
                 )
                 if not status:
                     answer = output.decode(errors="replace")
-                    if lines == (_LIST,):
-                        self._leftovers.record(int(word) for word in answer.split() if word.isdigit())
+                    if lines[0] == LIST:
+                        self._leftovers.record(split_list(answer)[0])
                     return answer
                 if _BUSY not in output:
                     break
@@ -140,7 +140,7 @@ class VendorControl:
         """Return whether it answers at all, even that it is busy.  Does not wait for other commands to finish."""
         with trio.move_on_after(seconds):
             try:
-                await self._run([], f"{_LIST}\n".encode(), self._environment(), seconds)
+                await self._run([], f"{LIST}\n".encode(), self._environment(), seconds)
             except VendorFailed:
                 return False
             return True
@@ -239,7 +239,7 @@ class VendorControl:
         except OSError as exc:
             raise VendorFailed(f"{(*through, self._program.path)[0]} cannot be run: {exc.strerror}") from None
         except trio.TooSlowError:
-            what = text.decode(errors="replace").strip() or " ".join(arguments)
+            what = text.decode(errors="replace").strip().replace("\n", "; ") or " ".join(arguments)
             raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
 
     def _find(self, uid: int | None) -> ProcessId | None:

@@ -170,7 +170,7 @@ def test_a_vendor_program_that_is_mpsds_own_front_end(machine: Machine) -> None:
         ("hang@start", "hung: no answer to '-d' in 0.5 s"),
         ("crash@start", "-d ended with status 1 and left no daemon behind: it printed nothing"),
         ("refuse@start", "-d ended with status 1 and left no daemon behind"),
-        ("hang@*", "hung: no answer to 'set_default_active_thread_percentage 100' in 0.5 s"),
+        ("hang@*", "hung: no answer to 'set_default_active_thread_percentage 100; "),
         ("refuse@accept", "was not answered"),
     ],
 )

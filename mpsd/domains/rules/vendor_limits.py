@@ -69,6 +69,14 @@ def commands(server_pid: int, limits: ClientLimits, priority_now: int | None) ->
     return tuple(lines)
 
 
+def default_commands(limits: ClientLimits) -> tuple[str, ...]:
+    """Return the commands that set the limits of servers that start from now on.  0M removes a limit."""
+    sizes = enumerate(limits.memory_bytes)
+    memory = (f"set_default_device_pinned_mem_limit {ordinal} {size // MIB}M" for ordinal, size in sizes)
+    percent = f"set_default_active_thread_percentage {limits.thread_percent:g}"
+    return percent, *memory, f"set_default_client_priority {limits.priority}"
+
+
 def proof(limits: ClientLimits) -> str:
     """Return the exact answer of the vendor's daemon after all these commands; another answer means that they failed."""
     return "".join([f"{limits.thread_percent:.1f}\n", *map(shown, filter(None, limits.memory_bytes))])

@@ -10,6 +10,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import ContextOpened, ServerReady
+from mpsd.domains.rules.server_answers import LIST
 from mpsd.host import processes
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.domain import DomainState
@@ -26,13 +27,16 @@ class Vendor:
 
     def __init__(self) -> None:
         self.listed = ""
+        self.sessions = 0
         self.is_asked, self.may_answer = trio.Event(), trio.Event()
 
-    async def command(self, line: str) -> str:
+    async def commands(self, lines: tuple[str, ...]) -> str:
         listed = self.listed
+        self.sessions += 1
         self.is_asked.set()
         await self.may_answer.wait()
-        return {"get_server_list": listed}.get(line, "ACTIVE" if line.startswith("get_server_status") else "77")
+        answers = {LIST: listed, "get_server_status": "ACTIVE\n", "get_client_list": "77\n"}
+        return "".join(answers[line.split()[0]] for line in lines)
 
 
 @pytest.fixture
@@ -102,3 +106,18 @@ async def test_a_server_whose_line_was_missed_is_asked_about_when_it_must_have_s
     assert [each.status for each in await domain.fresh_servers()] == ["INITIALIZING"]
     await trio.sleep(16)
     assert [each.status for each in await domain.fresh_servers()] == ["ACTIVE"]
+
+
+async def test_one_session_asks_for_all_while_the_only_server_stays_the_same(server: int) -> None:
+    """Three sessions, each a process of the vendor's program, were a third of mpsd's processor time while many clients came."""
+    vendor = Vendor()
+    vendor.may_answer.set()
+    vendor.listed = f"{server}\n"
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.hear(ServerReady(server))
+    await domain.refresh()
+    vendor.sessions = 0
+    domain.mark_stale()
+    await domain.refresh()
+    assert vendor.sessions == 1
+    assert {(each.pid, each.status, each.client_pids) for each in domain.servers.values()} == {(server, "ACTIVE", (77,))}
