@@ -40,6 +40,12 @@ tree_is_applied() {
 	[ -e "$1/nvidia-uvm/uvm_mpsd.h" ]
 }
 
+# tree_copy FROM TO: without what was compiled.  The copy is the caller's, and nobody else may write to it, whoever owns the tree.
+tree_copy() {
+	mkdir -p "$2"
+	tar -C "$1" -c --exclude='*.o_binary' --exclude='*.o' . | tar -C "$2" -x --no-same-owner --no-same-permissions
+}
+
 # tree_take_ours KMOD UVM: puts our files into nvidia-uvm/ where they differ.  By content, not by date: a newer one may be older
 # than what was built (tar, rsync and packages keep dates), and one that is the same is not compiled again.
 tree_take_ours() {

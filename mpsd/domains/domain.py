@@ -27,7 +27,7 @@ from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _STARTING_SECONDS = 15.0
-_MOST_TOLD = 256
+_MOST_TOLD = 256  # clients by the log alone: a server has some sixty
 _FROZEN_SECONDS = 2.0  # a newcomer at a vendor daemon that has not answered for so long hangs
 _BETWEEN_SECONDS = 10.0  # between two of its connections no list has a client, for long where many wait for their turn
 
@@ -214,7 +214,9 @@ class Domain:
                 if until := self._line_alarm.until(trio.current_time()):
                     self.suspect_until = max(self.suspect_until, until)
             case log_lines.ContextOpened(server_pid, client_pid):
-                self.contexts.setdefault(server_pid, Counter())[client_pid] += 1
+                opened = self.contexts.setdefault(server_pid, Counter())
+                if client_pid in opened or len(opened) < _MOST_TOLD:
+                    opened[client_pid] += 1
             case log_lines.ContextClosed(server_pid, client_pid, left):
                 opened = self.contexts.pop(server_pid, Counter()) - Counter([client_pid])
                 if left:
@@ -307,14 +309,11 @@ class Domain:
                 self._ready_since.pop(gone, None)
             self.unanswered_since = math.inf
             if not self.hindrance:  # else its control daemon answers, but its server cannot
-                self._hear_well()
+                self._silent_since = math.inf
+                if self.silenced.is_set():
+                    self.silenced = trio.Event()
             for pid in self.client_pids.intersection(told):
                 self.guard.hear(pid)
-
-    def _hear_well(self) -> None:
-        self._silent_since = math.inf
-        if self.silenced.is_set():
-            self.silenced = trio.Event()
 
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers

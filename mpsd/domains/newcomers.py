@@ -20,7 +20,7 @@ class Newcomers:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._failures: dict[str, list[int | None]] = {}  # the users of the last that failed in a row, by domain
+        self._failures: dict[str, list[int | None]] = {}  # by domain, of the last that failed in a row: whose share they are of
 
     def note_end(self, domain_name: str, had_context: bool, uid: int | None) -> None:
         """Record the end of a client that had asked for a context in this domain."""
@@ -28,9 +28,10 @@ class Newcomers:
         if had_context or domain is None or domain.is_ill or domain.is_draining:
             self._failures.pop(domain_name, None)
             return
+        share_of = self._pool.ranges.share_of
         users = self._failures.setdefault(domain_name, [])
-        users.append(uid)
-        others = {*domain.uids.values()} - {*users}
+        users.append(None if uid is None else share_of(uid))
+        others = {share_of(each) for each in domain.uids.values()} - {*users}
         if len(users) < _MOST_FAILURES or (others and len({*users}) == 1):
             del users[:-_MOST_FAILURES]
             return

@@ -137,13 +137,12 @@ class Arenas:
         await self._janitor.settled()
         return arena
 
-    async def make_room(self, gpu: str, wanted_bytes: int, uid: int) -> list[Arena]:
-        """Evict arenas that no process holds, as the policy allows for this user, and return them."""
+    async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> list[Arena]:
+        """Evict arenas that no process holds, as the policy allows for this caller, and return them."""
         await self._begin()
         shelf = self._shelf
         uuid = find_device(shelf.around.devices(), gpu).uuid
-        may_all = uid in shelf.settings.operators or shelf.settings.evicts_all
-        settings = replace(shelf.settings, evicts_all=may_all)
+        settings = replace(shelf.settings, evicts_all=is_operator or shelf.settings.evicts_all)
         chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, shelf.around.clock(), settings)
         gone = [self._take_away(shelf.by_id[arena.id], "evicted") for arena in chosen if not shelf.by_id[arena.id].queue]
         await self._janitor.settled()

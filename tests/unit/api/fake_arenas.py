@@ -286,12 +286,12 @@ class FakeArenas:
             raise ArenaBusy(f"arena {arena.name} is held")
         return self._take_away(arena, "removed")
 
-    async def make_room(self, gpu: str, wanted_bytes: int, uid: int) -> list[Arena]:
+    async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> list[Arena]:
         evicted: list[Arena] = []
         for arena in self.arenas():
             if sum(each.used_bytes for each in evicted) >= wanted_bytes:
                 break
-            if arena.gpu == gpu and not arena.is_held and arena.used_bytes and uid in (0, arena.owner_uid):
+            if arena.gpu == gpu and not arena.is_held and arena.used_bytes and (is_operator or uid == arena.owner_uid):
                 evicted.append(self._take_away(arena, "evicted"))
         return evicted
 

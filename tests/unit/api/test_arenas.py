@@ -245,7 +245,7 @@ async def test_room_is_made_without_naming_what_one_may_not_see(tmp_path: Path) 
         assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 0, "names": []}
         evicted = house.fakes.arenas.made[2]
 
-        async def evict(gpu: str, wanted_bytes: int, uid: int) -> Any:
+        async def evict(gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> Any:
             return [evicted, replace(evicted, name="mine", owner_uid=1000)]
 
         house.fakes.arenas.make_room = evict  # type: ignore[method-assign]

@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from mpsd.domains.newcomers import Newcomers
+from mpsd.fairness.uid_ranges import of_ranges
 
 
 class Pool:
-    """A pool with two domains, of which the rule reads and sets five fields."""
+    """A pool with two domains, of which the rule reads and sets six fields."""
 
     def __init__(self) -> None:
         facts = {"is_ill": False, "is_draining": False, "is_worn": False, "uids": {}}
         self.domains = {name: SimpleNamespace(**facts) for name in ("default", "d2")}
         self.notified = 0
+        self.ranges = of_ranges([(100_000, 165_536)])
 
     def notify(self) -> None:
         self.notified += 1
@@ -66,6 +68,7 @@ def test_a_domain_that_has_gone_is_forgotten() -> None:
         pytest.param([8], [7, 7, 7, 8], True, id="and then another one"),
         pytest.param([8], [7, 7, None], True, id="and one that nobody knows"),
         pytest.param([], [7, 7, 7], True, id="no client of any other"),
+        pytest.param([8], [100_000, 100_001, 100_002], False, id="one user's subordinate uids"),
     ],
 )
 def test_no_user_closes_a_domain_to_the_others_in_it(present: list[int], failing: list[int | None], is_worn: bool) -> None:

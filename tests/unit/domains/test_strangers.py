@@ -124,6 +124,14 @@ def test_a_line_is_about_a_server_that_is_listed_or_a_child_of_the_vendor_daemon
     assert domain.is_plausible(ServerExited(1, 0))
 
 
+def test_lines_about_clients_that_do_not_exist_take_bounded_memory() -> None:
+    """Where every user can write to the log, each line named another pid, and mpsd kept them all."""
+    domain = domain_with()
+    for pid in range(10_000):
+        domain.hear(ContextOpened(SERVER, pid))
+    assert len(domain.contexts[SERVER]) < 1000
+
+
 async def test_a_line_about_a_fault_closes_a_domain_for_a_moment_and_does_not_fault_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -298,11 +298,22 @@ async def test_room_is_made_of_what_nobody_holds(house, writer, other, settings,
             house.now += 1
             await vault.arenas.close(arena.id, writer.process)
         await committed(vault, other.process, replace(SPEC, name="held"))
-        assert [each.name for each in await vault.arenas.make_room(GPU, GRANULE, USER)] == gone
-        everything = await vault.arenas.make_room(GPU, 1 << 40, USER)
+        assert [each.name for each in await vault.arenas.make_room(GPU, GRANULE, USER, is_operator=False)] == gone
+        everything = await vault.arenas.make_room(GPU, 1 << 40, USER, is_operator=False)
         assert "held" not in [each.name for each in everything]
         assert vault.arenas.find("held").used_bytes == GRANULE
         assert vault.arenas.find("elsewhere")
+
+
+@pytest.mark.parametrize(("is_operator", "gone"), [(False, []), (True, ["theirs"])])
+async def test_a_uid_alone_makes_no_operator_who_evicts(house, writer, is_operator, gone):
+    """Root of a container has root's uid."""
+    house.settings = VaultSettings(eviction=Eviction.UNHELD, operators=frozenset({0}))
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process, ArenaSpec("theirs", GPU, 1 << 30), USER)
+        await vault.arenas.close(arena.id, writer.process)
+        made = await vault.arenas.make_room(GPU, GRANULE, 0, is_operator=is_operator)
+        assert [each.name for each in made] == gone
 
 
 async def test_no_arena_is_larger_than_its_gpu(house, writer):
