@@ -17,7 +17,6 @@ class Notifier:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
-        self.watchdog_seconds = _watchdog_seconds(environ)  # None: systemd sets no watchdog
 
     def ready(self) -> bool:
         """Report that the daemon listens.  MAINPID: this process, because systemd may have started `-f` of the front end."""
@@ -36,10 +35,6 @@ class Notifier:
     def status(self, text: str) -> bool:
         """Set the line that `systemctl status` shows."""
         return self._send("STATUS=" + " ".join(text.split()))
-
-    def watchdog(self) -> bool:
-        """Report that mpsd is alive; call it every half of `watchdog_seconds`."""
-        return self._send("WATCHDOG=1")
 
     def _send(self, *lines: str) -> bool:
         """Send lines; return whether systemd's socket took them."""
@@ -78,11 +73,3 @@ def _address(name: str) -> str | bytes | None:
     if name.startswith("@"):
         return b"\0" + name[1:].encode()
     return name if name.startswith("/") else None
-
-
-def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """Return WATCHDOG_USEC in seconds, if it is meant for this process."""
-    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None
-    text = environ.get("WATCHDOG_USEC", "")
-    return int(text) / 1e6 if text.isascii() and text.isdigit() and int(text) > 0 else None

@@ -3,8 +3,8 @@
 They daemonise, so they become children of init; if init does not reap (many containers), `ps` still shows them as
 `[nvidia-cuda-mps] <defunct>`, which Slurm takes for a daemon that did not quit.  mpsd makes itself their reaper (prctl(2),
 PR_SET_CHILD_SUBREAPER).  It leaves its own children alone, since other code waits for them: each leads its own session, as the
-daemons do, which vendor.py reaps by their pids.  Any other child is an orphan.  A daemon that died at its start has an unknown
-pid: it is reaped once two looks have found it dead, since no child that other code waits for stays dead so long.
+daemons do, which vendor_control.py reaps by their pids.  Any other child is an orphan.  A daemon that died at its start has an
+unknown pid: it is reaped once two looks have found it dead, since no child that other code waits for stays dead so long.
 """
 
 import ctypes

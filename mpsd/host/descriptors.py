@@ -28,7 +28,7 @@ from typing import Any
 import trio
 
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
-SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (runtime/limits.py)
+SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (app/descriptor_limit.py)
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
 MOST_CLOSINGS = 8  # of one user; of usual descriptors each lasts a fraction of a millisecond
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg

@@ -40,9 +40,6 @@ class ProcessWatch:
         self._pidfds[process] = pidfd
         self._nursery.start_soon(self._wait, process, pidfd)
 
-    def is_watched(self, process: ProcessId) -> bool:
-        return process in self._pidfds
-
     def kill(self, process: ProcessId) -> bool:
         """Send SIGKILL.  Returns whether it was sent, or the process had already ended."""
         pidfd = self._pidfds.get(process)

@@ -137,7 +137,3 @@ class Grant:
     priority: int = 0
     domain: DomainPolicy = DomainPolicy.SHARED
     domain_key: str = ""  # which one, if it is not shared: the lease's id, the group's name
-
-    @property
-    def is_limited(self) -> bool:
-        return self.sm_percent < FULL_PERCENT or bool(self.memory_bytes) or self.priority > 0

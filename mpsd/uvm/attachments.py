@@ -5,8 +5,8 @@ would without it.  Prose: docs/uvm.md.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -27,20 +27,6 @@ log = structlog.get_logger()
 _THREADS = 8  # a GPU that keeps its driver waiting must not use up the threads of other tasks
 _SWEEP_SECONDS = 2.0
 _MOST_REASONS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """A client to watch.
-
-    gpus: the UUIDs of its domain.  has_company: whether its end could hurt another client: one is in its domain, and the domain
-    is not in FAULT.
-    """
-
-    process: ProcessId
-    domain: str
-    gpus: tuple[str, ...]
-    has_company: Callable[[], bool]
 
 
 class Attachments:
@@ -90,19 +76,15 @@ class Attachments:
     ) -> None:
         """Watch a client; called at each of its connections.
 
-        The first begins the watch, a later one (a context) makes it look again.  Returns at once, and never fails.  is_roomy:
-        its memory limit leaves room for a context.
+        The first begins the watch, a later one (a context) makes it look again.  Returns at once, and never fails.  gpus: the
+        UUIDs of its domain.  has_company: whether its end could hurt another client: one is in its domain, and the domain is
+        not in FAULT.  is_roomy: its memory limit leaves room for a context.
         """
         known = self._watches.get(process)
         if known is not None:
             known.connect(domain, gpus, has_company)
         elif not self.settings.is_idle and self._has_room():
             self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), self._around))
-
-    def watch_all(self, clients: Iterable[Watched]) -> None:
-        """Watch the clients of an earlier mpsd.  Their shields are still there (`ShieldState.KEPT`)."""
-        for client in clients:
-            self.watch(client.process, client.domain, client.gpus, client.has_company)
 
     def note_leaving(self, process: ProcessId) -> None:
         """Note that a connection of this client has ended, perhaps because the client is ending."""

@@ -59,11 +59,6 @@ class Contents:
         return len(self._committed)
 
     @property
-    def is_changed(self) -> bool:
-        """Whether something has changed since the last commit."""
-        return bool(self._fresh or self._dropped)
-
-    @property
     def all(self) -> list[Allocation]:
         return [*self._committed.values(), *self._fresh.values()]
 

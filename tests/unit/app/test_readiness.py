@@ -37,8 +37,6 @@ def test_systemd_hears_of_each_change(systemd: tuple[socket.socket, str]) -> Non
     assert first == "RELOADING=1"
     assert before <= int(second.removeprefix("MONOTONIC_USEC=")) <= before + 5_000_000
 
-    assert notifier.watchdog()
-    assert listening.recv(4096) == b"WATCHDOG=1"
     assert notifier.stopping()
     assert listening.recv(4096) == b"STOPPING=1"
 
@@ -55,21 +53,6 @@ def test_a_full_queue_of_systemd_is_not_waited_for(short_dir: Path) -> None:
         notifier = Notifier({"NOTIFY_SOCKET": name})
         while notifier.stopping():
             pass  # until the queue is full; the test's deadline stands
-
-
-@pytest.mark.parametrize(
-    ("environ", "seconds"),
-    [
-        ({}, None),
-        ({"WATCHDOG_USEC": "3000000"}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-    ],
-)
-def test_the_watchdog_is_for_the_process_it_names(environ: dict[str, str], seconds: float | None) -> None:
-    assert Notifier(environ).watchdog_seconds == seconds
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,7 @@ async def test_without_a_lease_the_default_is_given_at_once_and_costs_nothing(wo
     statements = []
     world.store.watch_statements(statements.append)
     grant = await world.admit(5)
-    assert not grant.is_limited
-    assert grant.lease_id is None
+    assert (grant.lease_id, grant.sm_percent, grant.memory_bytes, grant.priority) == (None, 100.0, {}, 0)
     assert (statements, world.identified) == ([], 0)
     world.book.leave(process(5))
     assert statements == []
@@ -133,7 +132,7 @@ async def test_a_process_that_cannot_be_seen_is_not_counted(world):
     world.book.create(ROOT, spec(50))
     for _ in range(3):
         grant = await world.book.admit(None, Credentials(0, ALICE, ALICE), lambda reason: None)
-        assert grant.lease_id is None
+        assert (grant.lease_id, grant.sm_percent, grant.memory_bytes, grant.priority) == (None, 100.0, {}, 0)
     assert not world.book.grants()
 
 

@@ -15,7 +15,7 @@ from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
 from mpsd.model.client import UNKNOWN, ShieldState, WatchStatus
 from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
-from mpsd.uvm.attachments import Attachments, Watched
+from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 from tests.descriptors import descriptors
@@ -184,7 +184,7 @@ async def test_clients_of_an_earlier_mpsd_are_attached_anew(tmp_path: Path, clie
     client.begin()
     for shield in (ShieldState.ON, ShieldState.KEPT):
         made = attachments(tmp_path, told)
-        made.watch_all([Watched(client.process, "default", (GPU,), company)])  # before it runs
+        made.watch(client.process, "default", (GPU,), company)  # before it runs
         async with trio.open_nursery() as nursery:
             await nursery.start(made.run)
             await until(lambda made=made, shield=shield: made.standing(client.process).shield is shield)
