@@ -18,7 +18,6 @@ static CUresult prepare(void)
 	return result;
 }
 
-SHIM_EXPORT CUresult cuInit(unsigned flags);
 SHIM_EXPORT CUresult cuInit(unsigned flags)
 {
 	CUresult result;

@@ -11,7 +11,6 @@ static CUresult launched(CUresult result, CUfunction function)
 }
 
 #define LAUNCH(name, parameters, arguments)                             \
-	SHIM_EXPORT CUresult name parameters;                            \
 	SHIM_EXPORT CUresult name parameters                             \
 	{                                                                \
 		if (!real_load() || !real.name)                          \
@@ -28,7 +27,6 @@ LAUNCH(cuLaunchKernelEx_ptsz, EX_PARAMETERS, EX_ARGUMENTS)
 LAUNCH(cuLaunchCooperativeKernel, COOPERATIVE_PARAMETERS, COOPERATIVE_ARGUMENTS)
 LAUNCH(cuLaunchCooperativeKernel_ptsz, COOPERATIVE_PARAMETERS, COOPERATIVE_ARGUMENTS)
 
-SHIM_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 SHIM_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
 	CUresult result;
@@ -41,7 +39,6 @@ SHIM_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, 
 	return result;
 }
 
-SHIM_EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
 SHIM_EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
 	CUresult result;
@@ -54,7 +51,6 @@ SHIM_EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, con
 	return result;
 }
 
-SHIM_EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
 SHIM_EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
 	CUresult result;

@@ -3,7 +3,6 @@
 
 enum { PITCH_BYTES = 512 }; /* of rows, as the driver has it on all GPUs with MPS; more would do as well */
 
-SHIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
 SHIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
 	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
@@ -20,7 +19,6 @@ SHIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 	return result;
 }
 
-SHIM_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element);
 SHIM_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
 {
 	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
@@ -57,7 +55,6 @@ static CUresult free_placed(CUdeviceptr address)
 	return result;
 }
 
-SHIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
 SHIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
 	if (!real_load() || !real.cuMemFree_v2)
@@ -80,7 +77,6 @@ SHIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 FREE_ASYNC(cuMemFreeAsync)
 FREE_ASYNC(cuMemFreeAsync_ptsz)
 
-SHIM_EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address);
 SHIM_EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
 {
 	static bool is_told;
@@ -102,7 +98,6 @@ static CUresult context_gone(CUresult result, CUcontext context)
 	return result;
 }
 
-SHIM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
 SHIM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
 	if (!real_load() || !real.cuCtxDestroy_v2)

@@ -15,11 +15,8 @@ enum { LEGACY_FLAG = 1, PER_THREAD_FLAG = 2 }; /* of cuGetProcAddress */
 #define LEGACY false
 #define PER_THREAD true
 
-#define OWN(name, base, since, stream, parameters, arguments) CUresult name parameters;
 #define SYNC OWN
 #define WATCH OWN
-#include "hooks.def"
-#undef OWN
 
 static const struct hook hooks[] = {
 #define OWN(name, base, since, stream, parameters, arguments) \

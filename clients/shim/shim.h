@@ -41,11 +41,16 @@ enum { /* of CUresult; mpsd/driver.h has others */
 	 unsigned block_z, unsigned shared_bytes, CUstream stream, void **values)
 #define COOPERATIVE_ARGUMENTS (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
 
+/* The hooks themselves. */
+#define SYNC OWN
+#define WATCH OWN
+#define OWN(name, base, since, stream, parameters, arguments) SHIM_EXPORT CUresult name parameters;
+#include "hooks.def"
+#undef OWN
+
 /* real.c: libcuda's own functions. NULL: this libcuda does not have it. */
 struct real {
 #define OWN(name, base, since, stream, parameters, arguments) CUresult(*name) parameters;
-#define SYNC OWN
-#define WATCH OWN
 #include "hooks.def"
 #undef OWN
 #undef SYNC

@@ -21,7 +21,6 @@ static inline CUresult settled(CUresult result, bool is_all)
 
 #define OWN(name, base, since, stream, parameters, arguments)
 #define WATCH(name, base, since, stream, parameters, arguments)    \
-	SHIM_EXPORT CUresult name parameters;                       \
 	SHIM_EXPORT CUresult name parameters                        \
 	{                                                           \
 		if (!real_load() || !real.name)                     \
@@ -29,7 +28,6 @@ static inline CUresult settled(CUresult result, bool is_all)
 		return gate_is_open() ? seen(real.name arguments) : real.name arguments; \
 	}
 #define SYNC(name, base, since, stream, parameters, arguments)     \
-	SHIM_EXPORT CUresult name parameters;                       \
 	SHIM_EXPORT CUresult name parameters                        \
 	{                                                           \
 		if (!real_load() || !real.name)                     \
