@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -42,21 +43,10 @@ async def create(call: Call[CreateLease]) -> Map:
     ask, services, peer = call.ask, call.services, call.peer
     if ask.owner_uid not in (None, peer.uid) and not peer.is_operator:
         raise NotAllowed(f"a lease for user {ask.owner_uid} needs an operator")
-    spec = LeaseSpec(
-        name=ask.name,
-        selector=_selector(call),
-        gpus=ask.gpus,
-        sm_percent=_sm_percent(services, ask),
-        memory_bytes=ask.memory_bytes or NO_LIMITS,
-        priority=ask.priority,
-        domain=ask.domain,
-        group=ask.group,
-        processes=ask.processes,
-        ttl_seconds=ask.ttl_seconds,
-        wait_seconds=ask.wait_seconds,
-        level=ask.level.value,
-        request_key=ask.request_key,
-    )
+    given = {each.name: getattr(ask, each.name) for each in fields(LeaseSpec) if hasattr(ask, each.name)}
+    memory_bytes = ask.memory_bytes or NO_LIMITS
+    found = {"selector": _selector(call), "sm_percent": _sm_percent(services, ask), "memory_bytes": memory_bytes}
+    spec = LeaseSpec(**{**given, **found, "level": ask.level.value})
     owner_uid = peer.uid if ask.owner_uid is None else ask.owner_uid
     for_all_users = peer.is_operator and ask.owner_uid is None
     await services.leases.meet(owner_uid)
