@@ -20,7 +20,12 @@ class LogOptions:
         "mpsd.log is renamed to mpsd.log.1 when it reaches this, and so is each audit file. 0: never.",
         accept=ROTATION_BYTES,
     )
-    max_days: int = option(0, "And when so many days are over, counted from 1970. 0: never.", accept=between(0, 3650))
+    max_days: int = option(
+        0,
+        "And when so many days are over, counted from 1970, but not twice within half that time of mpsd's run: a clock that is "
+        "set does not remove the kept files. 0: never.",
+        accept=between(0, 3650),
+    )
     kept: int = option(3, "Renamed files of each name that are kept: mpsd.log.1 is the newest.", accept=between(1, 1000))
     audit_socket: str = option(
         "",

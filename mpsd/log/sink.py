@@ -4,6 +4,7 @@ The content of the lines is not known here.  Lines that cannot be kept are count
 again.
 """
 
+import math
 import os
 import queue
 import select
@@ -78,12 +79,17 @@ class Rotation:
     max_days: int = 0  # 0: however old it is
     kept: int = 1
 
-    def is_due(self, size: int, more: int, written: float, now: float) -> bool:
-        """Return whether to rotate before `more` bytes are added to a file of `size` bytes, last written at `written`."""
+    def is_due(self, size: int, more: int, written: float, now: float, uptime: float) -> bool:
+        """Return whether to rotate before `more` bytes are added to a file of `size` bytes, last written at `written`.
+
+        uptime: the seconds since this process rotated the file, by a clock that is never set; infinite if it did not.  A clock
+        that is set back and forth, or that of a file server which is behind, would otherwise rotate all kept files out.
+        """
         if not size:
             return False
         period = self.max_days * _DAY_SECONDS
-        return bool(self.max_bytes and size + more > self.max_bytes) or bool(period and now // period > written // period)
+        is_old = bool(period) and now // period > written // period and uptime >= period / 2
+        return is_old or bool(self.max_bytes and size + more > self.max_bytes)
 
 
 class LogFile:
@@ -100,14 +106,17 @@ class LogFile:
         self._descriptor = -1
         self._identity = (0, 0)
         self._bytes, self._written = 0, 0.0
+        self._rotated_at = -math.inf  # time.monotonic()
         self._is_cut = False  # the last line lacks its end
 
     def append(self, line: bytes) -> None:
         """Append one line; raise OSError if it could not be written."""
         if not self._is_ours():
             self._reopen()
-        if self.rotation.is_due(self._bytes, len(line), self._written, time.time()):
+        uptime = time.monotonic() - self._rotated_at
+        if self.rotation.is_due(self._bytes, len(line), self._written, time.time(), uptime):
             self._rotate()
+            self._rotated_at = time.monotonic()
             self._reopen()
         start = b"\n" if self._is_cut else b""
         self._is_cut = True

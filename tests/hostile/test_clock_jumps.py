@@ -4,6 +4,7 @@ CLOCK_REALTIME is that of the whole machine, which other programs use, and names
 `time.time` that adds an offset from a file; its monotonic clock, and the clocks of SQLite and the kernel, do not change.
 """
 
+import json
 import os
 import sys
 import time
@@ -113,3 +114,25 @@ def test_a_clock_that_is_set_harms_no_client_and_ends_what_has_a_time_as_documen
         assert (leases(mpsd), arenas(mpsd)) == (expected, expected)
         assert seconds > 0 or convicted(mpsd) == culprits
     assert machine.quit() == 0
+
+
+def audited(machine: Machine) -> set[str]:
+    """Return the names of the leases whose creation is in the audit of operators."""
+    lines = [line for path in machine.log_directory.glob("audit.log*") for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in lines]
+    return {each["what"]["name"] for each in found if each.get("method") == "lease.create"}
+
+
+@pytest.mark.parametrize("seconds", [(DAYS_SECONDS,), (DAYS_SECONDS, -DAYS_SECONDS)], ids=["forward", "back and forth"])
+def test_a_clock_that_is_set_rotates_no_line_of_the_audit_out(machine: Machine, seconds: tuple[float, ...]) -> None:
+    """The time of a file's last line is the kernel's, or a file server's: behind mpsd's clock, each line rotated the file."""
+    machine.configure("[log]\nmax_days = 1\n")
+    clock = Clock(machine)
+    names = {f"lease-{number}" for number in range(12)}
+    with machine.mpsd() as mpsd:
+        for number, name in enumerate(sorted(names)):
+            clock.set(seconds[number % len(seconds)])
+            mpsd.ask(calls.lease_create(name, Selector.of_uid(1001), sm_percent=1))
+    assert machine.quit() == 0
+    assert audited(machine) == names
+    assert (machine.log_directory / "audit.log.1").exists(), "an old file is rotated once"

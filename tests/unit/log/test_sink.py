@@ -1,6 +1,7 @@
 """Lines of log survive what disks and readers do, or are counted."""
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -117,7 +118,13 @@ DAY = 86400.0
     ],
 )
 def test_when_a_file_is_rotated(rotation: Rotation, size: int, written: float, now: float, is_due: bool) -> None:
-    assert rotation.is_due(size, 10, written, now) is is_due
+    assert rotation.is_due(size, 10, written, now, math.inf) is is_due
+
+
+@pytest.mark.parametrize(("uptime", "is_due"), [(0.0, False), (DAY - 1, False), (DAY, True)])
+def test_a_file_is_rotated_by_its_age_at_most_twice_in_a_period(uptime: float, is_due: bool) -> None:
+    assert Rotation(max_days=2).is_due(1, 10, 0.0, 10 * DAY, uptime) is is_due
+    assert Rotation(max_bytes=10, max_days=2).is_due(1, 10, 0.0, 0.0, uptime), "by its size at any time"
 
 
 def test_a_line_longer_than_the_limit_is_still_written(tmp_path: Path) -> None:
