@@ -142,7 +142,7 @@ class Domain:
     @property
     def _is_deserted(self) -> bool:
         """Whether a server died under its clients, but still counts for its vendor daemon: newcomers get 805 (measured)."""
-        return any(server.client_pids and processes.state(server.pid) in "ZX" for server in self.servers.values())
+        return any(server.client_pids and processes.has_ended(server.pid) for server in self.servers.values())
 
     @property
     def connected(self) -> set[ProcessId]:
@@ -279,8 +279,8 @@ class Domain:
     # -- questions to the vendor daemon ------------------------------------------------------------------------------
 
     async def fresh_servers(self) -> list[ServerView]:
-        """Return its servers, asked anew only if something has happened since, or one is starting.  Raise VendorFailed."""
-        if any(server.status == "INITIALIZING" for server in self.servers.values()):
+        """Return its servers, asked anew only if something has happened, or one must have started.  Raise VendorFailed."""
+        if any(each.status == "INITIALIZING" and self._is_started(each.pid) for each in self.servers.values()):
             self.mark_stale()  # its line may have been missed
         if self.news.is_set():
             await self.refresh()
@@ -304,7 +304,7 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
-            for gone in [pid for pid in known - self.servers.keys() if processes.state(pid) in "ZX"]:  # others: listed later
+            for gone in [pid for pid in known - self.servers.keys() if processes.has_ended(pid)]:  # others: listed later
                 self.contexts.pop(gone, None)
                 self._ready_since.pop(gone, None)
             self.unanswered_since = math.inf

@@ -37,7 +37,7 @@ def process_id(pid: int) -> ProcessId | None:
         if exc.errno in _HIDDEN:
             return None
         raise
-    if fields is None or fields[0] in (b"Z", b"X") or int(fields[_FLAGS - 3]) & _PF_EXITING:
+    if fields is None or _is_ending(fields):
         return None
     return ProcessId(pid, int(fields[_START_TIME - 3]))
 
@@ -48,7 +48,7 @@ def is_alive(process: ProcessId) -> bool:
         fields = _stat(process.pid)
     except OSError:
         return True
-    if fields is None or fields[0] in (b"Z", b"X") or int(fields[_FLAGS - 3]) & _PF_EXITING:
+    if fields is None or _is_ending(fields):
         return False
     return int(fields[_START_TIME - 3]) == process.start_time
 
@@ -57,6 +57,11 @@ def state(pid: int) -> str:
     """Return the letter of proc(5); X for a process that has gone.  Raises OSError if it is not known."""
     found = _status(pid)
     return _value(found, b"State")[:1].decode() if found else "X"
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether the process has gone, or is a zombie.  Raises OSError if it is not known."""
+    return state(pid) in "ZX"
 
 
 def parent(pid: int) -> int | None:
@@ -210,6 +215,10 @@ def _stat(pid: int) -> list[bytes] | None:
         raise
     fields = text[text.rfind(b")") + 2 :].split()  # the command name may contain spaces and parentheses
     return fields if len(fields) > _START_TIME - 3 else None
+
+
+def _is_ending(fields: list[bytes]) -> bool:
+    return fields[0] in (b"Z", b"X") or bool(int(fields[_FLAGS - 3]) & _PF_EXITING)
 
 
 def _status(pid: int) -> bytes | None:

@@ -104,6 +104,9 @@ async def test_a_server_whose_line_was_missed_is_asked_about_when_it_must_have_s
     domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
     domain.mark_stale()
     assert [each.status for each in await domain.fresh_servers()] == ["INITIALIZING"]
+    for _ in range(10):  # as at each turn of a client that waits
+        assert [each.status for each in await domain.fresh_servers()] == ["INITIALIZING"]
+    assert vendor.sessions == 1
     await trio.sleep(16)
     assert [each.status for each in await domain.fresh_servers()] == ["ACTIVE"]
 
