@@ -16,6 +16,7 @@ import trio
 from mpsd.app.instance_lock import LOCK, InstanceLock
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
+from mpsd.host.file_identity import FileId, identity_of
 from mpsd.storage.checkpointing import Checkpointing
 
 log = structlog.get_logger()
@@ -34,7 +35,7 @@ class RemovedState:
     pool: Pool
     write_back: Checkpointing
     move: Callable[[], None]
-    _known: tuple[int, int] | None = None
+    _known: FileId | None = None
     _is_copied: bool = False  # the directory is not the one that mpsd was started with
     _copied_at: float = 0.0  # trio time
     _trouble: str = ""
@@ -73,10 +74,9 @@ class RemovedState:
         await trio.to_thread.run_sync(self.write_back.copy)
         self._copied_at = trio.current_time()
 
-    def _identity(self) -> tuple[int, int] | None:
+    def _identity(self) -> FileId | None:
         """Return the identity of the lock, which nothing but a removal takes away."""
         try:
-            found = os.stat(self.claim.state_directory / LOCK)
+            return identity_of(os.stat(self.claim.state_directory / LOCK))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_dev, found.st_ino

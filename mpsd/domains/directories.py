@@ -19,6 +19,7 @@ from pathlib import Path
 from mpsd.domains.leftovers import DIRECTORY_VARIABLE
 from mpsd.errors import UnusablePath
 from mpsd.host import processes
+from mpsd.host.file_identity import identity_at
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.model.process import ProcessId
 
@@ -174,16 +175,8 @@ def _runs(pid: int, program: Path) -> bool:
         return False
     running = found.path.removesuffix(" (deleted)")  # as after an upgrade
     # From inside a chroot the kernel shows the whole path of a file in another mount namespace: then it is the same file.
-    is_program = running == wanted or (running.endswith(wanted) and found.identity == _identity_of(wanted))
+    is_program = running == wanted or (running.endswith(wanted) and found.identity == identity_at(wanted))
     return is_program or (_is_script(program) and os.path.basename(running).startswith(_DAEMON))
-
-
-def _identity_of(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _is_script(program: Path) -> bool:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from mpsd.health.rules.problems import Storage
+from mpsd.host.file_identity import FileId, identity_of
 
 
 class StateDirectory:
@@ -12,14 +13,14 @@ class StateDirectory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._identity = _identity(os.stat(path))
-        self._databases = {each.name: _identity(each.stat()) for each in sorted(path.glob("*.db"))}
+        self._identity = identity_of(os.stat(path))
+        self._databases = {each.name: identity_of(each.stat()) for each in sorted(path.glob("*.db"))}
 
     def look(self) -> Storage:
         """Check the directory; call it in a thread: a disk that hangs blocks it."""
         try:
             found = os.stat(self._path)
-            if _identity(found) != self._identity:
+            if identity_of(found) != self._identity:
                 return Storage(str(self._path), "was replaced under the running mpsd")
             room = os.statvfs(self._path)
         except FileNotFoundError:
@@ -31,12 +32,12 @@ class StateDirectory:
         damaged = tuple(name for name, known in self._databases.items() if self._is_damaged(name, known))
         return Storage(str(self._path), "", is_read_only, room.f_bavail * room.f_frsize, free_files, damaged)
 
-    def _is_damaged(self, name: str, known: tuple[int, int]) -> bool:
+    def _is_damaged(self, name: str, known: FileId) -> bool:
         try:
             found = os.stat(self._path / name)
         except OSError:
             return True
-        return _identity(found) != known or not found.st_size
+        return identity_of(found) != known or not found.st_size
 
 
 def _refuses_changes(path: Path, found: os.stat_result) -> bool:
@@ -49,7 +50,3 @@ def _refuses_changes(path: Path, found: os.stat_result) -> bool:
     except OSError as exc:
         return exc.errno == errno.EROFS
     return False
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mpsd.host import processes
 from mpsd.host.descriptors import close_soon
+from mpsd.host.file_identity import FileId, identity_of
 
 _CLOSE_ON_EXEC, _NON_BLOCKING, _REPORT_PIDFD = 0x1, 0x2, 0x80  # FAN_CLOEXEC ...; FAN_CLASS_NOTIF is 0
 _ADD, _CLOSE_WRITE, _OF_CHILDREN = 0x1, 0x8, 0x08000000
@@ -34,7 +35,6 @@ _MOST_WRITERS = 4  # of one file; with two it already has no sole writer
 _GENERATIONS = 4  # of a program that lets a child write
 _libc = ctypes.CDLL(None, use_errno=True)
 
-FileId = tuple[int, int]  # device and inode
 Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid alone if the process had ended
 
 
@@ -90,7 +90,7 @@ class FileWriters:
         found = os.fstat(descriptor)
         os.close(descriptor)
         if found.st_nlink:  # otherwise its inode may soon be another file's
-            lineages = self._found.setdefault((found.st_dev, found.st_ino), set())
+            lineages = self._found.setdefault(identity_of(found), set())
             if len(lineages) < _MOST_WRITERS:
                 lineages.add(_lineage_of(pid, pidfd))
             if len(self._found) > _MOST_FILES:

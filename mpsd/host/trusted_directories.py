@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd.errors import UnusablePath
+from mpsd.host.file_identity import identity_of
 from mpsd.host.rules.ownership import PathEntry, judge_last, judge_on_the_way
 from mpsd.host.user_database import ask_now, is_private_group
 
@@ -85,7 +86,7 @@ def leads_to(path: Path, descriptor: int) -> bool:
         here, held = os.stat(path), os.fstat(descriptor)
     except OSError:
         return False
-    is_same = (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
+    is_same = identity_of(here) == identity_of(held)
     return is_same and held.st_uid in (0, os.geteuid()) and not _entry(str(path), descriptor).writers
 
 

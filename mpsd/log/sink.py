@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd.errors import UnusablePath
+from mpsd.host.file_identity import identity_of
 from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, open_file
 
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that the thread has written nothing for seconds
@@ -129,7 +130,7 @@ class LogFile:
         except OSError:
             return False
         self._bytes, self._written = found.st_size, found.st_mtime  # another process may have truncated it
-        return (found.st_dev, found.st_ino) == self._identity
+        return identity_of(found) == self._identity
 
     def _rotate(self) -> None:
         names = [self._name, *(f"{self._name}.{number}" for number in range(1, max(self.rotation.kept, 1) + 1))]
@@ -145,7 +146,7 @@ class LogFile:
             os.close(self._descriptor)
         found = os.fstat(descriptor)
         self._descriptor, self._bytes, self._written = descriptor, found.st_size, found.st_mtime
-        self._identity = (found.st_dev, found.st_ino)
+        self._identity = identity_of(found)
 
     @contextmanager
     def _directory(self) -> Iterator[int]:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
-from mpsd.host.file_writers import FileId
+from mpsd.host.file_identity import FileId, identity_of
 from mpsd.host.trusted_directories import open_directory
 
 CORES = "cores"  # its name in the pipe directory, which containers share with mpsd
@@ -156,7 +156,7 @@ class CoreDirectory:
                 return None  # its writer may open it again
             why = str(exc)
         kept_as = self._put_away(name, descriptor, int(found.st_ctime), core is not None and core.has_exception)
-        file = (found.st_dev, found.st_ino)
+        file = identity_of(found)
         return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, file, may_change)
 
     def _put_away(self, name: str, descriptor: int, seconds: int, is_worth_keeping: bool) -> str:

@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from mpsd.host import file_writers
-from mpsd.host.file_writers import FileId, FileWriters
+from mpsd.host.file_identity import FileId
+from mpsd.host.file_writers import FileWriters
 from tests.descriptors import descriptors
 
 pytestmark = pytest.mark.root
