@@ -45,10 +45,10 @@ class Leftovers:
     async def sweep(self) -> int:
         """Kill the remaining processes; return their number."""
         recorded, self._recorded = self._recorded, set()
-        swept = sum(_kill(each) for each in recorded if is_vendors(each.pid))
+        swept = sum(kill(each) for each in recorded if is_vendors(each.pid))
         for pid in children(os.getpid()):
             if is_vendors(pid) and (process := processes.process_id(pid)) and await self._is_ours(process):
-                swept += _kill(process)
+                swept += kill(process)
         return swept
 
     async def _is_ours(self, process: ProcessId) -> bool:
@@ -74,7 +74,8 @@ def is_vendors(pid: int) -> bool:
     return processes.command(pid).startswith(_COMMAND)
 
 
-def _kill(process: ProcessId) -> bool:
+def kill(process: ProcessId) -> bool:
+    """Kill the process, or log why not.  Return whether it was killed."""
     try:
         return processes.kill(process)
     except OSError as exc:

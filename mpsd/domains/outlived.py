@@ -16,8 +16,9 @@ import trio
 
 from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
-from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors
+from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors, kill
 from mpsd.host import processes
+from mpsd.host.file_identity import identity_at
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.process import ProcessId
@@ -103,7 +104,7 @@ async def find_unreachable(home: Path, inspector: Inspector) -> list[ProcessId]:
     homeless = await trio.to_thread.run_sync(_homeless)
     found = [process for process in homeless if await _is_from(home, process, inspector)]
     pids = {process.pid for process in found}
-    return [process for process in found if processes.parent(process.pid) not in pids]  # a server ends with its daemon
+    return [process for process in found if not pids & _parents(process)]  # a server ends with its daemon
 
 
 async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool:
@@ -116,7 +117,7 @@ async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool
 
 def _homeless() -> list[ProcessId]:
     """Return the vendor's processes of mpsd's user whose files were removed, except those of a container with its own root."""
-    root = _identity("/")
+    root = identity_at("/")
     return [
         process
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
@@ -130,19 +131,18 @@ def _homeless() -> list[ProcessId]:
     ]
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _has_removed_files(pid: int) -> bool:
     try:
         return bool(processes.numbers(pid, _OPEN_FILES))
     except OSError:
         return False
+
+
+def _parents(process: ProcessId) -> set[int | None]:
+    """Return its parent's pid; empty if it cannot be read."""
+    with suppress(OSError):
+        return {processes.parent(process.pid)}
+    return set()
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:
@@ -155,10 +155,7 @@ async def _end(daemon: ProcessId) -> None:
         return
     servers = _servers(daemon)
     for process in (daemon, *servers):
-        try:
-            processes.kill(process)
-        except OSError as exc:
-            log.warning("domain.not_swept", pid=process.pid, why=exc.strerror, effect="it is left to itself")
+        kill(process)
     with trio.move_on_after(_GONE_SECONDS):
         for process in (daemon, *servers):
             await wait_ended(process)
