@@ -5,7 +5,8 @@ All facts come from the kernel (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD); a pee
 
 import os
 import socket
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.host import processes
 from mpsd.host.peers import groups_of, is_in_our_namespace, peer_credentials, process_if_known
@@ -14,8 +15,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.reach import EVERYTHING, NOTHING, Bound, bound_of, reaches
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """A connected process, with the ids of mpsd's own namespaces; pid 0 if mpsd's pid namespace does not have the process.
 
     process: the same process, distinguished from later ones with this pid; None also if it ended before mpsd asked.

@@ -1,8 +1,9 @@
 """One call: the caller, the request and what it acts on; and paging, which keeps rows of other users out of lists."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus, Subscription
@@ -27,8 +28,7 @@ class Listener(Protocol):
     subscription: Subscription | None
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The socket's own state: counts, which `status` reports, and bounds, which a reload may change."""
 
     events: EventBus
@@ -39,8 +39,7 @@ class State:
     audit_lines_lost: Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[R]):
+class Call(Struct, Generic[R], frozen=True):
     """A request on its way to its handler; dispatch.py has checked the privilege and the number of descriptors.
 
     taken: the descriptors that came with it; given: those that go with the answer.  answer: sends the answer now, before the
@@ -71,8 +70,7 @@ class Call(Generic[R]):
 Handler = Callable[[Call[Any]], Awaitable[Mapping[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows(Generic[T]):
+class Rows(Struct, Generic[T], frozen=True):
     """The rows of a list: (key, the user who may see it or None for every user, the entry), ordered by key.
 
     is_descending: the keys descend.  show: encodes an entry; called only for entries on the page.  is_wanted: the caller's

@@ -10,12 +10,12 @@ import math
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd import __version__
 from mpsd.api.audit import Audit
@@ -37,8 +37,7 @@ log = structlog.get_logger()
 _BATCH = 64  # events sent to one subscriber before the other tasks have their turn
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """How long a peer may take: to send hello, to send a request (unless it waits for events), to read an answer."""
 
     hello_seconds: float
@@ -46,8 +45,7 @@ class Patience:
     send_seconds: float
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
+class Connection(Struct, eq=False):
     """Guards that only hello is answered before hello, and that one request runs at a time."""
 
     sock: socket.socket

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import trio
 
 from mpsd.api.audit import DONE, Audit
@@ -56,7 +57,7 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
 
 async def _run(method: Method, call: Call[Request], ask: Any) -> Mapping[str, Any]:
     _check(method, call.services, call.peer, ask, call.ask.method)
-    return await method.run(dataclasses.replace(call, ask=ask))
+    return await method.run(msgspec.structs.replace(call, ask=ask))
 
 
 def _count(method: Method, ask: Any, call: Call[Request]) -> None:

@@ -7,12 +7,12 @@ waits.  topics.py decides which subscriber gets which facts.  Prose: docs/protoc
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.api import topics
 from mpsd.api.authority import Peer
@@ -24,8 +24,7 @@ from mpsd.wire.rpc import Notification, encode
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True, dict=True):
     """One event, encoded once for all subscribers that get the same facts."""
 
     topic: str
@@ -49,8 +48,7 @@ class Event:
             return encode(Notification("event", shown | {"facts": {}}))
 
 
-@dataclass(slots=True, eq=False)
-class Subscription:
+class Subscription(Struct, eq=False):
     """Guards that at most `most` events wait, and that a count of lost events stands in their place."""
 
     peer: Peer

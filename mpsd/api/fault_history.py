@@ -6,7 +6,8 @@ Prose: docs/faults.md.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mpsd.api.event_bus import Event
 from mpsd.model.process import ProcessId
@@ -16,8 +17,7 @@ REPORTS = 4  # of one process: after its first error every call fails, and adds 
 REPORTERS = 4096  # processes whose count is kept
 
 
-@dataclass(slots=True)
-class FaultLog:
+class FaultLog(Struct):
     """Guards that each fault has its own number, and that only the last KEPT are kept."""
 
     _kept: deque[tuple[int, Event]] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -32,8 +32,7 @@ class FaultLog:
         return tuple(self._kept)
 
 
-@dataclass(slots=True)
-class Reports:
+class Reports(Struct):
     """Guards that only the first reports of a process count, and that the number of remembered processes is bounded."""
 
     _counts: dict[ProcessId, int] = field(default_factory=dict)

@@ -4,9 +4,10 @@ A test checks docs/protocol.md against it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Handler, paged
@@ -31,8 +32,7 @@ class Privilege(Enum):
     OPERATOR = "an operator"
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(Struct, frozen=True):
     """A row of the table.
 
     changes: the call is audited.  refusal: for OWNER, ARENA and HOLDER, returns why this peer may not call it, or None; the

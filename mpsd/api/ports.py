@@ -1,8 +1,9 @@
 """The parts of the daemon that the methods of this socket act on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from mpsd.commands.language.board import Board
 from mpsd.domains.operations import DomainOperations
@@ -15,8 +16,7 @@ from mpsd.stop.stopper import Stopper
 from mpsd.vault.arenas import Arenas
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(Struct, frozen=True):
     """Everything that a method may reach.
 
     find_process: None if no process has the pid.  owner_of: the uid of a process; None if it has ended.

@@ -7,10 +7,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer, peer_of
@@ -33,8 +33,7 @@ _FIRST_SHARE = 8  # and one in so many for users without a connection: users mus
 _FEW = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ApiSettings:
+class ApiSettings(Struct, frozen=True):
     """The configuration's [api].  A reload may replace it."""
 
     max_connections: int = 512

@@ -5,8 +5,9 @@ row leaks nothing.  Prose: docs/protocol.md, "Events".
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from mpsd.api.authority import Peer
 from mpsd.api.topic_table import TOPICS
@@ -16,8 +17,7 @@ from mpsd.model.arena_mode import may
 from mpsd.wire.incidents import NAMING
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """Which subscribers get the events of a family.
 
     owner: the fact with the owner's uid; empty: all users get the event.  by_mode: users who may read the arena get it too, by
@@ -70,8 +70,7 @@ def public_facts(topic: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in facts.items() if name not in private}
 
 
-@dataclass(frozen=True, slots=True)
-class Patterns:
+class Patterns(Struct, frozen=True):
     """The subscribed topics, whole families (`lease.*`), or all (`*`)."""
 
     exact: frozenset[str]

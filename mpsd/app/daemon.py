@@ -8,11 +8,11 @@ listeners      the doors and the command socket     started last, stopped first
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.api import server as api_server
 from mpsd.api.event_bus import EventBus
@@ -47,8 +47,7 @@ _REFUSAL_SECONDS = 4.0
 _REPLY_SECONDS = 1.0  # the answer to `quit` is still being sent when mpsd ends
 
 
-@dataclass(slots=True)
-class Daemon:
+class Daemon(Struct):
     """All parts of the daemon, connected."""
 
     pipe: PipeDirectory

@@ -8,10 +8,10 @@ Prose: docs/operating.md, "At three in the morning".
 import os
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.app.instance_lock import LOCK, InstanceLock
 from mpsd.domains.pool import Pool
@@ -24,8 +24,7 @@ LOOK_SECONDS = 0.5
 _COPY_SECONDS = 1.0  # between two looks whether a database has changed
 
 
-@dataclass(slots=True)
-class RemovedState:
+class RemovedState(Struct):
     """Guards that a new directory is made only after the old one was removed or replaced, and is kept up to date from then on.
 
     move: lets the keeper and the progress of connections continue in the new directory.

@@ -2,9 +2,9 @@
 
 import os
 import signal
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from mpsd.api.audit import Audit
 from mpsd.app import settings

@@ -1,7 +1,8 @@
 """The inputs of the daemon's construction: its configuration, and what the start found on the machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.api.audit import Audit
 from mpsd.app.instance_lock import InstanceLock
@@ -20,8 +21,7 @@ from mpsd.services.store import ServiceStore
 from mpsd.vault.store import VaultStore
 
 
-@dataclass(frozen=True, slots=True)
-class Startup:
+class Startup(Struct, frozen=True):
     """The values and open stores from which start.py builds the daemon."""
 
     config: Config

@@ -11,9 +11,10 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.config import paths as places
 from mpsd.config.options import Config
@@ -50,8 +51,7 @@ class Grade(StrEnum):
     BAD = "bad"  # mpsd would not start, or would not do its work
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One line of the report; `advice` is empty if nothing needs to be done."""
 
     area: str

@@ -6,7 +6,8 @@ probes.py has the individual checks.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from mpsd import __version__
 from mpsd.check.probes import Finding, Grade, probe_machine

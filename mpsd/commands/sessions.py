@@ -13,10 +13,10 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.commands.language.board import Board
 from mpsd.commands.language.call import Answer
@@ -42,15 +42,13 @@ _LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one
 _USERS_IN_TOTAL = 16  # all users together may write as much as so many
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
+class SessionSettings(Struct, frozen=True):
     max_sessions: int
     idle_seconds: float
     trusts_containers: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Session:
+class _Session(Struct, eq=False):
     """One front end.  Guards that mpsd knows which of the two waits for the other."""
 
     connection: socket.socket

@@ -6,8 +6,9 @@ options, help_text.py shows them to people.  Prose: docs/configuration.md.
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from mpsd.config import schema
 from mpsd.config.options import OPTIONS, Config
@@ -26,8 +27,7 @@ class ConfigError(BadConfiguration):
         self.problems = tuple(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Struct, frozen=True):
     """The arguments of `serve`; kept, so that a reload can build the configuration again."""
 
     foreground: bool = True

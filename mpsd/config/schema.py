@@ -8,15 +8,15 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from mpsd.config.value_checks import ANYTHING, Accept
 from mpsd.model.describe import describe
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """All facts about one option; `key` is dotted, as `domains.spares`."""
 
     key: str
@@ -37,8 +37,7 @@ class Option:
         return ", ".join(filter(None, (_KIND_WORDS[_base(self.kind)], self.accept.words)))
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One error: the source, the key, the value found, and the accepted values."""
 
     source: str
@@ -60,13 +59,13 @@ def option(
     """Declare a dataclass field that is an option.  `needs_restart`: a reload cannot change it."""
     facts = {"help": help, "accept": accept, "needs_restart": needs_restart, "environ": environ}
     if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=facts)
-    return field(default=default, metadata=facts)
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=facts)
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def section(kind: type) -> Any:
     """Declare a dataclass field that is a table of options."""
-    return field(default_factory=kind)
+    return dataclasses.field(default_factory=kind)
 
 
 def walk(kind: type, prefix: str = "") -> Iterator[Option]:

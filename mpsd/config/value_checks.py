@@ -6,8 +6,9 @@ The configuration is checked here alone: a value that passed is not checked agai
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108, one of them the final zero
 UNIX = "unix:"  # prefix of a socket's path
@@ -22,8 +23,7 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _GROUP = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]{0,31})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(Struct, frozen=True):
     words: str
     test: Callable[[Any], bool]
 

@@ -13,8 +13,9 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.domains.leftovers import DIRECTORY_VARIABLE
 from mpsd.errors import UnusablePath
@@ -31,8 +32,7 @@ _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: struct ucred, unix(7)
 _READ_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class DomainDirectories:
+class DomainDirectories(Struct, frozen=True):
     """Guards that mpsd trusts no file in a domain's directories that another user could have put there."""
 
     path: Path

@@ -8,11 +8,11 @@ server's limits are closed, so that a client that comes outside of every window 
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.rules import vendor_limits as terms
 from mpsd.domains.rules.vendor_limits import ClientLimits
@@ -45,8 +45,7 @@ class ConnectingClient:
         self._is_there.set()
 
 
-@dataclass(slots=True)
-class Guard:
+class Guard(Struct):
     """Guards that while a client is connecting, its server has the limits of that client.
 
     Off until the first client with limits comes: then the vendor's daemon gets no commands, and all clients share one window.

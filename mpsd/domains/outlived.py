@@ -8,11 +8,11 @@ has a server counts as one with clients. Prose: docs/operating.md, "At three in 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
@@ -30,8 +30,7 @@ _LOOK_SECONDS = 1.0  # between two looks whether a daemon still has a server
 _GONE_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(Struct, frozen=True):
     """A vendor daemon that cannot be reached.  clients: None where they are not known."""
 
     daemon: ProcessId

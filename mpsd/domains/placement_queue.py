@@ -8,11 +8,12 @@ docs/domains.md, "Placement".
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import PlacementWaits, Reason
@@ -43,8 +44,7 @@ class PlacementPool(Protocol):
     def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None: ...
 
 
-@dataclass(slots=True, eq=False)
-class WaitingClient:
+class WaitingClient(Struct, eq=False):
     """One connection that waits. told: the kinds of reasons in the log."""
 
     alike: "Alike"
@@ -67,8 +67,7 @@ class WaitingClient:
             log.info("client.waiting", process=self.process and self.process.pid, uid=self.alike.ask.uid, reason=reason)
 
 
-@dataclass(slots=True, eq=False)
-class Alike:
+class Alike(Struct, eq=False):
     """Entries that ask alike, by their numbers: the order of arrival."""
 
     ask: PlacementRequest

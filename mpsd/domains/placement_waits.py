@@ -3,14 +3,14 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mpsd.domains.rules.placement import Wait
 from mpsd.model.process import ProcessId
 
 
-@dataclass(slots=True, eq=False)
-class Reason:
+class Reason(Struct, eq=False):
     """Why clients wait: one object for all that wait for the same.
 
     machine_since: since when the reason has been the machine's, and not what its own user did or may end.
@@ -29,8 +29,7 @@ class Reason:
         return is_new
 
 
-@dataclass(slots=True)
-class PlacementWait:
+class PlacementWait(Struct):
     """One process that waits. connections: the number of its waiting connections."""
 
     process: ProcessId

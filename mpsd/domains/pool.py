@@ -9,12 +9,14 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.outlived import Outlived, find_unreachable
@@ -50,8 +52,7 @@ class Store(Protocol):
     def save_defaults(self, defaults: Defaults) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
+class PoolSettings(Struct, frozen=True):
     """The configuration's [domains], as the pool uses it."""
 
     home: Path  # one folder a domain
@@ -69,8 +70,7 @@ class PoolSettings:
     is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/limit_guard.py)
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """Why a GPU takes no new client, and since when, in seconds since the epoch."""
 
     why: str

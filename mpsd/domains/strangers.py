@@ -5,11 +5,11 @@ where that is impossible, and ways in that are not known.  Prose: docs/domains.m
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -24,8 +24,7 @@ _SURE_SECONDS = 1.0  # listed for so long, in two answers
 _AGAIN_SECONDS = 10.0  # until the work of a stranger that is still listed is ended again
 
 
-@dataclass(slots=True)
-class Stranger:
+class Stranger(Struct):
     """A process in a domain's list.  since: its first listing; ended_at: when its work was last ended (trio times)."""
 
     since: float
@@ -33,8 +32,7 @@ class Stranger:
     ended_at: float | None = None
 
 
-@dataclass(slots=True)
-class Strangers:
+class Strangers(Struct):
     """Guards that one answer alone makes no process a stranger, and that each is reported once.
 
     is_ended: whether mpsd ends the GPU work of strangers in this domain.

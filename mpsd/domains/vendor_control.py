@@ -9,11 +9,11 @@ time.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.domains.directories import CLOSED, OPEN, DomainDirectories
 from mpsd.domains.leftovers import Leftovers
@@ -40,8 +40,7 @@ EXPOSED = "every user can connect to its vendor daemon past the relay, and write
 _LAUNCHER_SAYS = b"mpsd-launcher: "
 
 
-@dataclass(frozen=True, slots=True)
-class VendorProgram:
+class VendorProgram(Struct, frozen=True):
     """The vendor's `nvidia-cuda-mps-control` and the time limits for it (seconds).
 
     launcher: starts it where no other user reaches it; None where clients connect to it directly, without the relay.

@@ -7,9 +7,9 @@ Prose: docs/domains.md, "A domain that cannot answer".
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
@@ -20,8 +20,7 @@ _STOPPED = {"T": "is stopped (SIGSTOP): continue it by", "t": "is stopped under 
 _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
+class Signs(Struct, frozen=True):
     """What to check: the processes with their roles, and the socket that clients connect to."""
 
     pids: Sequence[tuple[str, int]]

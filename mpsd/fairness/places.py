@@ -9,8 +9,9 @@ So a few users with as many places as they can get leave some for others, and on
 the next one out.  No user loses a place.
 """
 
-from dataclasses import dataclass
 from enum import Enum, auto
+
+from msgspec import Struct
 
 # One user alone gets four fifths of the shared places, two get four ninths each.
 _TIMES_FREE = 4
@@ -24,8 +25,7 @@ class Hindrance(Enum):
     ALL = auto()  # no place is left
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     most: int
     per_user: int
     operators: int

@@ -4,15 +4,15 @@ Refusals are counted, and the caller gets the counts to report them: nothing is 
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 OTHERS = "others"  # the shared key of all that came when there were too many keys
 _MOST_KEYS = 1024
 _TIDY_SECONDS = 1.0  # between searches of a full table for idle keys: a user with many uids must not cause more of them
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """`burst` at once, `per_second` from then on; of lines, bytes or any other unit of the caller."""
 
     burst: float
@@ -22,8 +22,7 @@ class Rate:
         return Rate(self.burst * number, self.per_second * number)
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(Struct):
     rate: Rate
     level: float  # the amount that may still be spent
     at: float  # the time of `level`

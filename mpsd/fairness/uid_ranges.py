@@ -6,8 +6,9 @@ each container such a block of one range.  Ranges of root are left out: root giv
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
+
+from msgspec import Struct
 
 _ROOT = ("root", "0")
 _LAST_UID = 2**32 - 2
@@ -15,8 +16,7 @@ _MOST_RANGES = 65536
 _BLOCK_UIDS = 65536  # of one container with a user namespace of its own
 
 
-@dataclass(frozen=True, slots=True)
-class UidRanges:
+class UidRanges(Struct, frozen=True):
     """starts: the uids where another range becomes the innermost one, in order.  firsts: its first uid; None: no range."""
 
     starts: tuple[int, ...] = ()

@@ -9,11 +9,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from heapq import merge
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool

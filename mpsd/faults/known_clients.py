@@ -4,7 +4,8 @@ A client that has just ended may be the culprit, so it counts for a while; but n
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.fault import Party
 from mpsd.model.process import ProcessId
@@ -14,8 +15,7 @@ _MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
 _MOST_GONE = 4096
 
 
-@dataclass(slots=True)
-class _Guest:
+class _Guest(Struct):
     party: Party
     domain: str
     gone_ns: int | None = None

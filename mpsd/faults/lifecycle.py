@@ -1,8 +1,8 @@
 """What the daemon runs for faults: the coordinator, the sources and the reactions."""
 
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.faults.incidents import Incidents
 from mpsd.faults.low_latency import LatencyNeed
@@ -12,8 +12,7 @@ from mpsd.faults.sources.runner import Sources
 from mpsd.uvm.attachments import Attachments
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
+class Faults(Struct, frozen=True):
     """The parts that see faults and react.  haste: set by the services."""
 
     desk: Incidents

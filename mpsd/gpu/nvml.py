@@ -5,10 +5,10 @@ there in place of ordinals (CUDA programming guide, environment variables).
 """
 
 import ctypes
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pynvml
 
 from mpsd.errors import NoSuchDevice, VendorFailed
@@ -71,7 +71,7 @@ def _is_named(device: Device, word: str) -> bool:
 
 
 def _renumber(device: Device, ordinal: int) -> Device:
-    return dataclasses.replace(device, ordinal=ordinal)
+    return msgspec.structs.replace(device, ordinal=ordinal)
 
 
 def _read(index: int) -> Device:

@@ -5,11 +5,11 @@ Each GPU has a separate event set: while NVML does not reach a GPU, every wait f
 
 import ctypes
 import threading
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import pynvml
+from msgspec import Struct
 
 from mpsd.errors import VendorFailed
 
@@ -22,8 +22,7 @@ class GpuEventKind(Enum):
     UNAVAILABLE = "nvmlEventTypeGpuUnavailableError"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEvent:
+class GpuEvent(Struct, frozen=True):
     """number: of the Xid, or of the recovery action (NVML_GPU_RECOVERY_ACTION_..., or UNKNOWN_ACTION)."""
 
     kind: GpuEventKind

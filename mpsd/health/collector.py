@@ -4,9 +4,9 @@ health/rules/problems.py decides what follows from them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.domains.pool import Pool
 from mpsd.health.rules import problems as health
@@ -17,8 +17,7 @@ from mpsd.leases.lease_book import LeaseBook
 SECONDS = 0.5
 
 
-@dataclass(slots=True)
-class Health:
+class Health(Struct):
     """Guards that an answer is at most as old as the last look.
 
     missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.

@@ -10,10 +10,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 log = structlog.get_logger()
 LONGEST_SECONDS = 0.05  # 20 such steps a second would still leave each caller an answer within 0.1 s
@@ -21,8 +21,7 @@ _QUIET_SECONDS = 1.0  # between two reports: a slow disk must not fill the log
 _MS_NS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """Readings at one moment, in ns: the clock, the processor time of the thread, and its run delay."""
 
     wall_ns: int
@@ -30,8 +29,7 @@ class Clocks:
     delay_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedStep:
+class BlockedStep(Struct, frozen=True):
     """How long a step blocked the loop, and for how much of that its thread computed; the rest it slept."""
 
     blocked_ms: int

@@ -11,10 +11,10 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import trio
+from msgspec import Struct
 
 from mpsd.fairness.turns import Turns
 from mpsd.model.process import Credentials
@@ -28,8 +28,7 @@ _PAUSE_SECONDS = 0.1  # where nobody can be accepted: most likely the limit of o
 _NO_REQUEST = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A connection, and the ids of the process that made it, as mpsd's pid and user namespaces see them."""
 
     sock: socket.socket

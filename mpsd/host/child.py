@@ -3,13 +3,13 @@
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.host.polling import is_readable
 
 
-@dataclass(slots=True, eq=False)
-class Child:
+class Child(Struct, eq=False):
     """Guards the pidfd of a child, until the child is reaped."""
 
     pid: int

@@ -4,9 +4,9 @@ import errno
 import select
 import socket
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.host.descriptors import ANCILLARY_BYTES, Descriptors, received, rights
 
@@ -14,8 +14,7 @@ _LOOK_SECONDS = 1.0  # between checks whether a peer whose next request is alrea
 _FLIGHT_SECONDS = 0.01  # between attempts while too many descriptors of mpsd's user are in flight
 
 
-@dataclass(frozen=True, slots=True)
-class Datagram:
+class Datagram(Struct, frozen=True):
     """A received datagram; empty data is the end of the connection.  The receiver has to close its descriptors."""
 
     data: bytes

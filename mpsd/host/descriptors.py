@@ -21,11 +21,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import trio
+from msgspec import Struct, field
 
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
 SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (app/descriptor_limit.py)
@@ -40,8 +40,7 @@ _STATX_BYTES, _MODE_AT = 256, 28
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(slots=True, eq=False)
-class Descriptors:
+class Descriptors(Struct, eq=False):
     """Guards that the descriptors it holds are closed unless they were taken."""
 
     held: list[int] = field(default_factory=list)

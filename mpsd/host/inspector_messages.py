@@ -6,8 +6,9 @@ The specification is native/include/mpsd_inspector.h.  No sockets: descriptors a
 import errno
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError
 
@@ -48,8 +49,7 @@ class Same(IntEnum):
     UNKNOWN = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """A descriptor of mpsd's, and one of another process."""
 
     own: int
@@ -57,24 +57,21 @@ class Pair:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFacts:
+class StartFacts(Struct, frozen=True):
     """How a process was started.  program: the base name of its first argument.  variables: the requested ones."""
 
     program: str
     variables: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkedFile:
+class LinkedFile(Struct, frozen=True):
     """What a link of a process leads to.  path: as the kernel shows it.  identity: device and inode; None if not known."""
 
     path: str
     identity: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """device: major and minor number of a device, or 0, 0.  words: names of variables, or links."""
 
     op: InspectorOp

@@ -2,16 +2,16 @@
 
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.host.child import Child
 
 _SOCKET = 3
 
 
-@dataclass(slots=True, eq=False)
-class InspectorProcess(Child):
+class InspectorProcess(Child, Struct, eq=False):
     """One process, and mpsd's end of its socket."""
 
     requests: socket.socket

@@ -7,9 +7,9 @@ pidfd has it, from Linux 6.15 on.  Before that, an end that was not seen in time
 import fcntl
 import os
 import struct
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
@@ -22,8 +22,7 @@ _INFO_EXIT = 1 << 3
 _AGAIN_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessExit:
+class ProcessExit(Struct, frozen=True):
     """How a process ended.  signal: 0 if it ended by itself, with `status`.  Both as in wait(2)."""
 
     signal: int

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
@@ -38,8 +39,7 @@ class Unanswered(OSError):
     """The process was not read.  Nothing is known of it, and it counts as alive."""
 
 
-@dataclass(slots=True)
-class _Wait:
+class _Wait(Struct):
     """The waits that the processes of one user caused since then."""
 
     since: float

@@ -9,8 +9,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.host.file_identity import identity_of
@@ -25,8 +26,7 @@ class NotTrusted(UnusablePath):
     """Another user controls the directory, or one on the way to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathCheck:
+class PathCheck(Struct, frozen=True):
     """The result of examining a path.  missing: names that do not exist yet.  refusal: why mpsd does not use it; "" if it does.
 
     tightens: mpsd removes the write permission of group and others when it opens the directory.
@@ -38,8 +38,7 @@ class PathCheck:
     tightens: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """An open directory; owns the descriptor.  was_mode: the mode before mpsd tightened it; None if it did not."""
 
     descriptor: int
@@ -113,8 +112,7 @@ def _is_foreign(found: os.stat_result) -> bool:
     return found.st_uid not in (0, os.geteuid()) or (found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode))
 
 
-@dataclass(slots=True)
-class _Way:
+class _Way(Struct):
     """How far a path was followed.  descriptor: O_PATH, of the last directory that exists; entry: its facts."""
 
     descriptor: int

@@ -5,9 +5,9 @@ import errno
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.errors import KeeperFailed, ProtocolError
 from mpsd.host.descriptors import close_soon
@@ -23,8 +23,7 @@ class HungUp(KeeperFailed):
     """It has closed the connection: it is ending, or has ended, or was not answered in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperRequest:
+class KeeperRequest(Struct, frozen=True):
     """A request.  The descriptor stays the caller's."""
 
     op: KeeperOp

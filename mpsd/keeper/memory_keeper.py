@@ -10,12 +10,12 @@ several keepers: memory_keepers.py.  Prose: docs/vault.md.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.errors import KeeperFailed, NoRoom, ProtocolError
 from mpsd.host import processes
@@ -37,8 +37,7 @@ class KeeperGone(KeeperFailed):
     """No process listens at its socket: what it held is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True):
     """A descriptor, which stays the caller's, and a number that is kept with it."""
 
     name: str

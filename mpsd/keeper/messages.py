@@ -4,8 +4,9 @@ The specification is native/include/mpsd_keeper.h.  No sockets: descriptors are 
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError
 
@@ -39,8 +40,7 @@ class Status(IntEnum):
     NO_ROOM = 11
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperEntry:
+class KeeperEntry(Struct, frozen=True):
     """What it holds under a name, as LIST returns it; `size` is the note that was given with it."""
 
     name: str
@@ -48,8 +48,7 @@ class KeeperEntry:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     op: int
     sequence: int
     status: int

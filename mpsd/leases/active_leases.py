@@ -5,7 +5,8 @@ It does not know clients or waiting entries; lease_book.py does.
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mpsd.errors import NoSuchLease
 from mpsd.leases.quota_limits import QuotaLimits

@@ -5,9 +5,9 @@ Every change of the free amounts ends in `advance`, which admits all that can go
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from mpsd.errors import NoRoom, Refused, UnusablePath
 from mpsd.leases.active_leases import ActiveLeases

@@ -5,9 +5,9 @@ A grant without a lease is not stored: a running client that mpsd does not know 
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import structlog
+from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
@@ -25,8 +25,7 @@ log = structlog.get_logger()
 _DEALT_OUT = "lease {}: all shares of its group are taken; one is free when a member ends"
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     credentials: Credentials
     identity: Identity | None
 

@@ -6,11 +6,11 @@ each change happens at once: no other task can see it half done.  Prose: docs/le
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import NoRoom, Refused, TooMany, UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges

@@ -1,7 +1,8 @@
 """Check a new lease for all but room: which processes it may name, the number of leases, and the process of a pid."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, NoRoom, NotAllowed, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots

@@ -5,8 +5,10 @@ This version reads the rows that it wrote; the store decides by its own version 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from mpsd.leases.rules.budgets import Owner
 from mpsd.leases.rules.usage import ClientUsage
@@ -16,8 +18,7 @@ from mpsd.model.process import Credentials, ProcessId
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """A client that was admitted with a lease."""
 
     process: ProcessId
@@ -79,7 +80,7 @@ def _spec(said: dict[str, Any]) -> LeaseSpec:
 
 def _plain(value: LeaseSpec | Grant | Selector) -> dict[str, Any]:
     """Return its fields, with mappings as dicts for JSON."""
-    found = {each.name: getattr(value, each.name) for each in fields(value)}
+    found = asdict(value)
     return {name: dict(each) if isinstance(each, Mapping) else each for name, each in found.items()}
 
 

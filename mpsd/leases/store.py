@@ -7,10 +7,10 @@ Prose: docs/leases.md, "What outlives mpsd".
 
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import UnusablePath
 from mpsd.host.boot_id import read_boot_id

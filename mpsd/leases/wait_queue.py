@@ -7,9 +7,10 @@ without a place, not listed and not considered, until a place is free.  The conn
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
 
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.errors import Refused
 from mpsd.leases.rules.budgets import Scope
@@ -22,8 +23,7 @@ from mpsd.model.process import Credentials
 NO_PLACE = "the queue has no place for its user"
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(Struct, frozen=True):
     """A client that asks for admission.  places: where a lease for it could be (matching.py)."""
 
     identity: Identity
@@ -31,8 +31,7 @@ class Client:
     places: frozenset[Place]
 
 
-@dataclass(eq=False, slots=True)
-class WaitQueueEntry:
+class WaitQueueEntry(Struct, eq=False):
     """A waiting lease or client.  lease_id: the lease, or the client's; client: None for a lease.
 
     outcome: how the wait ended.  callers: tasks that wait for it, one for each connection of the process.

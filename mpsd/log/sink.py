@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.host.file_identity import identity_of
@@ -72,8 +73,7 @@ class Sink:
             self._untold += lines + again
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(Struct, frozen=True):
     """When a log file is renamed, and how many such files are kept: FILE.1, the newest, to FILE.N."""
 
     max_bytes: int = 0  # 0: however large it is

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.metrics.counters import Histogram
 from mpsd.model.lease import Grant, Identity
@@ -10,8 +11,7 @@ from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.assignment import Admission
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAdmission:
+class TimedAdmission(Struct, frozen=True):
     """Counts admitted clients; refusals and given up waits are counted elsewhere."""
 
     admission: Admission

@@ -6,8 +6,9 @@ Plain numbers, since clients wait while these are updated; families.py has their
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from mpsd.api.event_bus import Event
 from mpsd.model.domain import DomainState
@@ -43,8 +44,7 @@ class Histogram:
         return found
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct):
     """Guards that each number only grows while mpsd lives, and that no label has more than MOST_VALUES values."""
 
     topics: Counter[str] = field(default_factory=Counter)

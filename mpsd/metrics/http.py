@@ -4,10 +4,10 @@ server.py has the pages.  h11 parses the bytes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import h11
 import trio
+from msgspec import Struct
 
 HEADER_BYTES = 8192  # of a request: Prometheus sends a few hundred
 REQUEST_SECONDS = 5.0
@@ -16,8 +16,7 @@ _RECEIVE_BYTES = 4096
 _METHODS = (b"GET", b"HEAD")
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpAnswer(Struct, frozen=True):
     status: int
     body: bytes
     kind: str = "text/plain; charset=utf-8"

@@ -5,10 +5,10 @@ import os
 import socket
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from mpsd.config.value_checks import UNIX, parse_address
 from mpsd.errors import UnusablePath
@@ -18,8 +18,7 @@ _BACKLOG = 64
 _MODE = 0o666  # mpsd.sock gives all users the same numbers
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsListener:
+class MetricsListener(Struct, frozen=True):
     """An open listener; leaving it closes it, and removes its name from the file system."""
 
     listener: trio.SocketListener

@@ -6,9 +6,9 @@ Separate from server.py, so that Prometheus' library is loaded only by daemons t
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -33,8 +33,7 @@ def build(source: MetricsSource, reuse_seconds: float, clock: Callable[[], float
     return {"/metrics": lambda: HttpAnswer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4), "/healthz": lambda: _health(source)}
 
 
-@dataclass(slots=True)
-class Numbers:
+class Numbers(Struct):
     """Guards that numbers are collected at most once in reuse_seconds, however many requests come."""
 
     registry: CollectorRegistry

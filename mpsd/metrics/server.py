@@ -9,10 +9,10 @@
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
@@ -29,8 +29,7 @@ _AGAIN_SECONDS = 5.0  # the port may still belong to a daemon that is ending
 _REUSE_SECONDS = 1.0  # numbers are collected at most so often, for all readers: ten thousand leases take some milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSettings:
+class MetricsSettings(Struct, frozen=True):
     """The configuration's [metrics]."""
 
     listen: str

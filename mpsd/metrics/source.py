@@ -1,7 +1,8 @@
 """The sources of all numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
@@ -13,8 +14,7 @@ def none() -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """Numbers of other modules, each read on request."""
 
     relay_connections: Callable[[], int] = none
@@ -23,8 +23,7 @@ class Readings:
     audit_lines_lost: Callable[[], int] = none
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSource:
+class MetricsSource(Struct, frozen=True):
     services: Ports
     events: EventBus
     tallies: Counters

@@ -3,8 +3,9 @@
 Frozen values, no I/O, no clock.  Times are seconds since the epoch, because they outlive mpsd.  Prose: docs/vault.md.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 
@@ -25,8 +26,7 @@ class Access(StrEnum):
     READ = "read"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """`bytes` of GPU memory at `offset` of the window; the keeper holds it under a name made of `serial`.
 
     is_committed: part of the last committed layout.  is_dropped: the next commit removes it.  Both: an adopter still gets it.
@@ -41,8 +41,7 @@ class Allocation:
     since: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KeptState:
+class KeptState(Struct, frozen=True):
     """A forward state that is kept with an arena: a file of `bytes` in host memory, from the writer of `generation`.
 
     The keeper holds it under a name made of `serial`, which is never reused.
@@ -53,8 +52,7 @@ class KeptState:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arena:
+class Arena(Struct, frozen=True):
     """The facts about one arena, not its contents.
 
     gpu: UUID.  base, window_bytes: the address range at which every process maps it.  capacity_bytes: the limit on its memory.
@@ -96,8 +94,7 @@ class Arena:
         return self.writer is not None or bool(self.readers)
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(Struct, frozen=True):
     """A portion of the last commit, in the order of the offsets, and the arena at that time.
 
     fds: of the layout, if has_layout, and of each allocation newer than the commit that the caller knew; the receiver closes
@@ -111,8 +108,7 @@ class Portion:
     has_more: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaSpec:
+class ArenaSpec(Struct, frozen=True):
     """The request for an arena.  window_bytes: None: twice the capacity, so that there is room between allocations."""
 
     name: str
@@ -123,8 +119,7 @@ class ArenaSpec:
     ttl_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperView:
+class KeeperView(Struct, frozen=True):
     """The processes that hold the arenas' memory.  state: "works", or why not all do.  held: the number of descriptors."""
 
     state: str

@@ -1,12 +1,11 @@
 """Who an operator is: a command's caller, from the kernel's facts."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 ROOT_UID = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """The user behind a command, from the kernel, and the user this daemon runs as."""
 
     uid: int

@@ -1,7 +1,8 @@
 """Values of blame, as operators see it."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class BlameKind(StrEnum):
@@ -13,8 +14,7 @@ class BlameKind(StrEnum):
     DRAINED = "drained"  # a GPU that failed: it takes no new clients
 
 
-@dataclass(frozen=True, slots=True)
-class BlameStatus:
+class BlameStatus(Struct, frozen=True):
     """A measure against one key (mpsd/model/fault.py, Party.key; for a drained GPU, its UUID), and its duration.
 
     since_at, until_at: seconds since the epoch; until_at: None if not known.  faults: how many of its faults count.

@@ -6,8 +6,9 @@ Prose: docs/leases.md, "Who a client is".
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 SHORT_ID = 12  # characters of a container id that people use
 MOST_DEPTH = 64  # of the directories that are read: users may make cgroups as deep as they like
@@ -24,8 +25,7 @@ class PartKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One directory of a path.
 
     depth: 1 for the first.  identifier: the id of the container, pod or job; the directory's name for OTHER.  is_chosen_inside:

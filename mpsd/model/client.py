@@ -1,14 +1,14 @@
 """Values of connected clients: how they are listed and what mpsd holds of them."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class ClientView:
+class ClientView(Struct, frozen=True):
     """A client as the domains know it.  server_pid: None until it is connected.  uid: of the process, None if it has ended.
 
     watched: its memory faults are attributed exactly, by process and address.  shield: low addresses are shielded in it.
@@ -36,8 +36,7 @@ class ShieldState(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchStatus:
+class WatchStatus(Struct, frozen=True):
     """watched: its faults are reported at once.  shielded_bytes: the size of its harmless addresses.  held: its VA space will
     outlive it, or does.  why: the reasons for less than was asked for, in words."""
 

@@ -1,7 +1,8 @@
 """A GPU as mpsd uses it."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class ComputeMode(StrEnum):
@@ -12,8 +13,7 @@ class ComputeMode(StrEnum):
     PROHIBITED = "prohibited"
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A GPU as the daemon sees it: `ordinal` counts within the daemon's CUDA_VISIBLE_DEVICES."""
 
     ordinal: int

@@ -1,8 +1,9 @@
 """Values of fault domains: their states and views, the limits and servers in them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from mpsd.model.lease import FULL_PERCENT, NO_LIMITS
 
@@ -26,8 +27,7 @@ class DomainState(StrEnum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True)
-class DomainView:
+class DomainView(Struct, frozen=True):
     """The facts about one fault domain that a policy needs.
 
     `uid` is the user whose server runs there, None if none runs.  `clients` counts the places taken of `capacity`:
@@ -50,8 +50,7 @@ class DomainView:
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(Struct, frozen=True):
     """The limits that later servers and clients start with.
 
     thread_percent: in (0, 100].  pinned_limits: bytes by device UUID; no entry, no limit.
@@ -63,8 +62,7 @@ class Defaults:
     client_priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerView:
+class ServerView(Struct, frozen=True):
     """One vendor server as users see it.
 
     status: the vendor's word, INITIALIZING, ACTIVE or FAULT.  domain: the fault domain it runs in.

@@ -4,8 +4,9 @@ Frozen values, no I/O, no clock.  `_ns` are nanoseconds of CLOCK_MONOTONIC, by w
 `_at` are seconds since the epoch, because they outlive mpsd.  Prose: docs/faults.md.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 
@@ -33,8 +34,7 @@ class Source(StrEnum):
     PROCESS = "process"  # the end of a client's process
 
 
-@dataclass(frozen=True, slots=True)
-class Party:
+class Party(Struct, frozen=True):
     """A client as people know it, noted while it lived.
 
     uid: None if it was never known.  program: base name of argv[0].  container: a container id, a Slurm job or a systemd unit,
@@ -76,8 +76,7 @@ class Party:
         return (*(each for each in [*names, f"user:{self.uid}:{self.program}"] if each != self.key), f"user:{self.uid}")
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """One observation by one source.  Empty, or None: not known.
 
     gpu: UUID.  domain: the name of the fault domain.  process: the one that the source names.
@@ -121,16 +120,14 @@ class Confidence(StrEnum):
     UNKNOWN = "unknown"  # no client is accused: a device fault, or no known client was present
 
 
-@dataclass(frozen=True, slots=True)
-class Deed:
+class Deed(Struct, frozen=True):
     """An action of mpsd on a fault, or an attempt that failed: one line for people."""
 
     done_ns: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Struct, frozen=True):
     """One fault, and all that is known about it, however many sources observed it.
 
     number: never reused, also across restarts.  revision: grows with each change.  began_ns: of the earliest observation.
@@ -164,8 +161,7 @@ class Incident:
         return next((party for party in self.parties if party.process == process), None)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstError:
+class FirstError(Struct, frozen=True):
     """A client's report of its own first CUDA error.  Its size is bounded; without other evidence nothing relies on it.
 
     code, name: of CUresult.  kernel, pc, address, text: if the client knows them.

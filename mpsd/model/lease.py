@@ -4,9 +4,10 @@ Frozen values, no I/O, no clock.  Times are seconds since the epoch, because the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from mpsd.model.process import ProcessId
 
@@ -46,8 +47,7 @@ class Refusal(StrEnum):
     END = "end"  # the process is ended, before it has a context
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Struct, frozen=True):
     """A rule for clients.
 
     `value`: a decimal pid or uid, a token, a cgroup path or an identifier in one (leases/rules/matching.py).
@@ -63,8 +63,7 @@ class Selector:
         return f"Selector({self.kind.value}, {value!r}, {self.start_time})"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSpec:
+class LeaseSpec(Struct, frozen=True):
     """The request for a lease.  Shares and limits are the whole lease's, and are divided equally among `processes`.
 
     gpus: UUIDs; empty: every GPU of the daemon.  sm_percent: of each of these GPUs, at most 100; 0 reserves no SMs, and its
@@ -91,8 +90,7 @@ class LeaseSpec:
     request_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """A lease that was acknowledged.  `id` is never reused; `owner_uid` made it.
 
     for_all_users: an operator made it, and it serves processes of any user; other leases serve their owner's alone.
@@ -107,8 +105,7 @@ class Lease:
     for_all_users: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The identity of a client, from the kernel.
 
     cgroups: the path in each hierarchy.  token: from the environment it was started with.
@@ -118,12 +115,16 @@ class Identity:
     uid: int
     gid: int = 0
     cgroups: tuple[str, ...] = ()
-    token: str = field(default="", repr=False)
+    token: str = ""
     container: str = ""  # from the cgroup path, for people: a container id, a Slurm job, a systemd unit
 
+    def __repr__(self) -> str:
+        """Leave out the token: printed values end up in logs."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "token")
+        return f"Identity({', '.join(shown)})"
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+
+class Grant(Struct, frozen=True):
     """What one client process may use, for its whole life.  `rule` describes in words which rule granted it.
 
     sm_percent: 100 is no limit.  memory_bytes: by GPU UUID; no entry, no limit.  gpus: as in LeaseSpec.

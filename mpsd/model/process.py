@@ -3,11 +3,10 @@
 Frozen, without behaviour beyond properties of their own.  No I/O, no clock.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProcessId:
+class ProcessId(Struct, frozen=True, order=True):
     """A process, distinguished from later ones that reuse its pid.
 
     start_time: clock ticks after boot, field 22 of /proc/PID/stat; 0 if it cannot be known (other pid namespace).
@@ -17,8 +16,7 @@ class ProcessId:
     start_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """The contents of SCM_CREDENTIALS; pid 0 is a process outside mpsd's pid namespace."""
 
     pid: int

@@ -4,8 +4,9 @@ Frozen values, no I/O, no clock.  Times are seconds since the epoch unless state
 decides when which member is promoted.  Prose: docs/services.md.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 
@@ -51,8 +52,7 @@ class Cause(StrEnum):
     FAILED = "failed"  # the previous writer reported a failure, or did not take over in time
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Struct, frozen=True):
     """The instruction for a member (service.follow).  serial: grows with each change of any field.
 
     generation: of its term if it has to serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.
@@ -69,8 +69,7 @@ class Instruction:
     commit: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceSettings:
+class ServiceSettings(Struct, frozen=True):
     """The owner's settings.  standbys: in addition to the active.
 
     sm_percent, memory_bytes: what the starter reserves for each member; None: nothing.  heartbeat_seconds: an active whose
@@ -85,8 +84,7 @@ class ServiceSettings:
     until_done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(Struct, frozen=True):
     """A process of a service.  is_apart: no other member is in its fault domain.  since_at: when it joined."""
 
     process: ProcessId
@@ -98,8 +96,7 @@ class MemberView:
     since_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Promotion:
+class Promotion(Struct, frozen=True):
     """A promotion.  detect_ms: from the cause, if its time is known, to mpsd's decision; fence_ms: until the previous writer
     was fenced; promote_ms: until the new one reported that it serves.  None: not known, or nothing had to be done.
     """
@@ -114,8 +111,7 @@ class Promotion:
     promote_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """A member had to start anew, since the vault and the process that served before it have both ended.
 
     generation, pid: of the member that started anew.  why: for people.
@@ -127,15 +123,13 @@ class Loss:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOver(Struct, frozen=True):
     from_pid: int
     to_pid: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceView:
+class ServiceView(Struct, frozen=True):
     """A service as clients of the API see it.  revision: grows with each change.
 
     protection: empty, or why a fault would cost the service more than a moment; or why no member serves.  losses: how often a

@@ -7,8 +7,9 @@ asked.  Values only.  Prose: docs/leases.md, "SMs come in steps".
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from mpsd.model.device import Device
 from mpsd.model.lease import FULL_PERCENT, LeaseSpec

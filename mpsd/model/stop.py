@@ -4,8 +4,9 @@ Frozen values; stop/rules.py decides and stop/stopper.py carries it out.  Prose:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 from mpsd.model.reach import EVERYTHING, Bound, is_within, reaches
@@ -19,8 +20,7 @@ class TargetKind(StrEnum):
     CONTAINER = "container"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What to stop.  `value`: a decimal pid; a cgroup path, or a word in one; a container's id; SELF.
 
     start_time: of a pid; 0: any.
@@ -31,8 +31,7 @@ class Target:
     start_time: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(Struct, frozen=True):
     """The caller.  uid None: an operator, who may end all processes.  pid 0: not in mpsd's pid namespace.
 
     bound: which processes it reaches (model/reach.py).
@@ -62,8 +61,7 @@ class Way(StrEnum):
     DRAIN = "drain"
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
+class Manner(Struct, frozen=True):
     """How to end processes.  force: kill also a client whose GPU work could not be ended."""
 
     way: Way = Way.TERMINATE
@@ -83,8 +81,7 @@ class Step(StrEnum):
     SIGKILL = "sigkill"
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     """The steps taken with one process.  why: the reason why it was left or still lives; empty: it has ended."""
 
     process: ProcessId
@@ -97,8 +94,7 @@ class Stopped:
         return not self.why
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """The result of a stop.  others: how many clients of the target belong to other users, and were not touched."""
 
     stopped: Sequence[Stopped]

@@ -10,7 +10,8 @@ relies on the vendor's own log.  Prose: docs/faults.md.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.fault import FaultClass
 
@@ -18,8 +19,7 @@ CONSEQUENCE = 45  # a channel was removed because of another error: it opens no 
 RECOVERY_ACTION = 154
 
 
-@dataclass(frozen=True, slots=True)
-class XidMeaning:
+class XidMeaning(Struct, frozen=True):
     """ends_server: the affected MPS server loses its clients.  drains: the GPU takes no new client until it is reset."""
 
     number: int

@@ -4,12 +4,12 @@ A client without a lease, where that is allowed, passes at once.  Prose: docs/le
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import Reason
@@ -69,8 +69,7 @@ class Separation(Protocol):
         """Note that one of its connections has ended."""
 
 
-@dataclass(slots=True)
-class Assignment:
+class Assignment(Struct):
     """Guards that no client is placed before mpsd knows which clients are in which domain, and what each may use."""
 
     pool: Pool

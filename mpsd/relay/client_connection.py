@@ -2,10 +2,10 @@
 
 import select
 import socket
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
+from msgspec import Struct, field
 
 from mpsd.host.arrivals import Arrival
 from mpsd.host.client_facts import NOTHING
@@ -30,8 +30,7 @@ def client_id(number: int, door: str) -> str:
     return f"client.{number}.{door}"
 
 
-@dataclass(slots=True)
-class ClientConnection:
+class ClientConnection(Struct):
     """A client's process, and the progress of its connection."""
 
     number: int

@@ -8,10 +8,10 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.enforcement import enforce
@@ -42,16 +42,14 @@ class _NotSet(Exception):
     """A client's limits could not be set; it waits, without another effect."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelaySettings:
+class RelaySettings(Struct, frozen=True):
     max_connections: int
     turn_seconds: float
     silent_seconds: float
     may_impersonate: bool
 
 
-@dataclass(slots=True)
-class Conversations:
+class Conversations(Struct):
     """What the conversations share: admission, refusals, and the offences of clients that have kept a domain waiting."""
 
     pool: Pool

@@ -9,11 +9,11 @@ import os
 import select
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
 import trio
+from msgspec import Struct, field
 
 from mpsd.errors import ProtocolError, WrongSpeaker
 from mpsd.host.arrivals import hang_up
@@ -42,8 +42,7 @@ class _Turn(Enum):
     DOMAIN = auto()
 
 
-@dataclass(slots=True)
-class Forwarding:
+class Forwarding(Struct):
     """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
     It is None once the handshake cannot be repeated: the domain has passed descriptors, or there were too many messages.

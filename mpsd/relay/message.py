@@ -8,9 +8,9 @@ import array
 import socket
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError
 from mpsd.host.descriptors import close_soon
@@ -23,8 +23,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(MAX_DESCRI
 _OVERFLOW_ID = 65534  # what the kernel reports for credentials that were not attached
 
 
-@dataclass(slots=True)
-class Message:
+class Message(Struct):
     """Owns its descriptors until they are sent or closed."""
 
     data: bytes

@@ -12,22 +12,21 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 FRESH, WHOLE, TORN = 0, 1, 2
 TO_DOMAIN, TO_CLIENT = 0, 1
 
 
-@dataclass(slots=True)
-class ProgressMemory:
+class ProgressMemory(Struct):
     """Where the bytes are now."""
 
     bytes: mmap.mmap | bytearray
 
 
-@dataclass(slots=True)
-class Track:
+class Track(Struct):
     """Guards the two bytes of one connection.  Without Progress they are not in the file."""
 
     slot: int = 0

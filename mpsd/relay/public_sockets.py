@@ -7,10 +7,10 @@ a healthy domain, and mpsd can do nothing for single clients (docs/unprivileged.
 
 import os
 import socket
-from dataclasses import dataclass, field
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -25,8 +25,7 @@ _AGAIN_SECONDS = 5.0  # until a door that could not be linked is tried again
 DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are the vendor's
 
 
-@dataclass(slots=True)
-class RelayedSockets:
+class RelayedSockets(Struct):
     """Guards that the listening sockets outlive mpsd: the keeper holds them, and a restarted mpsd listens on the same ones."""
 
     directory: PipeDirectory
@@ -75,8 +74,7 @@ class RelayedSockets:
             listener.close()
 
 
-@dataclass(slots=True)
-class LinkedSockets:
+class LinkedSockets(Struct):
     """Guards that the links lead to a domain that takes clients, whenever one does."""
 
     directory: PipeDirectory

@@ -4,10 +4,10 @@ In each case mpsd does not close the connection before the client ends it: if it
 limits (FACTS.md).
 """
 
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.refuser import Refuser
@@ -24,8 +24,7 @@ _HANG_UP_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # usually it takes milliseconds; if mpsd cut it short, it would have to hold the client
 
 
-@dataclass(slots=True)
-class Refusals:
+class Refusals(Struct):
     """Guards that a refused client never gets further."""
 
     refuser: Refuser

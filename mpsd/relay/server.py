@@ -8,11 +8,11 @@ import select
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.errors import MpsdError, WrongSpeaker
 from mpsd.fairness.places import Places
@@ -37,8 +37,7 @@ _WITHOUT = "had it been a CUDA process, it would now run without MPS"
 _SETTLE_SECONDS = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class HeldConnection:
+class HeldConnection(Struct, frozen=True):
     """A connection that the keeper holds too, and that waits for its conversation."""
 
     number: int
@@ -51,8 +50,7 @@ class HeldConnection:
         return client_id(self.number, self.door)
 
 
-@dataclass(slots=True)
-class Relay:
+class Relay(Struct):
     """Guards the number of connections, of all and of each user, and that the keeper holds every open connection too."""
 
     conversations: Conversations

@@ -6,12 +6,13 @@ the arena's new writer.  Prose: docs/services.md.
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import structlog
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
 from mpsd.host.process_watch import ProcessWatch
@@ -55,8 +56,7 @@ _GONE = frozenset({"removed", "expired", "evicted"})
 _OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vault can promote no process at all
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceParts:
+class ServiceParts(Struct, frozen=True):
     """What services use of the rest of the daemon.
 
     domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  gpus_of: of a

@@ -5,10 +5,11 @@ with an earlier, killed mpsd, and is placed by this one, is kept apart likewise.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 
 import structlog
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, TooMany, UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
@@ -23,8 +24,7 @@ MOST_OF_USER = 1024  # so that one user cannot keep the others out
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A domain, and the variables that a process must set to run in it."""
 
     domain: str

@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mpsd.model.fault import Observation
 from mpsd.services.rules.fault_fence import Settle, fences_at_ns, is_of_gpu_itself, tells_class

@@ -1,13 +1,13 @@
 """A handover, from the end of one writer's term to the start of the next: its cause and its duration."""
 
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, Promotion
 
 
-@dataclass(slots=True)
-class HandoverRecord:
+class HandoverRecord(Struct):
     """The times of a handover; nanoseconds of CLOCK_MONOTONIC, None: not known, or not yet."""
 
     cause: Cause

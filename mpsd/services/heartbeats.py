@@ -6,10 +6,10 @@ mpsd asks no process and maps no memory: it has a descriptor of the state, and r
 
 import math
 import os
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.model.service import MemberState, Phase
@@ -24,8 +24,7 @@ _LOOKS = 4  # in the time after which a writer is silent
 _LEAST_SECONDS = 0.005  # each round costs as much as there are services: one user may have some hundred
 
 
-@dataclass(slots=True, eq=False)
-class _Pulse:
+class _Pulse(Struct, eq=False):
     """The last reading of one kept state; owns the descriptor.  generation: in which the state was given.
 
     still_seconds: how long the marks have not changed while mpsd was looking: when the whole machine stops, no writer is

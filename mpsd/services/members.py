@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
@@ -13,8 +14,7 @@ from mpsd.services.handover import HandoverRecord
 from mpsd.services.rules.promotion_types import Service
 
 
-@dataclass(slots=True, eq=False)
-class MemberProcess:
+class MemberProcess(Struct, eq=False):
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
     domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any of its states.
@@ -36,8 +36,7 @@ class MemberProcess:
     dismissed: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class ServiceRecord:
+class ServiceRecord(Struct, eq=False):
     """A service. Guards the serials of instructions: they grow with each change, also across restarts of mpsd.
 
     cleared: the last writer, which a fault keeps from writing, though the arena still has it as its writer. unserved: the last

@@ -1,13 +1,13 @@
 """The settings of failover.  Values."""
 
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
 
 
-@dataclass(frozen=True, slots=True)
-class FailoverSettings:
+class FailoverSettings(Struct, frozen=True):
     """The settings of all services.  follow_grace: a standby that has not polled for so many seconds is silent."""
 
     limits: PromotionLimits = field(default_factory=PromotionLimits)

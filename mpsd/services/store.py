@@ -7,9 +7,10 @@ before it initializes CUDA.
 
 import sqlite3
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.model.process import ProcessId
@@ -28,8 +29,7 @@ CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, 
 _UPGRADES = {1: _ENLISTED}
 
 
-@dataclass(frozen=True, slots=True)
-class EnlistmentPlan:
+class EnlistmentPlan(Struct, frozen=True):
     """What a process is enlisted for.  name, uid: of the service, and of its owner.  by: the process's own user.  domain: the
     one that it was given; empty: none.
     """

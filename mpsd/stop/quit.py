@@ -9,10 +9,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -30,8 +30,7 @@ _WAIT_SECONDS = 0.5  # between checks for remaining clients; changes in the pool
 _GONE_SECONDS = 2.0
 
 
-@dataclass(slots=True)
-class Shutdown:
+class Shutdown(Struct):
     """Guards that quitting happens once, and that a later caller waits for the same end."""
 
     pool: Pool

@@ -7,10 +7,10 @@ import os
 import select
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.terminate_client import terminate_client
@@ -29,8 +29,7 @@ _TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
 _END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, freeing host memory takes longer
 
 
-@dataclass(slots=True)
-class StopCase:
+class StopCase(Struct):
     """One process that is being ended.  servers: those with work of the process; None if the domain does not answer.
 
     may_end: whether the caller may still end it; checked at each step, since a grace period can be long.

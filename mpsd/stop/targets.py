@@ -5,8 +5,9 @@ Prose: docs/ending.md, "client.stop".
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, NoSuchClient

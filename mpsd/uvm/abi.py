@@ -6,9 +6,10 @@ bounded, unknown codes are kept as numbers.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from mpsd.native import ffi, lib
 
@@ -82,8 +83,7 @@ OWN_REASONS = frozenset({1, 2, 3})
 _CPU: int = lib.MPSD_UVM_PROCESSOR_CPU
 
 
-@dataclass(frozen=True, slots=True)
-class UvmEvent:
+class UvmEvent(Struct, frozen=True):
     """One record of a queue.  The numbers are the driver's own; fault_text and reason_text give their meanings.
 
     access: a word of ACCESSES; empty if unknown.  timestamp_ns: of a kernel clock that is not CLOCK_MONOTONIC.

@@ -6,11 +6,11 @@ would without it.  Prose: docs/uvm.md.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes

@@ -15,11 +15,11 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.errors import TooMany
 from mpsd.host import processes
@@ -55,8 +55,7 @@ _COMPANY_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class WatchParts:
+class WatchParts(Struct, frozen=True):
     """What all watches share."""
 
     open_spaces: OpenSpaces
@@ -70,8 +69,7 @@ class WatchParts:
     tell_end: Callable[[ProcessId, str, bool], None]  # of a client that asked for a context: its domain, whether it had one
 
 
-@dataclass(slots=True, eq=False)
-class Watch:
+class Watch(Struct, eq=False):
     """Guards that what was taken of one client is released once, after no process can need it."""
 
     process: ProcessId

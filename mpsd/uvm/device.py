@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_messages import Pair
 from mpsd.host.syscalls import device_number
@@ -26,8 +28,7 @@ from mpsd.uvm.space import Outcome, RangeResult, Space, Taken, Unavailable, answ
 UVM, TOOLS, CONTROL = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools"), Path("/dev/nvidiactl")
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """Opens the VA spaces of processes; the paths are as mpsd sees them."""
 
     inspector: Inspector
@@ -70,8 +71,7 @@ def _device_of(path: Path) -> tuple[int, int]:
     return major, minor
 
 
-@dataclass(slots=True)
-class DeviceSpace:
+class DeviceSpace(Struct):
     """Owns the duplicates `descriptor` and `controls`; closes the first before the others."""
 
     pid: int

@@ -1,7 +1,8 @@
 """Find, attach, check and release the descriptors of one client that mpsd holds.  Every call may block."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
@@ -17,8 +18,7 @@ from mpsd.uvm.status import UvmSettings
 OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]
 
 
-@dataclass(slots=True, eq=False)
-class HeldSpace:
+class HeldSpace(Struct, eq=False):
     """Owns one space and its queue.  why: why it has no queue, although it should have one."""
 
     space: Space
@@ -74,8 +74,7 @@ def read_mappings(pid: int, inspector: Inspector) -> list[Mapping]:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceChanges:
+class SpaceChanges(Struct, frozen=True):
     """The changes.  lost: those that the client closed, to be closed here too.  why: why nothing more can be found."""
 
     lost: Sequence[HeldSpace] = ()

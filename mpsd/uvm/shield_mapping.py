@@ -3,15 +3,15 @@
 Blocks as its space does.  Guards that sparse is mapped only over ranges that were reserved here.
 """
 
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mpsd.model.client import ShieldState
 from mpsd.uvm.rules.shield import ShieldPlan, Span
 from mpsd.uvm.space import Outcome, Space
 
 
-@dataclass(slots=True)
-class ShieldMapping:
+class ShieldMapping(Struct):
     """`gpus`: UUIDs; the client may have a context on only some of them, so `attempt` repeats the requests for the others."""
 
     space: Space

@@ -10,8 +10,9 @@ import stat
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_messages import Pair
@@ -25,8 +26,7 @@ _READ_ENTRIES = 1024  # as many as a FIFO holds
 _SERVER_SECONDS = 0.5  # for a server to notice that a client has gone
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedDevices:
+class SimulatedDevices(Struct, frozen=True):
     """`directory`: MPSD_SIM_DIR."""
 
     directory: Path
@@ -97,8 +97,7 @@ def _page(descriptor: int) -> tuple[mmap.mmap, SpacePage] | None:
     return None
 
 
-@dataclass(slots=True)
-class SimulatedSpace:
+class SimulatedSpace(Struct):
     """Owns the duplicates, and the mapping of the page.  `events`: None where the client has none yet."""
 
     pid: int
@@ -160,8 +159,7 @@ def _wait_until_seen(path: str) -> None:
         time.sleep(0.001)
 
 
-@dataclass(slots=True)
-class SimulatedQueue:
+class SimulatedQueue(Struct):
     """Owns a duplicate of the FIFO; closed before its space."""
 
     descriptor: int

@@ -4,9 +4,10 @@ This is the protocol; device.py implements it for the driver, simulator.py for t
 kernel, except `Queue.take` and `fileno`.  Closing a second time does nothing.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from msgspec import Struct
 
 from mpsd.host.inspector_messages import Pair
 from mpsd.uvm import abi
@@ -21,16 +22,14 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class RangeResult:
+class RangeResult(Struct, frozen=True):
     """The result of a request for a range.  why: in words, if it is not done."""
 
     outcome: Outcome
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """The contents of a queue.  lost: records for which it had no room, since the last call."""
 
     events: tuple[UvmEvent, ...] = ()

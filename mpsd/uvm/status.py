@@ -1,12 +1,12 @@
 """Values: the settings of the attachments, and the state of one, for lists of clients.  Pure."""
 
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.client import ShieldSetting
 
 
-@dataclass(frozen=True, slots=True)
-class UvmSettings:
+class UvmSettings(Struct, frozen=True):
     """events: listen for the faults of each client.  hold, hold_seconds: keep the VA space of a killed client, for this time at
     most, so that its running work hurts no other client.  most: attachments at once."""
 

@@ -7,9 +7,9 @@
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, KeeperFailed
 from mpsd.host.descriptors import close_soon

@@ -5,10 +5,10 @@ api/dispatch.py has checked permissions before.  Prose: docs/vault.md.
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.host.descriptors import close_all, close_apart, close_soon

@@ -7,10 +7,11 @@ of a model is of no use.
 import time
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import structlog
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.errors import NoRoom, NoSuchArena
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
@@ -32,8 +33,7 @@ OnTold = Callable[[str, Arena], None]  # an event's name and its arena; neither 
 LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or the lease has ended
 
 
-@dataclass(frozen=True, slots=True)
-class VaultParts:
+class VaultParts(Struct, frozen=True):
     """The parts of the daemon that the vault uses.  clock: seconds since the epoch.  ranges: whose uids count as one user."""
 
     devices: Callable[[], Sequence[Device]]

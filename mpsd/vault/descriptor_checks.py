@@ -5,8 +5,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.model.arena import MOST_LAYOUT_BYTES
@@ -23,8 +24,7 @@ _STATE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 CheckMemory = Callable[[int], None]  # raises BadRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """A layout; it owns a sealed memory file."""
 
     descriptor: int

@@ -8,11 +8,11 @@ readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
@@ -36,8 +36,7 @@ class HeldResources(Protocol):
     async def wait_over(self, process: ProcessId) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wait:
+class _Wait(Struct, frozen=True, eq=False):
     """A wait for the end of one process."""
 
     process: ProcessId

@@ -8,10 +8,10 @@ A keeper is started for the first descriptor that no other keeper has room for.
 """
 
 import math
-from dataclasses import dataclass
 
 import structlog
 import trio
+from msgspec import Struct
 
 from mpsd.errors import KeeperFailed, UnusablePath
 from mpsd.keeper.memory_keepers import VaultKeepers
@@ -30,8 +30,7 @@ _AGAIN_SECONDS = 5.0  # until a failed store is tried again
 _STOP_SECONDS = 20.0
 
 
-@dataclass(slots=True)
-class Vault:
+class Vault(Struct):
     """The parts of the vault, joined."""
 
     arenas: Arenas

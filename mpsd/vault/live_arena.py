@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaSealed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.keeper.messages import KeeperEntry as Held
@@ -37,8 +38,7 @@ def serial_of(name: str) -> int:
         return 0
 
 
-@dataclass(slots=True, eq=False)
-class LiveArena:
+class LiveArena(Struct, eq=False):
     """Guards one arena.
 
     Each task that changes the contents holds `lock`, also while it waits.  The death of a keeper changes them without the lock,

@@ -11,9 +11,10 @@ Prose: docs/vault.md, "What is stored, and what outlives what".
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.host.boot_id import read_boot_id
@@ -58,8 +59,7 @@ _CHANGING = (
 _SOME = 2000  # rows that are deleted at a time, so that other tasks can run in between
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """An arena as it is stored, without its contents; commits: the number of commits so far."""
 
     arena: Arena

@@ -4,7 +4,8 @@ The specification is native/include/mpsd_state.h.  The reader of the record veri
 """
 
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.errors import BadRequest
 
@@ -18,8 +19,7 @@ CONTROL_BYTES = 64
 HEAD = struct.Struct("=HHIQQII")  # only readers need what comes after it
 
 
-@dataclass(frozen=True, slots=True)
-class StateHead:
+class StateHead(Struct, frozen=True):
     """generation: of the arena's writer that made it.  file_bytes: the length of the file."""
 
     generation: int

@@ -8,9 +8,10 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.model.describe import describe
@@ -26,8 +27,7 @@ class Unfit(ValueError):
     """A value is not of its kind; never leaves `parse`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParamKind:
+class ParamKind(Struct, frozen=True):
     """A type of parameter: its text in docs/protocol.md, its parser, which raises Unfit, and its JSON Schema."""
 
     words: str
@@ -35,8 +35,7 @@ class ParamKind:
     schema: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(Struct, frozen=True):
     """The declaration of one parameter."""
 
     name: str
@@ -50,7 +49,7 @@ class Param:
 
 def param(kind: ParamKind, default: Any = _REQUIRED) -> Any:
     """A dataclass field that is a parameter; without a default it is required."""
-    return field(default=default, metadata={"kind": kind})
+    return dataclasses.field(default=default, metadata={"kind": kind})
 
 
 def walk(message: type) -> Iterator[Param]:

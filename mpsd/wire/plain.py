@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
+
 from mpsd.model.process import ProcessId
 
 _LEAST, _MOST = -(2**63), 2**64 - 1
@@ -26,6 +28,8 @@ def plain(value: Any) -> Any:
             return value if math.isfinite(value) else None
         case Mapping():
             return {str(plain(key)): plain(each) for key, each in value.items()}
+        case Struct():
+            return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
         case bytes() | bytearray() | memoryview():

@@ -9,10 +9,10 @@ Prose: docs/protocol.md, "Frames".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+from msgspec import Struct
 
 from mpsd.errors import MpsdError, ProtocolError
 
@@ -25,15 +25,13 @@ MAX_ID = 2**32 - 1
 _REQUEST, _RESPONSE, _NOTIFICATION = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     id: int
     method: str
     params: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """`error` is None if the response has a result."""
 
     id: int
@@ -41,8 +39,7 @@ class Response:
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(Struct, frozen=True):
     method: str
     params: Mapping[str, Any]
 

@@ -42,7 +42,7 @@ ONE_DOMAIN = "[relay]\nmax_connections = 16384\n[domains]\nmax_domains = 1\nspar
 CROWD = "[relay]\nmax_connections = 16384\n"
 NO_RESERVE = """
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 from mpsd.host.rules import descriptor_budget
 budget = descriptor_budget.budget
 def all_wait(descriptors, wanted):

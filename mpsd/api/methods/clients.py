@@ -1,7 +1,8 @@
 """client.list, why, terminate, move."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
@@ -20,8 +21,7 @@ _TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
 _NOBODY = -1  # the uid of no user
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTable:
+class ClientTable(Struct, frozen=True):
     """Every client that is known: to admission, to a domain, or to the queue; or those of them that have one pid."""
 
     services: Ports

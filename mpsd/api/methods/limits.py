@@ -1,7 +1,8 @@
 """limits.get and set: the same defaults as the set_default_... commands of the command language."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mpsd.api.call import Call
 from mpsd.commands.language.board import Board

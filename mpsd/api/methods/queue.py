@@ -1,8 +1,9 @@
 """queue.list: leases that wait for room, clients that wait for admission, and clients that wait for a fault domain."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from mpsd.api.call import Call, Rows
 from mpsd.api.ports import Ports
@@ -13,8 +14,7 @@ from mpsd.wire.messages import Page
 from mpsd.wire.plain import process_facts
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRow:
+class WaitingRow(Struct, frozen=True):
     """A waiting lease or client.  process: None for a lease.  lease_id: the lease that waits, or the client's."""
 
     position: int

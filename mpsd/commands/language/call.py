@@ -1,7 +1,8 @@
 """One command's exchange: the caller, the request, and the answer."""
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from mpsd.commands.language.board import Board
 from mpsd.commands.language.grammar import LineRequest
@@ -10,8 +11,7 @@ from mpsd.model.domain import ServerView
 R = TypeVar("R", bound=LineRequest)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The answer, which the front end prints unchanged; `status` is the front end's exit status."""
 
     stdout: str = ""
@@ -19,8 +19,7 @@ class Answer:
     stderr: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandCall(Generic[R]):
+class CommandCall(Struct, Generic[R], frozen=True):
     """A request on its way to its handler; `server` is the server that it names, already found."""
 
     board: Board

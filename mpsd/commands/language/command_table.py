@@ -4,9 +4,10 @@ A test checks docs/commands.md against it.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from mpsd.commands.language import forwarded, grammar, limits, render, servers
 from mpsd.commands.language.call import Answer, CommandCall
@@ -21,8 +22,7 @@ class CommandPrivilege(Enum):
     USER = "an operator, and the server's user"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A row of the table.  The last two are the vendor's texts for an unknown server and for a refused caller."""
 
     privilege: CommandPrivilege

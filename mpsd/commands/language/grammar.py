@@ -10,7 +10,8 @@ limit is not known here.  Prose: docs/commands.md.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.model.quantities import parse_percent
@@ -36,55 +37,46 @@ class Rejected(BadRequest):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(Struct, frozen=True):
     """A line split into words; every character is printable."""
 
     name: str
     arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineRequest:
+class LineRequest(Struct, frozen=True, kw_only=True):
     """The request in a line; `server_pid` is the server that it names, None if it names none."""
 
     server_pid: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceQuery(LineRequest):
+class DeviceQuery(LineRequest, Struct, frozen=True, kw_only=True):
     is_csv: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartServer(LineRequest):
+class StartServer(LineRequest, Struct, frozen=True, kw_only=True):
     uid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownServer(LineRequest):
+class ShutdownServer(LineRequest, Struct, frozen=True, kw_only=True):
     is_forced: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminateClient(LineRequest):
+class TerminateClient(LineRequest, Struct, frozen=True, kw_only=True):
     client_pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quit(LineRequest):
+class Quit(LineRequest, Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetPercent(LineRequest):
+class SetPercent(LineRequest, Struct, frozen=True, kw_only=True):
     """thread_percent: None if the word is not a percentage; then nothing changes."""
 
     thread_percent: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedLimit(LineRequest):
+class PinnedLimit(LineRequest, Struct, frozen=True, kw_only=True):
     """A device and a limit in the caller's words, None if the word is missing; `stray` is the word after the limit."""
 
     device: str | None
@@ -92,22 +84,19 @@ class PinnedLimit(LineRequest):
     stray: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetPriority(LineRequest):
+class SetPriority(LineRequest, Struct, frozen=True, kw_only=True):
     """priority: any number; the vendor checks the caller before the number."""
 
     priority: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassOn(LineRequest):
+class PassOn(LineRequest, Struct, frozen=True, kw_only=True):
     """A command that is forwarded to the vendor's daemon without being parsed."""
 
     line: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Help(LineRequest):
+class Help(LineRequest, Struct, frozen=True, kw_only=True):
     topic: str | None
 
 

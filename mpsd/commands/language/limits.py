@@ -4,7 +4,7 @@ The vendor's daemon keeps a server's limits, so mpsd forwards those commands, re
 A refused limit changes nothing and has exit status 1: a caller that reads no text must not continue without a limit.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mpsd.commands.language import render
 from mpsd.commands.language.board import Board

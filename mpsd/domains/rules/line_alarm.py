@@ -1,14 +1,14 @@
 """How long a vendor's log line alone keeps newcomers out of a domain: any user can write such a line.  Pure."""
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LINE_SECONDS = 2.0  # by then the vendor's server has answered FAULT, or it was a false alarm
 LINE_PAUSE_SECONDS = 20.0
 
 
-@dataclass(slots=True)
-class LineAlarm:
+class LineAlarm(Struct):
     """Guards that lines alone keep newcomers out for LINE_SECONDS of LINE_PAUSE_SECONDS at most."""
 
     again_at: float = -math.inf

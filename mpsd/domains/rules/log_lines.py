@@ -5,14 +5,14 @@ measured on an H200; an unknown line is passed on and means nothing.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # Numbers have ten digits at most: int() refuses thousands of them with an error.
 _LINE = re.compile(r"^\[(?P<stamp>[-0-9 :.]{19,27}) (?P<source>\w+) +(?P<pid>\d{1,10})\] (?P<text>.*)$")
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Struct, frozen=True):
     """`stamp` and `source` (Control, Server, Other) are the vendor's own; `pid` is the writer's."""
 
     stamp: str
@@ -21,57 +21,48 @@ class LogLine:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStarting:
+class ServerStarting(Struct, frozen=True):
     pid: int
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReady:
+class ServerReady(Struct, frozen=True):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerExited:
+class ServerExited(Struct, frozen=True):
     pid: int
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFault:
+class ServerFault(Struct, frozen=True):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientFault:
+class ClientFault(Struct, frozen=True):
     """The client that the vendor blames for the error; it may be innocent (measured)."""
 
     server_pid: int
     client_pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ContextOpened:
+class ContextOpened(Struct, frozen=True):
     server_pid: int
     client_pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ContextClosed:
+class ContextClosed(Struct, frozen=True):
     server_pid: int
     client_pid: int
     left: int  # active client contexts that the server still has
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(Struct, frozen=True):
     server_pid: int
     client_pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientArrived:
+class ClientArrived(Struct, frozen=True):
     """A client's connection has arrived, or was refused: its process is known, or it has one more context."""
 
     server_pid: int

@@ -18,14 +18,14 @@ vendor's does, and no client is moved away from a fault.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.model.domain import DomainState, DomainView
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(Struct, frozen=True):
     """A process to be placed.
 
     uid: its user.  gpus: the UUIDs of the GPUs that its domain must have been started with.  key: of a domain that it does not
@@ -40,8 +40,7 @@ class PlacementRequest:
     avoid: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """`max_domains`: on each GPU.  `is_multiuser`: one server serves all users.  `operators`: may take all domains.  `ranges`:
     whose uids count as one user."""
 
@@ -52,21 +51,18 @@ class Rules:
     ranges: UidRanges = NO_RANGES
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Struct, frozen=True):
     domain: str
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(Struct, frozen=True):
     """instead: empty domains of other GPUs that are retired for it, since a GPU has no room for another."""
 
     gpus: frozenset[str]
     instead: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """is_own: the asker's user can end the wait, or brought it about: a further user need not wait."""
 
     reason: str

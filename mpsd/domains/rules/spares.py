@@ -5,14 +5,14 @@ Before the first client mpsd keeps no spare, so that an idle mpsd costs no GPU m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.domains.rules.placement import Rules, room
 from mpsd.model.domain import DomainState, DomainView
 
 
-@dataclass(frozen=True, slots=True)
-class SparePlan:
+class SparePlan(Struct, frozen=True):
     """create: the number of domains to create.  warm: domains to start a server in.  retire: domains to retire."""
 
     create: int = 0

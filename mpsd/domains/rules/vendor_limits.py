@@ -6,7 +6,8 @@ fits into them (OUT_OF_MEMORY, measured), so a client that is late or early gets
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.domain import Defaults
 from mpsd.model.lease import FULL_PERCENT, Grant
@@ -18,8 +19,7 @@ _CLOSED_BYTES = MIB  # no context fits (measured)
 _PARTS = 10**4  # of a percent: enough to distinguish the SMs of any GPU
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
+class ClientLimits(Struct, frozen=True):
     """thread_percent: in (0, 100].  memory_bytes: by the ordinal of the domain's GPUs, 0 for no limit.  priority: the vendor's
     client priority."""
 

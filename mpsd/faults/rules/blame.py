@@ -25,7 +25,8 @@ Pure: time is given, in seconds since the epoch.  Prose: docs/faults.md, "Blame 
 import itertools
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mpsd.faults.rules.blame_state import (
     BlameState,

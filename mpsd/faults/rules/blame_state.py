@@ -3,12 +3,12 @@
 Frozen values.  Keys are those of Party.key, so that they outlive processes and mpsd.  blame.py makes the changes.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class SuspectSet:
+
+class SuspectSet(Struct, frozen=True):
     """A set of suspected keys: one of them faults, but it is not known which.
 
     number: of the incident that began it.  last: of the last incident.  rounds: how often its suspects were narrowed down.
@@ -29,8 +29,7 @@ class SuspectSet:
         return frozenset(key for group in self.groups for key in group)
 
 
-@dataclass(frozen=True, slots=True)
-class Conviction:
+class Conviction(Struct, frozen=True):
     """number: of the last incident that it was convicted for.  times: how often.  until: then it is released.
 
     forget_at: until then another conviction counts as one more.  wider: the keys that contain it, the user's last.
@@ -48,16 +47,14 @@ class Conviction:
         return now_at < self.until and not self.is_released
 
 
-@dataclass(frozen=True, slots=True)
-class CrashRecord:
+class CrashRecord(Struct, frozen=True):
     """The last incidents that a key was convicted for, and when."""
 
     key: str
     faults: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlameState:
+class BlameState(Struct, frozen=True):
     """All cases, convictions and records, the oldest first."""
 
     cases: tuple[SuspectSet, ...] = ()
@@ -65,16 +62,14 @@ class BlameState:
     records: tuple[CrashRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(Struct, frozen=True):
     """The keys of each group are placed apart from other groups, and from all other clients."""
 
     case: int
     groups: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(Struct, frozen=True):
     """These keys are no longer suspected.  why: in words for people."""
 
     case: int
@@ -82,16 +77,14 @@ class Cleared:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Convicted:
+class Convicted(Struct, frozen=True):
     key: str
     number: int
     times: int
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     """why: in words for people."""
 
     key: str

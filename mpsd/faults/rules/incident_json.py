@@ -5,8 +5,9 @@ KeyError or TypeError.
 """
 
 import json
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
@@ -16,7 +17,7 @@ Fields = dict[str, Any]
 
 
 def incident_text(incident: Incident) -> str:
-    return _json(asdict(incident))
+    return _json(to_builtins(incident))
 
 
 def incident_of(text: str) -> Incident:
@@ -38,7 +39,7 @@ def incident_of(text: str) -> Incident:
 
 
 def blame_text(state: BlameState) -> str:
-    return _json(asdict(state))
+    return _json(to_builtins(state))
 
 
 def blame_of(text: str) -> BlameState:

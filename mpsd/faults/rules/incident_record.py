@@ -4,7 +4,9 @@ fusion.py decides which incident takes an observation; verdict.py decides what t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.faults.rules import verdict
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, confirms, is_proof
@@ -25,8 +27,7 @@ PartyOf = Callable[[ProcessId], Party | None]
 AtOf = Callable[[int], float]
 
 
-@dataclass(slots=True)
-class IncidentRecord:
+class IncidentRecord(Struct):
     """Guards that the first process named by a proof stays named, that a verdict rests on the clients present, and bounds.
 
     first_ns, last_ns: of the signs of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its

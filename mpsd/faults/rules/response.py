@@ -19,7 +19,8 @@ Pure.  Prose: docs/faults.md, "What mpsd does".
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.model.fault import Confidence, FaultClass, Incident, Source
@@ -31,23 +32,19 @@ from mpsd.model.xid import must_drain
 STOPPED_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Freeze:
+class Freeze(Struct, frozen=True):
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     gpu: str
 
 

@@ -1,10 +1,9 @@
 """The settings for faults: the configuration's [faults], as the policies use it.  Prose: docs/faults.md."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class FaultSettings:
+class FaultSettings(Struct, frozen=True):
     """ends_culprit: mpsd ends the culprit, culprit_seconds after it is known.
 
     quarantine: whether culprits are convicted, and they and suspects are placed apart.  quarantine_seconds: for so long after a

@@ -14,7 +14,9 @@ Prose: docs/domains.md, "How a fault is noticed".
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.faults.rules.verdict import is_proof
 from mpsd.model.fault import Observation, Source
@@ -31,8 +33,7 @@ def confirms_fault(seen: Observation) -> bool:
     return seen.source in _KERNELS_WORD and bool(seen.domain) and (is_fatal or seen.xid in ENDS_SERVER)
 
 
-@dataclass(slots=True)
-class Unconfirmed:
+class Unconfirmed(Struct):
     """Guards that a line about a fault is passed on only with a confirmation that no user can write."""
 
     _lines: dict[str, deque[Observation]] = field(default_factory=dict)  # by domain

@@ -42,7 +42,8 @@ can come at the same moment.  Prose: docs/faults.md.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.fault import Confidence, FaultClass, Observation, Source
 from mpsd.model.fault_signs import BESIDE, gone_before, is_guess, tells_of_fault
@@ -58,8 +59,7 @@ _END_SEEN_NS = SECOND_NS // 2
 _SM_XIDS, _STOPPED_XID, _MMU_XID = frozenset({13, 69}), 43, 31
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The fields of an Incident that the evidence decides."""
 
     fault_class: FaultClass

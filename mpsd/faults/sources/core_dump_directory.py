@@ -22,9 +22,10 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
@@ -43,8 +44,7 @@ _MOST_SEEN = 4096
 _MOST_FILES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(Struct, frozen=True):
     """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
 
     age_seconds: since it was written.  kept_as: "" if deleted.  may_change: mpsd could not keep other processes from writing to
@@ -62,8 +62,7 @@ class Dump:
     may_change: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     name: str
     size: int
     changed_at: float  # ctime: unlike mtime, no user can set it

@@ -22,8 +22,9 @@ read, whatever sizes the file claims.  Prose: docs/faults.md.
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError
 from mpsd.faults.sources.elf_tables import BoundedReader, ReadAt, Section, Sections
@@ -59,8 +60,7 @@ Index = tuple[int, int, int]
 _Place = tuple[int, int, int | None, int, Index]  # SM, warp, error PC, grid, block
 
 
-@dataclass(frozen=True, slots=True)
-class GpuException:
+class GpuException(Struct, frozen=True):
     """Where the client's own work stopped.  lane, thread: None for a whole warp.  error_pc: the address that the GPU recorded.
 
     pc: where the lane, or the first lane of the warp, stands; pc_offset: the same from the start of its function.
@@ -82,8 +82,7 @@ class GpuException:
         return name_of(self.kind)
 
 
-@dataclass(frozen=True, slots=True)
-class CoreFile:
+class CoreFile(Struct, frozen=True):
     """A parsed dump.  exceptions: of the client's own warps, the first few.  kernel: of the first one's grid, "" if unknown.
 
     grids: their number.  sm_kinds: exceptions in SMs of the GPU, of any client's work.  host_threads: of the writer's contexts,

@@ -6,7 +6,8 @@ is not known here.
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError
 
@@ -23,8 +24,7 @@ _HEADER = struct.Struct("<4xI16xQQII8xQ")  # type, offset, size, link, info, byt
 ReadAt = Callable[[int, int], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A table: `size` bytes at `offset` in rows of `row_bytes`.  The meaning of `link` and `info` depends on its kind."""
 
     number: int

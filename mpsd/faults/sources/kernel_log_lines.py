@@ -28,7 +28,8 @@ fault domain, never the culprit (FACTS.md).
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.device import Device
 from mpsd.model.fault import TEXT_CHARACTERS, Observation, Source
@@ -49,8 +50,7 @@ _PLACE = re.compile(r"(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<device>
 _CLOCKS_APART_NS = 2 * 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """A parsed record.  pid: None if the line names no process.  address, access: of an MMU fault.
 
     logged_ns: of the kernel's clock.  text: the message.

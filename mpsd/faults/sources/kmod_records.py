@@ -6,8 +6,9 @@ No I/O.  Other major versions are refused; a record of an unknown kind only give
 import struct
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from mpsd.errors import ProtocolError
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
@@ -66,15 +67,13 @@ class Mode(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
-@dataclass(frozen=True, slots=True)
-class Info:
+class Info(Struct, frozen=True):
     record_bytes: int
     ring_records: int
     driver: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """A record.  kind: None if mpsd does not know it.  process: None if the module did not know it.
 
     lost: records that were overwritten before this one.

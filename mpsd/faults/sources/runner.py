@@ -1,11 +1,11 @@
 """The sources of observations: started together; each is optional."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 import trio
+from msgspec import Struct, field
 
 from mpsd.model.fault import Observation
 
@@ -21,8 +21,7 @@ class SourceOfFaults(Protocol):
     async def run(self, publish: See) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """All sources.  Guards that a bug in one ends no other.  lost_gpus: those that NVML no longer watches, and why."""
 
     by_name: Mapping[str, SourceOfFaults]

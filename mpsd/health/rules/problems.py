@@ -4,7 +4,8 @@ Each problem names what was found and what to do.  Prose: docs/monitoring.md, "H
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mpsd.domains.rules.placement import Create, Join, Wait
 from mpsd.model.domain import DomainState, DomainView
@@ -15,8 +16,7 @@ LATE_SECONDS = 5.0  # checks run every half second, and later on a busy machine
 _FAILED = (DomainState.DEAD, DomainState.SILENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Struct, frozen=True):
     """The result of a check of the state directory.
 
     trouble: why it is not the directory that mpsd was started with; "": it is. free_files: None if the file system has no fixed
@@ -31,8 +31,7 @@ class Storage:
     damaged: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HealthFacts:
+class HealthFacts(Struct, frozen=True):
     """The facts at the time of a request.
 
     placement: the place of a client of a user without a domain. storage: None before its first check. seen_seconds: the age of

@@ -5,7 +5,7 @@ connection that admitted clients need.  So `quit` and operators always have desc
 Prose: docs/operating.md, "Open files".
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 BESIDE = 160  # measured: 63 of an idle mpsd, 6 of each of 8 domains; and some sessions and connections of mpsd.sock
 OF_A_CONNECTION = 3  # its socket, its process, its domain
@@ -15,8 +15,7 @@ MOST_SPACES = 4  # UVM descriptors that mpsd holds of one client: CUDA opens two
 _BEYOND = 64  # descriptors that one user's clients may take of mpsd beyond what so many clients usually do
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     connections: int
     clients: int
     is_short: bool = False  # the configured number of clients would need more descriptors

@@ -5,13 +5,13 @@ Prose: docs/decisions/026-a-directory-is-judged-before-it-is-used.md.
 """
 
 import stat
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _GROUP_OR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)
-class PathEntry:
+class PathEntry(Struct, frozen=True):
     """A directory or symbolic link on the way to a directory.  is_private_group: only the owner, or root, is in its group."""
 
     path: str

@@ -7,9 +7,10 @@ in millionths of a percent.  Prose: docs/leases.md, "Budgets".
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.device import Device
@@ -147,8 +148,7 @@ class Ledger:
                 del self.used[scope]
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeLimits:
+class ScopeLimits(Struct, frozen=True):
     """The limit of each scope.  places: the number of processes that each lease allows, by its id."""
 
     settings: AdmissionSettings

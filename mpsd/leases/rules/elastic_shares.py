@@ -11,7 +11,9 @@ parameter. Pure: time is given. Prose: docs/leases.md, "The elastic policy".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.leases.rules.group_shares import Deal, Group, GroupMember, in_proportion
 from mpsd.model.lease import FULL_PERCENT
@@ -21,8 +23,7 @@ LEVELS: Mapping[str, int] = {"interactive": INTERACTIVE, "batch": BATCH}
 _SAME_PERCENT = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Elastic:
+class Elastic(Struct, frozen=True):
     """The settings of the policy.
 
     cost_seconds: for how long a client that is moved does no work (measured). horizon_seconds: for how long a deal is expected
@@ -44,8 +45,7 @@ class Elastic:
     worth: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class FeedbackPlace:
+class FeedbackPlace(Struct, frozen=True):
     """The place of a lease in the feedback queue.
 
     busy: the fraction of its share that it used lately.  spent, rested: seconds in a row at this level in which it was busy, or

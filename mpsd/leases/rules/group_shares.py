@@ -9,15 +9,15 @@ how large the parts of each lease should be; `at_start` gives a starting client 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.lease import FULL_PERCENT
 
 LEAST_PERCENT = 1.0  # a client that would get less waits, unless its own part is smaller
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMember:
+class GroupMember(Struct, frozen=True):
     """One lease of a group.
 
     part: percent, as reserved; dealt: percent of a part by the last deal. held: the shares of its running clients. starting:
@@ -46,8 +46,7 @@ class GroupMember:
         return self.part if self.dealt is None else self.dealt
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """total: percent that the leases have reserved. taken: percent that is not available: clients whose lease has ended hold
     it, and had more than that lease's part."""
 

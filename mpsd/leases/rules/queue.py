@@ -12,15 +12,15 @@ not use the other amounts.  Prose: docs/leases.md, "The queue".
 import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from mpsd.leases.rules.budgets import Amounts, Scope, ScopeLimits, first_blocked, shortage
 from mpsd.model.process import ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A waiting lease or client.
 
     number: order of arrival.  hindrance: why it cannot go in whatever is free, in words; empty if only room is lacking.
@@ -35,8 +35,7 @@ class Waiting:
     hindrance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
+class QueueEntry(Struct, frozen=True):
     """A waiting lease or client, for display.  lease_id: the lease, or the client's lease.  process: of a client."""
 
     position: int
@@ -58,16 +57,14 @@ class Blocked(NamedTuple):
 Reason = Blocked | str  # the latter: a hindrance
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePlan:
+class QueuePlan(Struct, frozen=True):
     """admitted: keys, in order.  reasons: why each of the others waits."""
 
     admitted: tuple[Hashable, ...]
     reasons: Mapping[Hashable, Reason]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueOrder:
+class QueueOrder(Struct, frozen=True):
     """The settings that the order depends on, and the time."""
 
     aging_seconds: float
@@ -123,8 +120,7 @@ def _set_aside(aside: dict[Scope, int], amounts: Amounts, blocked: Scope | None)
             aside[scope] = aside.get(scope, 0) + amount
 
 
-@dataclass(slots=True)
-class Demand:
+class Demand(Struct):
     """Guards the sum of the amounts of all waiting entries: an entry that fits in addition to it competes with none."""
 
     total: dict[Scope, int] = field(default_factory=dict)

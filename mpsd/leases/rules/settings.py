@@ -4,16 +4,16 @@ Prose: docs/leases.md, "Settings".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from mpsd.model.lease import Refusal
 
 ROOT_UID = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(Struct, frozen=True):
     """The most that a user or group may have; None: no limit.  sm_percent and memory_bytes are those of each GPU."""
 
     sm_percent: float | None = None
@@ -22,8 +22,7 @@ class Quota:
     leases: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
+class AdmissionSettings(Struct, frozen=True):
     """default: what happens to a client without a lease.  refuse_with: how a client is refused.
 
     wait_seconds: how long a client may wait before it is refused; None, or if it is refused by waiting: for ever.

@@ -14,7 +14,8 @@ Prose: docs/leases.md, "When a lease ends first".
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mpsd.leases.rules.budgets import Owner, Scope, group_key, sm_scopes
 from mpsd.model.lease import Lease
@@ -23,8 +24,7 @@ from mpsd.model.process import ProcessId
 _GROUP = "group:"
 
 
-@dataclass(slots=True)
-class ClientShare:
+class ClientShare(Struct):
     """The share of one client: `share` now, `part` by its lease alone."""
 
     lease_id: int
@@ -33,8 +33,7 @@ class ClientShare:
     is_kept: bool = False  # its lease has ended
 
 
-@dataclass(slots=True)
-class SmPool:
+class SmPool(Struct):
     """Guards what the leases of one group on the same GPUs, or one lease, have reserved and their clients hold."""
 
     gpus: tuple[str, ...]

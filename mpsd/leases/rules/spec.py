@@ -5,7 +5,8 @@ Pure: the devices are given.  budgets.py checks whether the lease fits.  Prose: 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest
 from mpsd.model.device import Device

@@ -4,7 +4,8 @@ Joins the ledger of budgets (budgets.py) with the pools of shares (sm_pools.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.leases.rules.budgets import (
     AmountKind,
@@ -27,8 +28,7 @@ from mpsd.model.process import ProcessId
 GROUP_LEASES = 4096  # of a group: a deal looks at all of them
 
 
-@dataclass(frozen=True, slots=True)
-class ClientUsage:
+class ClientUsage(Struct, frozen=True):
     """What a client with a lease takes, and what the account needs after the lease has ended.
 
     owner: the user whose quotas apply to the lease; share and part in millionths of a percent (sm_pools.py); memory_bytes by

@@ -15,7 +15,8 @@ domain's contexts are lost.  A contained fault concerns one process.  Pure.
 Prose: docs/services.md, "Fencing".
 """
 
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.faults.rules.verdict import is_proof
 from mpsd.model.fault import FaultClass, Observation, Source
@@ -24,8 +25,7 @@ from mpsd.model.xid import ENDS_SERVER, meaning_of
 _OF_DRIVER = frozenset({Source.KERNEL_LOG, Source.NVML})
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Struct, frozen=True):
     """Seconds to wait after the observation of an SM exception or a memory fault."""
 
     sm: float = 0.0

@@ -35,7 +35,8 @@ Values in, decisions out: `at` is in seconds of any clock that does not go back.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mpsd.model.process import ProcessId
 from mpsd.model.service import MemberState, Phase

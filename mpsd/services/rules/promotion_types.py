@@ -1,7 +1,8 @@
 """The types of promotion.py: a service and its members, the events that concern them, the decisions.  Pure."""
 
-from dataclasses import dataclass
 from math import inf
+
+from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 from mpsd.model.service import MemberState, Phase
@@ -9,8 +10,7 @@ from mpsd.model.service import MemberState, Phase
 MOST_MEMBERS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PromotionLimits:
+class PromotionLimits(Struct, frozen=True):
     """The limits of promotions: seconds, and one count."""
 
     most_promotions: int = 3
@@ -20,8 +20,7 @@ class PromotionLimits:
     fence_seconds: float = 5.0  # then mpsd tries again, without end
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A process of the service.  domain: the fault domain of its context.  rank: the lowest is promoted first."""
 
     process: ProcessId
@@ -30,8 +29,7 @@ class Member:
     standing: MemberState = MemberState.WARMING
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """The state of a service.
 
     members: in the order in which they joined.  writer: the process that may still write, also while it is fenced, and
@@ -65,109 +63,93 @@ class Service:
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     process: ProcessId
     domain: str
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """The domain of its context has become known."""
 
     process: ProcessId
     domain: str
 
 
-@dataclass(frozen=True, slots=True)
-class Writing:
+class Writing(Struct, frozen=True):
     """This process writes the arena without a promotion: an earlier mpsd promoted it, or it opened the arena itself."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """It has its context and has mapped the arena; or it asks again after a silence."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(Struct, frozen=True):
     """A fault in this domain: it concerns all processes of the domain, or only this one."""
 
     domain: str
     process: ProcessId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Silent:
+class Silent(Struct, frozen=True):
     """It missed its heartbeats."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A handover was requested; to: None: to the next standby."""
 
     to: ProcessId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Struct, frozen=True):
     """It can no longer write: it has closed the arena, or has ended, and none of its work runs on the GPU."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Promoted:
+class Promoted(Struct, frozen=True):
     """It reports that it serves."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """It reports that it cannot take over, or continue."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Postponed:
+class Postponed(Struct, frozen=True):
     """The vault could not store its promotion; it has done nothing yet."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Emptied:
+class Emptied(Struct, frozen=True):
     """The vault has lost the arena's memory; only the active still has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(Struct, frozen=True):
     """The arena has memory again, the old or another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """It closes the arena unasked, and will be Fenced."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Elapsed:
+class Elapsed(Struct, frozen=True):
     """The deadline has passed."""
 
 
@@ -179,41 +161,35 @@ Event = (
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Promote:
+class Promote(Struct, frozen=True):
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """End it, if it lives, and report Fenced when it can no longer write.  May be decided again."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Yield:
+class Yield(Struct, frozen=True):
     """Ask it to close the arena; Fenced when it has."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Struct, frozen=True):
     """Let it continue: no standby can take over."""
 
     process: ProcessId
 
 
-@dataclass(frozen=True, slots=True)
-class Unserved:
+class Unserved(Struct, frozen=True):
     """No member serves, and none is promoted now."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     why: str
 
 

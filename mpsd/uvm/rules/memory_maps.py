@@ -1,13 +1,13 @@
 """Parse a process's mappings: the lines of /proc/PID/maps, proc(5).  No I/O."""
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-][ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ \d+(?: .*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(Struct, frozen=True):
     """Addresses from `start` up to and without `end`."""
 
     start: int

@@ -15,7 +15,8 @@ Pure.  Prose: docs/uvm.md, "The shield".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.model.client import ShieldSetting
 from mpsd.uvm.rules.memory_maps import Mapping
@@ -27,8 +28,7 @@ _IMAGES_BELOW = 4 << 30  # a position-independent program has no mapping below
 _FIRST_CHUNK_END = 2 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     base: int
     length: int
 
@@ -37,8 +37,7 @@ class Span:
         return self.base + self.length
 
 
-@dataclass(frozen=True, slots=True)
-class ShieldPlan:
+class ShieldPlan(Struct, frozen=True):
     """Spans to map, lowest first; a refused one does not affect the others.  why: why it is less than was asked for."""
 
     spans: tuple[Span, ...]

@@ -10,7 +10,8 @@ Pure: serials are given, and no memory is held here.  The cost of each step grow
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.model.arena import Allocation
@@ -19,8 +20,7 @@ from mpsd.vault.rules.windows import is_granular
 _FEW = 256  # up to this number, items are removed from or inserted into a sorted list one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """What a put would change.  replaced: fresh allocations with the same offsets and sizes."""
 
     added: tuple[Allocation, ...]
@@ -31,8 +31,7 @@ class Put:
         return sum(each.bytes for each in self.added) - sum(each.bytes for each in self.replaced)
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     gone: tuple[Allocation, ...]  # at once
     marked: tuple[Allocation, ...]  # with the next commit
 

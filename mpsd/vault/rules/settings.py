@@ -1,7 +1,8 @@
 """The settings of the vault: how much arenas may hold, by user, and which arenas to evict when room is short."""
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 
 class Eviction(StrEnum):
@@ -10,8 +11,7 @@ class Eviction(StrEnum):
     UNHELD = "unheld"  # those that no process has open, the longest unheld first
 
 
-@dataclass(frozen=True, slots=True)
-class VaultSettings:
+class VaultSettings(Struct, frozen=True):
     """The bounds of arenas, and which of them may be evicted.  None: no limit.
 
     memory_bytes, memory_share: what all arenas of a GPU may hold together, in bytes or as a part of its memory.  user_...: of

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mpsd.errors import NoRoom
 from mpsd.fairness.client_slots import hindrance_of_slots
@@ -14,8 +15,7 @@ _WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
 _USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The bounds of one arena. gpu_bytes: the memory of its GPU. lease_bytes: the limit of its lease there; None: no limit."""
 
     settings: VaultSettings

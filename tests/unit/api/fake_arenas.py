@@ -4,10 +4,11 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import (
     ArenaBusy,

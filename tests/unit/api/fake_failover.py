@@ -1,7 +1,9 @@
 """Services in memory: record the requests of members; only the owner's request promotes a member."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.process import ProcessId

@@ -1,8 +1,10 @@
 """The daemon behind the socket, in memory: a lease book that adds up, domains, and the board of the commands' tests."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from mpsd.api.ports import Ports
 from mpsd.domains.placement_waits import PlacementWait

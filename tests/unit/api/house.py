@@ -4,12 +4,13 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.api.audit import Audit, Trail
 from mpsd.api.audit import open_audit as open_audit_files

@@ -1,11 +1,11 @@
 """Arenas at the socket: permissions, holders, waiting writers, and receivers of events."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.api.authority import Peer

@@ -6,11 +6,11 @@ import re
 import socket
 import stat
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.api.audit import Audit, Trail, open_audit
 from mpsd.config.log_options import LogOptions

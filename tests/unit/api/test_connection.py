@@ -3,7 +3,6 @@
 import array
 import os
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,6 +10,7 @@ import msgpack
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from mpsd.errors import NotAllowed

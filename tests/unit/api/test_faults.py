@@ -1,11 +1,11 @@
 """Faults and blame on the socket: which are listed to whom, and what a pardon does."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.api.authority import Peer
 from mpsd.api.methods.faults import MOST_LOOKED_AT
@@ -103,7 +103,7 @@ async def test_a_filter_that_fits_nothing_does_not_make_mpsd_look_at_everything(
             assert pages == 1000 // MOST_LOOKED_AT
 
 
-@dataclass
+
 class CountingFaults(FaultsInMemory):
     """Counts how often incidents were read."""
 

@@ -1,9 +1,9 @@
 """Permissions for a service: its members, its owner, and users who may see its arena."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.api.authority import Peer
 from mpsd.model.process import ProcessId

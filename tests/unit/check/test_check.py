@@ -4,9 +4,9 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mpsd.check import probes
@@ -106,7 +106,7 @@ def test_a_control_program_without_a_server_program_is_bad(tmp_path: Path) -> No
     program = tmp_path / places.PROGRAM
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    config = replace(Config(), vendor=VendorOptions(control=str(program)))
+    config = Config(vendor=VendorOptions(control=str(program)))
     assert [finding.grade for finding in probes.probe_vendor(config, {})] == [Grade.GOOD, Grade.BAD]
     (tmp_path / "nvidia-cuda-mps-server").write_text("#!/bin/sh\n")
     (tmp_path / "nvidia-cuda-mps-server").chmod(0o755)
@@ -122,7 +122,7 @@ def test_a_control_program_without_a_server_program_is_bad(tmp_path: Path) -> No
     ],
 )
 def test_a_device_is_judged_by_its_compute_mode(mode: ComputeMode, grade: Grade, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_read_devices", lambda config: (replace(DEVICE, compute_mode=mode),))
+    monkeypatch.setattr(probes, "_read_devices", lambda config: (msgspec.structs.replace(DEVICE, compute_mode=mode),))
     finding = only(list(probes.probe_devices(Config())))
     assert finding.grade is grade
     assert "0: NVIDIA H200, 143771 MiB, GPU-1" in finding.found
@@ -147,8 +147,8 @@ def test_what_is_missing_without_privilege_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_too_few_open_files_are_noted() -> None:
-    assert probes.probe_descriptors(replace(Config(), relay=RelayOptions(max_connections=10**9))).grade is Grade.NOTE
-    assert probes.probe_descriptors(replace(Config(), relay=RelayOptions(max_connections=1))).grade is Grade.GOOD
+    assert probes.probe_descriptors(Config(relay=RelayOptions(max_connections=10**9))).grade is Grade.NOTE
+    assert probes.probe_descriptors(Config(relay=RelayOptions(max_connections=1))).grade is Grade.GOOD
 
 
 def good_machine(config: Config, environ: object) -> list[Finding]:

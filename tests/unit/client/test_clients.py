@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 import trio
 from mpsd_client import AsyncClient, Call, Client, ErrorCode, Event, Lost, Page, Refused, Selector, calls, values
@@ -97,10 +98,10 @@ def admit_this_process(house: House) -> None:
     """It is a client, writes arena 1, and is the member that serves it."""
     this = process_id(os.getpid())
     assert this is not None
-    house.fakes.arenas.made[1] = dataclasses.replace(house.fakes.arenas.made[1], writer=this)
+    house.fakes.arenas.made[1] = msgspec.structs.replace(house.fakes.arenas.made[1], writer=this)
     served = house.fakes.failover.views[1]
-    member = dataclasses.replace(served.members[0], process=this)
-    house.fakes.failover.views[1] = dataclasses.replace(served, members=(member,))
+    member = msgspec.structs.replace(served.members[0], process=this)
+    house.fakes.failover.views[1] = msgspec.structs.replace(served, members=(member,))
     house.fakes.leases.admit(os.getpid(), os.getuid(), Grant("none"), process_id(os.getpid()))
 
 

@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ import pytest
 import trio
 from mpsctl.program import main
 from mpsctl.surroundings import Surroundings
+from msgspec.structs import replace
 
 from mpsd.api.authority import Peer
 from mpsd.api.methods import daemon

@@ -1,10 +1,10 @@
 """The requests and the output of the arena commands."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.model.process import ProcessId
 from tests.unit.api.fake_services import UUIDS

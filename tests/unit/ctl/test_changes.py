@@ -1,11 +1,11 @@
 """The effect of each command: the user's words, and the lease, limit or domain that mpsd makes."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.model.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
 from mpsd.model.process import ProcessId

@@ -1,7 +1,7 @@
 """mpsctl faults, fault, blame, pardon: the faults shown, the sentences, and the timeline."""
 
+import dataclasses
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from mpsctl.incident import Names
 from mpsctl.timeline import LEGEND, draw, lanes
 from mpsd_client import values
 from mpsd_client._reading import read
+from msgspec.structs import replace
 
 from mpsd.api.authority import Peer
 from mpsd.model.fault import Confidence, FaultClass, Incident, Party
@@ -172,7 +173,7 @@ def test_a_fault_of_one_moment_has_a_timeline() -> None:
 def test_a_deed_before_the_first_sign_is_drawn_before_it() -> None:
     """Evidence may be found that is older than what began it all; then times below nothing do not leave the picture."""
     of = told(proven())
-    early = replace(of, deeds=(values.Deed(-0.41, "earlier"),), evidence=of.evidence[:1])
+    early = dataclasses.replace(of, deeds=(values.Deed(-0.41, "earlier"),), evidence=of.evidence[:1])
     head, seen, done = draw(lanes(early), 60)[:3]
     assert head.split()[:2] == ["-410", "ms"]
     assert done.index("!") < seen.index("#") < 60
@@ -186,7 +187,7 @@ def test_a_time_says_whether_it_was_before_or_after_the_first_sign(seconds: floa
 def test_what_lies_close_together_is_told_apart_beside_what_took_long() -> None:
     """A proof after 0.3 ms, an Xid after 127, the last client's end after half a minute."""
     of = told(proven())
-    late = replace(of, deeds=(*of.deeds, values.Deed(30.0, "the last client has gone")))
+    late = dataclasses.replace(of, deeds=(*of.deeds, values.Deed(30.0, "the last client has gone")))
     head, proof, xid, *_ = draw(lanes(late), 80)
     assert head.split() == ["0", "ms", "1", "ms", "10", "ms", "100", "ms", "1", "s", "30", "s"]
     assert xid.rindex("o") - proof.rindex("#") > 20

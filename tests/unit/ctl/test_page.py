@@ -1,11 +1,11 @@
 """The page of a fault: well-formed, one file, without scripts, and text from other processes is never markup."""
 
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from mpsctl.page import render_page
+from msgspec.structs import replace
 
 from mpsd.model.fault import Incident, Party
 from mpsd.wire.incidents import incident_report

@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-from dataclasses import replace
 
 import pytest
 import structlog
 import trio
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import NoSuchClient

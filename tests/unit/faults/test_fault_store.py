@@ -4,9 +4,9 @@ import os
 import random
 import sqlite3
 import stat
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.errors import UnusablePath
 from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet

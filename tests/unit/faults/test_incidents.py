@@ -1,11 +1,11 @@
 """The desk: what makes a domain suspected, what it publishes and stores, and the cases against clients."""
 
 import time
-from dataclasses import replace
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.errors import NoSuchFault
 from mpsd.model.blame import BlameKind

@@ -2,12 +2,12 @@
 
 import signal
 import subprocess
-from dataclasses import replace
 
 import pytest
 import structlog
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import NoSuchClient

@@ -4,12 +4,12 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from mpsd.fairness.uid_ranges import of_ranges
 from mpsd.host import arrivals

@@ -1,9 +1,8 @@
 """LeaseBook: leases from their creation to their end, and how many there may be."""
 
-from dataclasses import replace
-
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import BadRequest, NoRoom, NoSuchDevice, NoSuchLease, NotAllowed, TooMany

@@ -1,8 +1,7 @@
 """A book that counts the SMs that clients are given, and leases that name memory alone."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.domains.rules.vendor_limits import of_grant
 from mpsd.errors import NoRoom

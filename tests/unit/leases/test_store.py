@@ -3,11 +3,11 @@
 import sqlite3
 import stat
 import threading
-from dataclasses import replace
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.errors import UnusablePath
 from mpsd.host.boot_id import read_boot_id

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import Refused
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges

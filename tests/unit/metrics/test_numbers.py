@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.api.event_bus import EventBus
 from mpsd.errors import Refused

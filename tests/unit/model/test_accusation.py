@@ -1,8 +1,7 @@
 """Incidents and blame convict the same key; the clients that an incident hurt."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.faults.rules.blame import Blame
 from mpsd.model.accusation import convicted_key, hurt

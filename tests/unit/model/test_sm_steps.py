@@ -1,8 +1,7 @@
 """SMs come in steps: the SMs of a share, the reservation of its lease, and the rest for leases without a reservation."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.model.device import Device
 from mpsd.model.lease import LeaseSpec, Selector, SelectorKind

@@ -6,10 +6,11 @@ to promote a member, the record is checked.
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration, VendorFailed
 from mpsd.fairness.uid_ranges import parse

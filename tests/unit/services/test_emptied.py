@@ -1,9 +1,8 @@
 """The vault loses what a service has come to, and gets it again from the one that serves; or that is lost too."""
 
-from dataclasses import replace
-
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import ArenaBusy

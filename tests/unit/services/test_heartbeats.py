@@ -2,10 +2,10 @@
 
 import os
 import struct
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.model.service import Cause, MemberState, Phase, ServiceSettings

@@ -1,10 +1,9 @@
 """The active, the order that each member gets, and the receivers of events about it."""
 
-from dataclasses import replace
-
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, StaleGeneration

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
 from mpsd.model.client import UNKNOWN, ShieldState, WatchStatus

@@ -3,10 +3,10 @@
 import os
 import sqlite3
 import threading
-from dataclasses import replace
 
 import pytest
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
 from mpsd.host import descriptors as host_descriptors

@@ -5,10 +5,10 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 from mpsd_client import State, StateReader
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration, Stopping

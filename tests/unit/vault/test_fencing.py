@@ -2,11 +2,11 @@
 
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, TooMany
 from mpsd.model.arena import Access

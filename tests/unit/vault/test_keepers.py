@@ -3,10 +3,10 @@
 import os
 import signal
 import socket
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from mpsd.errors import KeeperFailed, NoRoom, UnusablePath

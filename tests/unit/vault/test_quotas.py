@@ -1,9 +1,8 @@
 """Quotas in a running vault: counted as memory comes, given back as it goes, never passed by two at once."""
 
-from dataclasses import replace
-
 import pytest
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import NoRoom, NoSuchDevice
 from mpsd.model.arena import GRANULE

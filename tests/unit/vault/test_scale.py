@@ -4,10 +4,10 @@ import os
 import signal
 import time
 import tracemalloc
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from mpsd.model.arena import GRANULE, Access
 from mpsd.model.process import ProcessId

@@ -6,10 +6,10 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from mpsd_client import State, StateReader
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NotAllowed, StaleGeneration

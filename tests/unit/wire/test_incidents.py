@@ -1,9 +1,9 @@
 """The parts of a fault that each receiver gets, and the size limit."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.model.fault import Confidence, Deed, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId

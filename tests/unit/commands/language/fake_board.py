@@ -1,6 +1,8 @@
 """A board in memory, with domains that answer forwarded lines as the vendor's daemon does."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from mpsd.errors import MpsdError, NoSuchServer
 from mpsd.model.device import Device

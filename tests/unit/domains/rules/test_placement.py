@@ -1,10 +1,9 @@
 """Placement is a table: one row a rule of docs/domains.md."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.rules.spares import SparePlan, plan_spares

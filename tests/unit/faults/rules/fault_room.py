@@ -3,7 +3,7 @@
 Times are milliseconds after the launch of the bad kernel; the usual ones are those measured on an H200.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mpsd.faults.rules.fusion import Fusion
 from mpsd.model.fault import Confidence, FaultClass, Observation, Party, Source

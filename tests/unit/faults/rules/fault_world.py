@@ -8,7 +8,9 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from mpsd.faults.rules.blame import Blame
 from mpsd.faults.rules.blame_state import Change, Convicted, SuspectSet

@@ -2,9 +2,9 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.faults.rules.blame import MOST_CASES, MOST_KEYS, Blame
 from mpsd.faults.rules.blame_state import Cleared, Convicted, Released, Suspected

@@ -1,8 +1,7 @@
 """Fusion: one fault is one incident, whatever its sources report, lose or delay. Every row of the tables in fusion.py."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.faults.rules.fusion import MOST_OPEN, Fusion
 from mpsd.faults.rules.incident_record import MOST_SHOWN

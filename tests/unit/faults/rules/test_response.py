@@ -1,8 +1,7 @@
 """Reactions to an incident: the table of response.py, row by row, and the reactions that are forbidden."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.faults.rules.response import Drain, End, Finish, Freeze, is_stopped, plan
 from mpsd.faults.rules.settings import FaultSettings

@@ -1,7 +1,6 @@
 """Xid lines, of driver 580 on an H200 and of NVIDIA's documentation."""
 
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +37,7 @@ DEVICES = [
 )
 def test_xids(line, expected):
     found = parse_xid(line)
-    assert (found and dataclasses.replace(found, logged_ns=0, text="")) == expected
+    assert (found and msgspec.structs.replace(found, logged_ns=0, text="")) == expected
 
 
 def test_the_xid_of_an_mmu_fault_tells_address_and_access():

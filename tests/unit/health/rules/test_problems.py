@@ -1,8 +1,7 @@
 """From facts to problems: each names what was found, and what to do."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.domains.rules.placement import Create, Join, Wait
 from mpsd.health.rules.problems import LEAST_FREE_BYTES, LEAST_FREE_FILES, HealthFacts, Storage, problems

@@ -1,10 +1,9 @@
 """How the shares of a group are dealt, and what a pool of leases and clients takes."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mpsd.leases.rules.group_shares import Group, GroupMember, at_start, deal_by_presence, in_proportion
 from mpsd.leases.rules.sm_pools import Absent, ClientShare, SmPool

@@ -1,8 +1,7 @@
 """The active and its successor: the table of succession.py, and every event in every phase."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.model.process import ProcessId
 from mpsd.model.service import MemberState, Phase

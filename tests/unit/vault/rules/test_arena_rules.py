@@ -1,8 +1,7 @@
 """Rules for arenas: names, sizes, quotas, and the order of eviction."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, NoRoom, TooMany
 from mpsd.fairness.uid_ranges import parse
