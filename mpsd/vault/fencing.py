@@ -7,7 +7,7 @@ readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import structlog
@@ -19,7 +19,9 @@ from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
 from mpsd.host.process_exit import wait_ended
+from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
+from mpsd.vault.rules.spec import check_readers
 
 log = structlog.get_logger()
 MOST_HOLDERS = 4096  # processes; each needs a descriptor
@@ -94,13 +96,22 @@ class ArenaHolders:
         uid = _uid(process)
         if len(self._waits) >= MOST_HOLDERS:
             raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
-        share = self._share_of(uid)
-        own = sum(self._share_of(wait.uid) == share for wait in self._waits.values())
+        own = self._count(uid, self._waits)
         if kept := hindrance_of_slots(MOST_HOLDERS, own, len(self._waits), uid == _ROOT, "processes with arenas open"):
             raise TooMany(kept)
         if uid != _ROOT and own >= MOST_OF_USER:
-            raise TooMany(f"{MOST_OF_USER} processes of user {share} have arenas open, and no more may")
+            raise TooMany(f"{MOST_OF_USER} processes of user {self._share_of(uid)} have arenas open, and no more may")
         return uid
+
+    def check_reader(self, arena: Arena, process: ProcessId) -> None:
+        """Check whether the process may be one more reader of the arena, beside those of other users.  Raise TooMany."""
+        uid = _uid(process)
+        check_readers(arena, self._count(uid, arena.readers), is_preferred=uid in (_ROOT, arena.owner_uid))
+
+    def _count(self, uid: int, among: Iterable[ProcessId]) -> int:
+        """Return how many of these processes with open arenas are of this user."""
+        share = self._share_of(uid)
+        return sum(self._share_of(self._waits[each].uid) == share for each in among if each in self._waits)
 
     def restore(self, process: ProcessId) -> None:
         """Wait for a process of an earlier mpsd; it may have ended since."""

@@ -19,7 +19,6 @@ from mpsd.vault.allocations import Allocations
 from mpsd.vault.catalog import Catalog
 from mpsd.vault.fencing import ArenaHolders
 from mpsd.vault.live_arena import LiveArena, without
-from mpsd.vault.rules.spec import check_readers
 from mpsd.vault.store import VaultStore
 
 
@@ -44,7 +43,7 @@ class Writers:
         arena = entry.arena
         if process == arena.writer or process in arena.readers:
             return arena
-        check_readers(arena)
+        self._holders.check_reader(arena, process)
         return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
 
     async def _open_to_write(self, entry: LiveArena, process: ProcessId, wait_seconds: float) -> Arena:

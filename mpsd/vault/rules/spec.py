@@ -1,6 +1,7 @@
 """Check the specification of an arena.  Pure.  usage.py checks whether there is room."""
 
 from mpsd.errors import BadRequest, TooMany
+from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.model.arena import GRANULE, MOST_CAPACITY_BYTES, MOST_WINDOW_BYTES, WINDOW_UNIT, Arena, ArenaSpec
 from mpsd.model.device import Device
 from mpsd.vault.rules.windows import round_up, window_bytes
@@ -27,7 +28,12 @@ def check_fits(name: str, capacity_bytes: int, device: Device | None) -> None:
         raise BadRequest(f"capacity_bytes of arena {name}: {found}")
 
 
-def check_readers(arena: Arena) -> None:
-    """Check whether one more process may read the arena.  Raise TooMany."""
+def check_readers(arena: Arena, own: int, *, is_preferred: bool) -> None:
+    """Check whether one more process may read the arena, of a user with `own` of its readers.  Raise TooMany.
+
+    is_preferred: the user is root, or the arena's owner, who may have all places.
+    """
     if len(arena.readers) >= MOST_READERS:
         raise TooMany(f"arena {arena.name} is open for reading in {len(arena.readers)} processes, and no more may")
+    if kept := hindrance_of_slots(MOST_READERS, own, len(arena.readers), is_preferred, "readers of an arena"):
+        raise TooMany(kept)

@@ -129,8 +129,8 @@ class House:
 class Holder:
     """A process."""
 
-    def __init__(self) -> None:
-        self._child = subprocess.Popen(["sleep", "600"])
+    def __init__(self, uid: int | None = None) -> None:
+        self._child = subprocess.Popen(["sleep", "600"], user=uid)
         found = processes.process_id(self._child.pid)
         assert found is not None
         self.process: ProcessId = found
@@ -150,8 +150,8 @@ class Holder:
 
 
 @contextmanager
-def a_process() -> Iterator[Holder]:
-    made = Holder()
+def a_process(uid: int | None = None) -> Iterator[Holder]:
+    made = Holder(uid)
     try:
         yield made
     finally:

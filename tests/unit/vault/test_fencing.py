@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, TooMany
 from mpsd.model.arena import Access
 from mpsd.model.process import ProcessId
+from mpsd.vault.rules import spec
 from mpsd.vault.rules.settings import VaultSettings
 from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, STRANGER, USER, a_process, committed, opened, put, taken, until
@@ -54,6 +56,27 @@ async def test_a_readable_pidfd_is_not_enough(house, writer, other):
         assert house.holding.released == []
         house.holding.held[writer.process].set()
         assert (await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)).generation == 2
+
+
+@pytest.mark.root
+async def test_the_readers_of_one_user_keep_no_other_out(house, writer, monkeypatch):
+    """An arena that all may read had 256 places: 256 processes of anyone kept even its owner's out."""
+    monkeypatch.setattr(spec, "MOST_READERS", 32)
+    many, few = 64321, 64322
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        with ExitStack() as alive:
+
+            async def read(uid):
+                holder = alive.enter_context(a_process(uid))
+                await vault.arenas.open(arena.id, Access.READ, holder.process, 0)
+
+            for _ in range(28):
+                await read(many)
+            with pytest.raises(TooMany, match="readers of an arena: the last 4 of 32"):
+                await read(many)
+            await read(few)
+            await read(USER)
 
 
 @pytest.mark.parametrize("waits_first", [True, False])

@@ -1,5 +1,7 @@
 """Rules for arenas: names, sizes, quotas, and the order of eviction."""
 
+from contextlib import nullcontext
+
 import pytest
 from msgspec.structs import replace
 
@@ -195,9 +197,24 @@ def test_what_may_be_asked_for(capacity, window, expected):
 
 def test_readers_have_a_limit():
     readers = tuple(ProcessId(pid, 1) for pid in range(1, MOST_READERS + 1))
-    check_readers(arena(readers=readers[1:]))
+    check_readers(arena(readers=readers[1:]), MOST_READERS - 1, is_preferred=True)
     with pytest.raises(TooMany):
-        check_readers(arena(readers=readers))
+        check_readers(arena(readers=readers), 0, is_preferred=True)
+
+
+@pytest.mark.parametrize(
+    ("total", "own", "is_preferred", "is_admitted"),
+    [
+        pytest.param(223, 223, False, True, id="one user alone"),
+        pytest.param(224, 224, False, False, id="but not the last places"),
+        pytest.param(224, 3, False, True, id="which are for users with few readers"),
+        pytest.param(255, 200, True, True, id="and for the owner"),
+    ],
+)
+def test_one_user_leaves_readers_to_others(total: int, own: int, is_preferred: bool, is_admitted: bool) -> None:
+    readers = tuple(ProcessId(pid, 1) for pid in range(1, total + 1))
+    with nullcontext() if is_admitted else pytest.raises(TooMany, match="the last 32 of 256"):
+        check_readers(arena(readers=readers), own, is_preferred=is_preferred)
 
 
 @pytest.mark.parametrize(
