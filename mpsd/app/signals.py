@@ -3,7 +3,6 @@
 import os
 import signal
 
-import structlog
 from msgspec.structs import replace
 
 from mpsd.api.audit import Audit
@@ -16,8 +15,7 @@ from mpsd.domains.public_log import PublicLog
 from mpsd.host.rules.descriptor_budget import Budget
 from mpsd.host.user_database import AdminGroup
 from mpsd.log.journal import Journal
-
-log = structlog.get_logger()
+from mpsd.logger import log
 
 
 class Signals:

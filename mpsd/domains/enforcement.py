@@ -1,6 +1,5 @@
 """Set the limits of one client at its domain, before its connection goes there."""
 
-import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -8,8 +7,7 @@ from mpsd.domains.rules import vendor_limits as terms
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError
-
-log = structlog.get_logger()
+from mpsd.logger import log
 
 
 async def enforce(pool: Pool, domain: Domain, uid: int, limits: ClientLimits) -> None:
