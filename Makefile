@@ -73,7 +73,7 @@ $(VENV)/dev: $(VENV)/runtime
 programs: | needs
 	@$(call compile,clients/control,the front end)
 	@$(call compile,native,the simulator,sim)
-	@$(call compile,native,the keeper and the inspector,keeper inspector launcher)
+	@$(call compile,native,the keeper and the inspector,keeper inspector launcher sentinel)
 	@$(call compile,clients/c,the C library)
 	@[ "$$(uname -m)" != x86_64 ] || { $(call compile,clients/shim,the shim); }
 
@@ -141,10 +141,11 @@ install-files:
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
 	@$(call install_each,$(INSTALLED_PIP),$(PREFIX)/venv)
 	@echo "copying programs, manual page and service files into place"
-	@install -d $(LIBDIR)/keeper $(LIBDIR)/inspector $(LIBDIR)/launcher $(LIBDIR)/sim
+	@install -d $(LIBDIR)/keeper $(LIBDIR)/inspector $(LIBDIR)/launcher $(LIBDIR)/sentinel $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
 	@install -m 755 native/inspector/mpsd-inspector $(LIBDIR)/inspector/mpsd-inspector
 	@install -m 755 native/launcher/mpsd-launcher $(LIBDIR)/launcher/mpsd-launcher
+	@install -m 755 native/sentinel/mpsd-sentinel $(LIBDIR)/sentinel/mpsd-sentinel
 	@[ ! -e clients/shim/libmpsd.so ] || install -m 644 clients/shim/libmpsd.so $(LIBDIR)/libmpsd.so
 	@cp -dR --preserve=mode,timestamps native/sim/bin native/sim/lib $(LIBDIR)/sim/
 	@chmod -R go-w $(PREFIX)/venv

@@ -15,6 +15,7 @@ from mpsd.app.daemon import Daemon
 from mpsd.app.readiness import Notifier
 from mpsd.app.startup import Startup
 from mpsd.app.wire_faults import join_faults
+from mpsd.app.wire_sentinels import join_sentinels
 from mpsd.app.wire_services import join_failover
 from mpsd.app.wire_vault import join_vault
 from mpsd.commands.pool_board import DaemonBoard
@@ -48,6 +49,7 @@ from mpsd.relay.conversation import Conversations
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
+from mpsd.sentinel.sentinels import Sentinels
 from mpsd.stop.quit import Shutdown
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
@@ -73,17 +75,17 @@ def build(found: Startup) -> Daemon:
     events = EventBus()
     facts = ClientFacts(found.inspector)
     book = _open_book(found, pool, facts, events)
-    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed)))
+    sentinels = join_sentinels(found, pool)
+    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels)))
     faults = join_faults(found, pool, book, stopper, events, facts)
-    notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
     failover = join_failover(found, pool, vault, stopper, faults, events)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(config, events, book)
-    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics) if found.is_privileged else None
+    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics, sentinels)
     ending = Shutdown(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    health = _build_health(found, pool, book, relayed and relayed[1], faults)
+    health = _build_health(found, pool, book, relayed and relayed[1], faults, sentinels)
     services = Ports(
         book,
         DomainOperations(pool, upkeep, _wish(relayed), faults.attachments.standing, book.uid_of),
@@ -111,7 +113,7 @@ def build(found: Startup) -> Daemon:
         Sessions(board, found.public.write, settings.sessions(config), found.ranges, found.admin_group.gid),
         ending,
         found.store,
-        notifier,
+        Notifier(found.environ),
         relayed,
         book,
         api,
@@ -123,6 +125,7 @@ def build(found: Startup) -> Daemon:
         claim.restore,
         _ignore_signal,
     )
+    daemon.sentinels = sentinels
     daemon.beside += [health.run, partial(watch_vital_signs, pool.domains, pool.notify)]
     return daemon
 
@@ -150,7 +153,8 @@ def _open_book(found: Startup, pool: Pool, facts: ClientFacts, events: EventBus)
     return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=found.ranges)
 
 
-def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults) -> Health:
+def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults,
+                  sentinels: Sentinels | None) -> Health:
     return Health(
         pool,
         book,
@@ -159,6 +163,7 @@ def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperCli
         lambda: keeper.is_there if keeper else None,
         lambda: found.store.trouble,
         lambda: faults.sources.lost_gpus,
+        lambda: sentinels.problems() if sentinels else (),
     )
 
 
@@ -171,8 +176,11 @@ def _readings(found: Startup, relayed: tuple[Relay, KeeperClient] | None, api: A
 
 
 def _build_relay(
-    found: Startup, pool: Pool, book: Admission, desk: Incidents, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
-) -> tuple[Relay, KeeperClient]:
+    found: Startup, pool: Pool, book: Admission, desk: Incidents, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None,
+    sentinels: Sentinels | None,
+) -> tuple[Relay, KeeperClient] | None:
+    if not found.is_privileged:
+        return None
     config, state = found.config, found.claim.state_directory
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(found.inspector, program, state / "keeper", config.relay.max_connections * 2 + 16)
@@ -181,6 +189,7 @@ def _build_relay(
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
+    conversations.prepare = sentinels.prepare if sentinels else None
     if metrics:
         conversations.took_handshake = metrics.took_handshake
     return Relay(conversations, found.ranges), keeper
@@ -197,9 +206,11 @@ def _admitted(book: LeaseBook) -> set[ProcessId]:
     return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
 
 
-def _needed(found: Startup, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
+def _needed(found: Startup, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None,
+            sentinels: Sentinels | None) -> set[int]:
     """Return the pids, other than those of the domains, that clients depend on."""
-    return {found.inspector.pid, refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
+    return {found.inspector.pid, refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else []),
+            *(sentinels.pids if sentinels else ())}
 
 
 def _open_progress(path: Path, slots: int) -> Progress:

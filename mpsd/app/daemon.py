@@ -34,6 +34,7 @@ from mpsd.leases.lease_book import LeaseBook
 from mpsd.logger import log
 from mpsd.relay.public_sockets import DOORS, LinkedSockets, RelayedSockets
 from mpsd.relay.server import Relay
+from mpsd.sentinel.sentinels import Sentinels
 from mpsd.services.requests import ServiceRequests
 from mpsd.stop.quit import Shutdown
 from mpsd.vault.lifecycle import Vault
@@ -67,6 +68,7 @@ class Daemon(Struct):
     restore: Callable[[], None]  # the pipe directory
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: exit now, whatever still runs
+    sentinels: Sentinels | None = None  # None: unprivileged
     beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # other tasks that run as long
     _services: trio.Nursery | None = None
     _listeners: list[socket.socket] = field(default_factory=list)
@@ -79,6 +81,8 @@ class Daemon(Struct):
             services.start_soon(self.faults.run)
             services.start_soon(self.vault.run)
             services.start_soon(self.failover.run)
+            if self.sentinels:
+                await services.start(self.sentinels.run)
             await services.start(self.pool.run, self.store.domains())
             async with trio.open_nursery() as conversations:
                 await settle(self.pool, self.relayed, held, is_old, conversations)

@@ -24,6 +24,7 @@ from mpsd.model.domain import Defaults
 from mpsd.model.lease import Refusal
 from mpsd.model.quantities import parse_limit
 from mpsd.relay.conversation import RelaySettings
+from mpsd.sentinel.protection import SentinelSettings
 from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
 from mpsd.services.settings import FailoverSettings
@@ -76,8 +77,19 @@ def pool(config: Config, invocation: Invocation, state: Path) -> PoolSettings:
         ),
         visible_devices=visible(config),
         recycle_seconds=config.faults.recycle_seconds,
+        reserved_per_gpu=int(config.sentinel.mode != "off"),
         is_guarded=config.admission.default == "refuse",
     )
+
+
+def sentinel(config: Config) -> SentinelSettings:
+    return SentinelSettings(
+        is_on=config.sentinel.mode != "off",
+        is_required=config.sentinel.mode == "required",
+        start_seconds=config.sentinel.start_seconds,
+        program=paths.sentinel(),
+    )
+
 
 
 def visible(config: Config) -> str | None:

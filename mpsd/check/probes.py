@@ -72,6 +72,7 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
     yield probe_pid_namespace()
     yield probe_privilege()
     yield from probe_private()
+    yield from probe_sentinel(config)
     yield probe_descriptors(config)
 
 
@@ -266,6 +267,19 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
         return
     found = f"every user can connect to vendor daemons past mpsd and past leases: {done.stderr.strip()}"
     yield Finding(area, Grade.NOTE, found, "let mpsd mount: CAP_SYS_ADMIN, and a security profile that allows it")
+
+
+def probe_sentinel(config: Config) -> Iterator[Finding]:
+    """Report whether the sentinel can be started, where it is configured.  Only a GPU shows whether it contains anything."""
+    area, program = "sentinel", places.sentinel()
+    if config.sentinel.mode == "off":
+        return
+    if not os.access(program, os.X_OK):
+        yield Finding(area, Grade.BAD, f"{program} is missing or not executable", "install mpsd anew, or set sentinel.mode")
+    elif not may_impersonate():
+        yield Finding(area, Grade.NOTE, "without root mpsd starts none", "start as root, or set sentinel.mode")
+    else:
+        yield Finding(area, Grade.GOOD, f"{program}, {config.sentinel.mode}")
 
 
 def probe_descriptors(config: Config) -> Finding:

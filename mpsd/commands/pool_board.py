@@ -1,6 +1,7 @@
 """The board of the vendor's commands (commands/language/board.py), over all fault domains at once."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import trio
 
@@ -18,6 +19,7 @@ from mpsd.model.domain import Defaults, ServerView
 _OF_ONE_SERVER = frozenset(
     f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
 )
+_PID = re.compile(r"\s*(\d+)[.\s]")  # of a row; get_device_client_list writes PID.CONTEXT
 _PATIENCE_SECONDS = 1.0  # then the last known state is the answer: health probes give up after 3 s
 
 
@@ -87,7 +89,7 @@ class DaemonBoard:
     async def forward(self, server_pid: int | None, line: str) -> str:
         domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
         if server_pid is None or not domain.guard.is_on or line.split()[0] not in _OF_ONE_SERVER:
-            return await domain.control.command(line)
+            return _without(domain.sentinel.pids, await domain.control.command(line))
         return await self._at_baseline(domain, server_pid, line)
 
     async def _at_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
@@ -116,3 +118,9 @@ class DaemonBoard:
             raise
         finally:
             domain.mark_stale()
+
+
+def _without(pids: Collection[int], answer: str) -> str:
+    """Return the answer without the rows of these processes, which begin with their pids."""
+    kept = (line for line in answer.splitlines(keepends=True) if not (found := _PID.match(line)) or int(found[1]) not in pids)
+    return "".join(kept) if pids else answer

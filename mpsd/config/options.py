@@ -10,6 +10,7 @@ from typing import Literal
 from mpsd.config import schema
 from mpsd.config.log_options import LogOptions
 from mpsd.config.schema import Option, option, section
+from mpsd.config.sentinel_options import SentinelOptions
 from mpsd.config.service_options import ServiceOptions
 from mpsd.config.value_checks import (
     DEVICES,
@@ -373,6 +374,7 @@ class Config:
     faults: FaultOptions = section(FaultOptions)
     vault: VaultOptions = section(VaultOptions)
     services: ServiceOptions = section(ServiceOptions)
+    sentinel: SentinelOptions = section(SentinelOptions)
     stop: StopOptions = section(StopOptions)
     limits: LimitOptions = section(LimitOptions)
     log: LogOptions = section(LogOptions)

@@ -62,6 +62,11 @@ def launcher() -> Path:
     return native_directory() / "launcher" / "mpsd-launcher"
 
 
+def sentinel() -> Path:
+    """Return the program that contains SM exceptions in a vendor server."""
+    return native_directory() / "sentinel" / "mpsd-sentinel"
+
+
 def nvml_library(config: Config) -> Path | None:
     """Return the library to load instead of NVML; None for the driver's own."""
     return native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None

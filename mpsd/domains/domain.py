@@ -18,6 +18,7 @@ from mpsd.domains.limit_guard import Guard
 from mpsd.domains.rules import log_lines, server_answers, vendor_limits
 from mpsd.domains.rules.line_alarm import LineAlarm
 from mpsd.domains.rules.log_lines import News
+from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
@@ -65,6 +66,7 @@ class Domain:
     adopts_until: float = -math.inf  # clients that an earlier mpsd admitted may still come into its lists (trio time)
     _line_alarm: LineAlarm = field(default_factory=LineAlarm)
     _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # from lines that users can write
+    sentinel: SentinelPort = field(default_factory=NoSentinel)
     silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer the last time, or cannot
     hindrance: str = ""  # why it cannot answer, as its processes and files show (vital_signs.py)
     _silent_since: float = math.inf  # the time of the first question without an answer since
@@ -368,7 +370,8 @@ class Domain:
                     told = await self.control.commands(server_answers.about(pid))
                 status, clients = server_answers.parse_server(told)
             if owner := processes.owner(pid):  # None: it ended between the list and the question
-                servers[pid] = ServerView(pid, owner[0], status, tuple(clients), self.name, self.gpus)
+                listed = tuple(each for each in clients if each not in self.sentinel.pids)
+                servers[pid] = ServerView(pid, owner[0], status, listed, self.name, self.gpus)
         return servers
 
     def _is_started(self, pid: int) -> bool:

@@ -52,6 +52,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         pool.store.forget_baselines(domain.name)
         pool.begin_guarding(domain)
     else:
+        await domain.sentinel.take_over()  # before its client could count as one
         domain.served_defaults = pool.defaults  # they were stored before its server got them
     domain.is_adopted = not is_new
     if not is_new:

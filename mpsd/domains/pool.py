@@ -24,6 +24,7 @@ from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.rules.log_lines import LogLine, News
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.rules.vendor_limits import ClientLimits
+from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
@@ -66,6 +67,7 @@ class PoolSettings(Struct, frozen=True):
     vendor_options: tuple[str, ...]  # options of its daemons in addition to -d
     visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
     recycle_seconds: float = 0.0  # a domain in FAULT for longer is restarted without its clients; 0: never
+    reserved_per_gpu: int = 0  # places of each server that a sentinel takes for each GPU
     is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/limit_guard.py)
 
 
@@ -91,6 +93,7 @@ class Pool:
     on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
     on_gone: Callable[[ProcessId, ProcessExit | None], None] = lambda process, ending: None  # called after the end of a member
     avoid: Callable[[ProcessId | None], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
+    sentinel_of: Callable[[Domain], SentinelPort] = lambda domain: NoSentinel()  # called with each new domain
     on_news: Callable[[Domain, News], None] = lambda domain, news: None  # called with the news of a domain's log
     stopping: trio.Event = field(default_factory=trio.Event)  # set: mpsd takes no new clients
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take no new client, by their UUIDs
@@ -265,7 +268,9 @@ class Pool:
         self._next_number = max(self._next_number, number + 1)
         name = name or (_FIRST if number == 1 else f"d{number}")
         control = VendorControl(self.program, self.settings.home / name)
-        domain = Domain(name, number, gpus, control, self.settings.clients_per_server)
+        capacity = self.settings.clients_per_server - self.settings.reserved_per_gpu * len(gpus)
+        domain = Domain(name, number, gpus, control, max(1, capacity))
+        domain.sentinel = control.sentinel = self.sentinel_of(domain)
         self.domains[name] = domain
         self.store.save_domain(name, number, gpus, False)
         assert self._nursery is not None, "domains live in run()"

@@ -8,7 +8,7 @@ time.
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import trio
@@ -17,6 +17,7 @@ from msgspec import Struct
 from mpsd.domains.directories import CLOSED, OPEN, DomainDirectories
 from mpsd.domains.leftovers import Leftovers
 from mpsd.domains.rules.server_answers import LIST, split_list
+from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
@@ -32,6 +33,7 @@ _ATTEMPTS = 5  # another user's vendor front end, relayed, can still overlap wit
 _SILENT_COMMANDS = 3
 _FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
+_NEEDS_ALL = ("shutdown_server", "terminate_client")
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints no message
 _LONGEST_SOCKET = "control_privileged"
 _NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
@@ -61,6 +63,7 @@ class VendorControl:
         self.pipe_directory = self.home.pipe
         self.log_directory = self.home.log
         self.process: ProcessId | None = None
+        self.sentinel: SentinelPort = NoSentinel()
         self.is_exposed = False  # other users reach its sockets and its log, past the relay
         self.was_left_exposed = False  # by an earlier mpsd, which did not close its directories or could not
         self._program = program
@@ -74,7 +77,7 @@ class VendorControl:
         await trio.to_thread.run_sync(self._make_directories, as_uid)
         await self.sweep()
         arguments = ["-d", *options]
-        environment = self._environment()
+        environment = self.environment()
         if visible_devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices
         try:
@@ -112,16 +115,20 @@ class VendorControl:
     async def commands(self, lines: Sequence[str], seconds: float | None = None) -> str:
         """Return its answers to several commands, one after the other, from one session.
 
-        Raise VendorFailed; then it may have executed some of them.
+        The sentinel is ended before a command that a server carries out only while no client is stopped.  Raise VendorFailed;
+        then it may have executed some of them.
         """
         for line in lines:
             if (size := len(line.encode())) > MAX_LINE_BYTES or "\n" in line:
                 raise VendorFailed(f"a command of {size} bytes is not passed on: {MAX_LINE_BYTES} on one line are")
         encoded = "".join(f"{line}\n" for line in lines).encode()
-        async with self._one_at_a_time:
+        async with AsyncExitStack() as stack:
+            if any(line.startswith(_NEEDS_ALL) for line in lines):
+                await stack.enter_async_context(self.sentinel.aside())
+            await stack.enter_async_context(self._one_at_a_time)
             for attempt in range(_ATTEMPTS):
                 status, output = await self._run(
-                    [], encoded, self._environment(), seconds or self._program.command_seconds
+                    [], encoded, self.environment(), seconds or self._program.command_seconds
                 )
                 if not status:
                     answer = output.decode(errors="replace")
@@ -138,7 +145,7 @@ class VendorControl:
         """Return whether it answers at all, even that it is busy.  Does not wait for other commands to finish."""
         with trio.move_on_after(seconds):
             try:
-                await self._run([], f"{LIST}\n".encode(), self._environment(), seconds)
+                await self._run([], f"{LIST}\n".encode(), self.environment(), seconds)
             except VendorFailed:
                 return False
             return True
@@ -151,23 +158,25 @@ class VendorControl:
 
     async def quit(self, patience_seconds: float) -> bool:
         """Ask it to quit, forcing its servers after a second; return True if it ends within the patience."""
-        with trio.move_on_after(patience_seconds):
-            try:
-                await self.command(f"quit -t {_FORCE_SECONDS}", patience_seconds)
-            except VendorFailed:
-                pass  # a daemon that hangs or has ended does not answer: only its process counts
-            await self.wait_gone()
+        async with self.sentinel.aside():
+            with trio.move_on_after(patience_seconds):
+                try:
+                    await self.command(f"quit -t {_FORCE_SECONDS}", patience_seconds)
+                except VendorFailed:
+                    pass  # a daemon that hangs or has ended does not answer: only its process counts
+                await self.wait_gone()
         return not self.is_alive()
 
     async def kill(self) -> None:
         """Kill a daemon that does not quit; its servers and their clients' contexts die with it."""
         if self.process is None:
             return
-        self._leftovers.record_children(self.process)
-        with suppress(OSError):
-            processes.kill(self.process)
-        with trio.move_on_after(self._program.command_seconds):
-            await wait_ended(self.process)
+        async with self.sentinel.aside():
+            self._leftovers.record_children(self.process)
+            with suppress(OSError):
+                processes.kill(self.process)
+            with trio.move_on_after(self._program.command_seconds):
+                await wait_ended(self.process)
         processes.collect(self.process.pid)
         await self.sweep()
 
@@ -196,7 +205,14 @@ class VendorControl:
         if trouble := self.home.trouble(os.geteuid() if owner is None else owner):
             raise UnusablePath(f"{self.home.path} cannot be used: {trouble}")
 
-    def _environment(self) -> dict[str, str]:
+    def reach(self, *words: str) -> tuple[str, ...]:
+        """Return the command line by which another user's program reaches the daemon's sockets."""
+        if self._program.launcher is None or self.is_exposed:
+            return words
+        return (str(self._program.launcher), str(self.home.path), *words)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the daemon's programs."""
         directories = {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_directory),
             "CUDA_MPS_LOG_DIRECTORY": str(self.log_directory),

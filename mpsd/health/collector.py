@@ -22,6 +22,7 @@ class Health(Struct):
 
     missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.
     unwritten: why mpsd's facts about its domains could not be stored.  lost_gpus: whose errors NVML no longer reports, and why.
+    unprotected: which domains lack the sentinel that is configured, and why.
     """
 
     pool: Pool
@@ -31,6 +32,7 @@ class Health(Struct):
     has_keeper: Callable[[], bool | None]
     unwritten: Callable[[], str]
     lost_gpus: Callable[[], Mapping[str, str]]
+    unprotected: Callable[[], Sequence[str]] = tuple
     _seen: Storage | None = None
     _seen_at: float = 0.0  # trio time
 
@@ -65,4 +67,5 @@ class Health(Struct):
             clients=len(self.book.grants()),
             most_clients=self.book.settings.max_clients,
             lost_gpus=self.lost_gpus(),
+            unprotected=self.unprotected(),
         )

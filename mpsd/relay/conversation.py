@@ -7,7 +7,7 @@ import math
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 from msgspec import Struct, field
@@ -59,6 +59,7 @@ class Conversations(Struct):
     refusals: Refusals
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
+    prepare: Callable[[Domain, int], Awaitable[None]] | None = None  # before a client goes to a domain; may raise MpsdError
     took_handshake: Callable[[float], None] = lambda seconds: None  # gets the time that a connection spent with its domain
 
     async def run(self, caller: ClientConnection) -> None:
@@ -97,6 +98,7 @@ class Conversations(Struct):
             return True
         began = trio.current_time()
         try:
+            await self._prepare(domain, caller)
             end = await self._visit(caller, domain, limits)
         except _NotSet as exc:
             log.warning("limits.not_set", pid=caller.credentials.pid, domain=domain.name, why=str(exc), effect="it waits")
@@ -128,6 +130,14 @@ class Conversations(Struct):
                 return end
             finally:
                 domain.guard.forget_arrival(pid, arrival)
+
+    async def _prepare(self, domain: Domain, caller: ClientConnection) -> None:
+        """Return once the domain's sentinel is ready, or no client waits for it.  Raise _NotSet if clients have to."""
+        if self.prepare is not None and caller.process not in domain.connected:
+            try:
+                await self.prepare(domain, caller.credentials.uid)
+            except MpsdError as exc:
+                raise _NotSet(str(exc)) from exc
 
     def _must_leave(self, caller: ClientConnection, domain: Domain) -> bool:
         """Return whether the domain fell ill while a client without a context there waited; then the client leaves it."""

@@ -105,6 +105,10 @@ class Shutdown(Struct):
     async def _end_domain(self, domain: Domain, failures: list[str]) -> None:
         domain.mark_stale()
         await self._look(domain)  # a client unknown to mpsd would be killed without having been terminated
+        async with domain.sentinel.aside():
+            await self._end_clients_and_daemon(domain, failures)
+
+    async def _end_clients_and_daemon(self, domain: Domain, failures: list[str]) -> None:
         for server in list(domain.servers.values()):
             for client in server.client_pids:
                 await self._terminate(domain, server.pid, client)

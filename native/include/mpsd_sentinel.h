@@ -15,10 +15,12 @@
  *
  *   op     request                             effect
  *   ADD    pid and, as a descriptor, a pidfd    the process is a client of the server: its descriptors are held after an exception
+ *   SERVER pid and, as a descriptor, a pidfd    the process is the server: when it ends, the watcher exits as after END
  *   END    nothing                              the stopped client is killed and the watcher exits. After an exception this ends
  *                                               the server's other clients, as without a sentinel
  *
  *   report      pid           status               count                      other
+ *   STARTED     the client    0                    pid of the watcher         the client runs, and has no context yet
  *   ARMED       the client    0                    SMs of the GPU             an exception from now on is contained
  *   FAULT       0             1: RM reports an MMU SMs that report an error   pc, warp_esr, global_esr of the first of them
  *                             fault, too; else 0
@@ -33,7 +35,7 @@
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,
  * which it does when the last of them has ended. A death of the watcher kills the stopped client.
  *
- * Exit status: 0 after END or the last client's end; 1 after FAILED; 2 when it could not start, with one line on stderr.
+ * Exit status: 0 after END, the server's end or the last client's end; 1 after FAILED; 2 when it could not start, with one line on stderr.
  * In Python's struct a request is "=IIII", a report "=IIIiQQIIIIQ".
  */
 #ifndef MPSD_SENTINEL_H
@@ -55,7 +57,7 @@ enum {
 	MPSD_SENTINEL_START_MS = 60000,
 };
 
-enum mpsd_sentinel_op { MPSD_SENTINEL_ADD = 1, MPSD_SENTINEL_END = 2 };
+enum mpsd_sentinel_op { MPSD_SENTINEL_ADD = 1, MPSD_SENTINEL_END = 2, MPSD_SENTINEL_SERVER = 3 };
 
 enum mpsd_sentinel_kind {
 	MPSD_SENTINEL_ARMED = 1,
@@ -63,6 +65,7 @@ enum mpsd_sentinel_kind {
 	MPSD_SENTINEL_HOLDS = 3,
 	MPSD_SENTINEL_CONTAINED = 4,
 	MPSD_SENTINEL_FAILED = 5,
+	MPSD_SENTINEL_STARTED = 6,
 };
 
 enum mpsd_sentinel_step { /* of FAILED */

@@ -13,7 +13,6 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -23,7 +22,7 @@ enum {
 	MOST_IN_A_ROW = 2, /* then requests are heard again */
 };
 
-enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, FIRST_ADDED };
+enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
 
 struct added { /* a client of the server */
 	pid_t pid;
@@ -276,6 +275,11 @@ static void hear_peer(void)
 		add_client((pid_t)request.pid, fd);
 		return;
 	}
+	if (is_whole && request.op == MPSD_SENTINEL_SERVER && fd >= 0) {
+		close_slot(SERVER);
+		watcher.polled[SERVER].fd = fd;
+		return;
+	}
 	if (fd >= 0)
 		close(fd);
 	close_slot(PEER);
@@ -293,6 +297,12 @@ static void client_ended(int place)
 		leave(0);
 }
 
+/* Without it there is nothing to contain, and the stopped client would stay for ever. */
+static void server_ended(void)
+{
+	leave(0);
+}
+
 static int wait_ms(void)
 {
 	uint64_t now = now_ns();
@@ -305,8 +315,9 @@ static int wait_ms(void)
 static void run(void)
 {
 	static void (*const hear[FIRST_ADDED])(void) = { [LISTENER] = accept_peer, [PEER] = hear_peer, [SIGNALS] = hear_signal,
-							 [START] = arm, [EVENT] = contain, [HOLDERS] = hear_holder };
-	static const int order[] = { EVENT, HOLDERS, START, SIGNALS, PEER, LISTENER };
+							 [START] = arm, [EVENT] = contain, [HOLDERS] = hear_holder,
+							 [SERVER] = server_ended };
+	static const int order[] = { EVENT, HOLDERS, START, SIGNALS, PEER, LISTENER, SERVER };
 
 	for (;;) { /* forever: see wait_ms() */
 		int ready = poll(watcher.polled, FIRST_ADDED + MPSD_SENTINEL_CLIENTS, wait_ms());
@@ -354,12 +365,18 @@ static int start(int listener, uid_t uid)
 	watcher.polled[SIGNALS].fd = open_signals();
 	if (watcher.polled[LISTENER].fd < 0 || watcher.polled[SIGNALS].fd < 0 || pipe2(ends, O_CLOEXEC) != 0)
 		return -errno;
-	close(listener);
+	if (listener > STDERR_FILENO)
+		close(listener);
+	else if (dup2(STDOUT_FILENO, listener) < 0) /* mpsd-launcher passes only these on; the number must stay taken */
+		return -errno;
 	watcher.polled[HOLDERS].fd = ends[0];
 	watcher.holders = ends[1];
 	rc = client_start(uid, &watcher.client);
 	watcher.polled[START].fd = rc ? -1 : watcher.client.pipe;
 	watcher.start_end_ns = now_ns() + MPSD_SENTINEL_START_MS * 1000000ull;
+	if (!rc)
+		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_STARTED, .pid = (uint32_t)watcher.client.pid,
+								  .count = (uint32_t)getpid() });
 	return rc;
 }
 

@@ -66,6 +66,8 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/config/schema.py": "reads words of mpsd's own command line and configuration",
     "mpsd/host/syscalls.py": _KERNEL,
     "mpsd/keeper/link.py": _BESIDE,
+    "mpsd/sentinel/process.py": "opens /dev/null",
+    "mpsd/sentinel/watcher.py": _BESIDE,
     "clients/python/mpsd_client/_peer.py": _KERNEL,
     "clients/python/mpsd_client/_vllm_loader.py": "reads options of the program that it is a part of",
     "clients/mpsctl/mpsctl/commands/arenas.py": _WORDS,

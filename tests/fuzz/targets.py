@@ -16,9 +16,9 @@ from mpsd.commands.language import merge
 from mpsd.commands.language.command_table import COMMANDS
 from mpsd.commands.language.dispatch import answer_error
 from mpsd.commands.language.grammar import MAX_LINE_BYTES, PinnedLimit, Rejected, parse_words
-from mpsd.domains.domain import _pids
 from mpsd.domains.rules import vendor_limits
 from mpsd.domains.rules.log_lines import OwnCommands, parse_line, read_news
+from mpsd.domains.rules.server_answers import parse_pids
 from mpsd.errors import BadRequest, MpsdError, NoSuchDevice, ProtocolError
 from mpsd.faults.sources import kernel_log_lines, kmod_records
 from mpsd.faults.sources.core_dump_file import parse_core
@@ -31,6 +31,7 @@ from mpsd.model.cgroup_path import describe
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.quantities import parse_limit
+from mpsd.sentinel.messages import parse_report
 from mpsd.stop import rules
 from mpsd.uvm import abi
 from mpsd.uvm.rules.memory_maps import parse_maps
@@ -96,6 +97,12 @@ def rpc_params(data: bytes) -> None:
     except MpsdError as error:
         rpc.encode(rpc.Response(1, rpc.error_map(error), None))
         assert str(error).isprintable()
+
+
+@reads("mpsd/sentinel/messages.py")
+def sentinel_report(data: bytes) -> None:
+    with suppress(ProtocolError):
+        assert isinstance(parse_report(data).why, str)
 
 
 @reads("mpsd/keeper/messages.py")
@@ -206,7 +213,7 @@ def vendor_log(data: bytes) -> None:
             assert line.pid < MOST_NUMBER
 
 
-@reads("mpsd/commands/language/merge.py", "mpsd/domains/rules/vendor_limits.py", "mpsd/domains/domain.py")
+@reads("mpsd/commands/language/merge.py", "mpsd/domains/rules/vendor_limits.py", "mpsd/domains/rules/server_answers.py")
 def vendor_answers(data: bytes) -> None:
     text = text_of(data)
     halves = text[: len(text) // 2], text[len(text) // 2 :]
@@ -216,7 +223,7 @@ def vendor_answers(data: bytes) -> None:
     percent, memory = vendor_limits.read_percent(text), vendor_limits.read_memory(text)
     assert percent is None or 0 < percent <= 100
     assert memory is None or 0 <= memory < MOST_NUMBER
-    assert all(pid < MOST_NUMBER for pid in _pids(text))
+    assert all(pid < MOST_NUMBER for pid in parse_pids(text))
     vendor_limits.overrides(text, {DEVICES[0].uuid: 0})
 
 

@@ -26,7 +26,7 @@ LAYERS = (
     ("config",),
     ("log",),
     ("keeper", "domains", "leases", "uvm", "check"),
-    ("relay", "commands", "stop", "vault", "health"),
+    ("relay", "commands", "stop", "vault", "health", "sentinel"),
     ("faults",),
     ("services",),
     ("api",),
@@ -40,7 +40,8 @@ PURE_PACKAGES = {"errors", "model", "wire", "fairness"}
 PURE_FOLDERS = {"rules", "language"}
 PURE_MODULES = {
     "config/value_checks.py", "config/schema.py", "config/options.py", "config/log_options.py", "config/vault_options.py",
-    "config/service_options.py", "host/inspector_messages.py", "keeper/messages.py", "stop/rules.py",
+    "config/service_options.py", "config/sentinel_options.py", "host/inspector_messages.py", "keeper/messages.py",
+    "sentinel/messages.py", "stop/rules.py",
 }  # fmt: skip
 # Modules that would let a pure module wait, or do I/O.
 IMPURE = {

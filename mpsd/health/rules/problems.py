@@ -40,6 +40,7 @@ class HealthFacts(Struct, frozen=True):
     waited_seconds, waits_for: the number of clients that wait for a fault domain, the wait of the first one, and its reason;
     without those whose own user's clients are the reason, since a user must not make mpsd look ill. clients, most_clients:
     running or starting clients, and their limit. lost_gpus: GPUs whose errors NVML no longer reports, with the reason.
+    unprotected: domains without the sentinel that is configured, in words.
     """
 
     domains: Sequence[DomainView]
@@ -58,6 +59,7 @@ class HealthFacts(Struct, frozen=True):
     clients: int = 0
     most_clients: int = 1
     lost_gpus: Mapping[str, str] = field(default_factory=dict)
+    unprotected: Sequence[str] = ()
 
 
 def problems(facts: HealthFacts) -> list[str]:
@@ -65,7 +67,7 @@ def problems(facts: HealthFacts) -> list[str]:
     if facts.is_stopping:
         return ["mpsd is quitting and takes no new clients"]
     found = (_of_domains(facts), _of_doors(facts), _of_storage(facts), _of_rooms(facts), _of_gpus(facts))
-    return [problem for each in found for problem in each]
+    return [*(problem for each in found for problem in each), *facts.unprotected]
 
 
 def _of_domains(facts: HealthFacts) -> Iterator[str]:

@@ -15,6 +15,7 @@ from mpsd.check.probes import Finding, Grade, probe_directory
 from mpsd.config import paths as places
 from mpsd.config.loading import Invocation
 from mpsd.config.options import Config, RelayOptions, VendorOptions
+from mpsd.config.sentinel_options import SentinelOptions
 from mpsd.model.device import ComputeMode, Device
 
 NOTHING = {"MPSD_CONFIG": os.devnull}
@@ -184,6 +185,15 @@ def test_this_machine_can_be_looked_at() -> None:
     """On any machine, every probe answers and none raises."""
     areas = [finding.area for finding in check.examine(Invocation(), {**NOTHING, "PATH": "/usr/bin"})]
     assert set(areas) >= {"configuration", "vendor program", "GPUs", "/dev/shm", "pid namespace", "privilege", "open files"}
+
+
+@pytest.mark.root
+def test_a_sentinel_that_is_configured_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = Config(sentinel=SentinelOptions(mode="on"))
+    assert only(list(probes.probe_sentinel(config))).grade is Grade.GOOD
+    assert not list(probes.probe_sentinel(Config()))
+    monkeypatch.setattr(places, "sentinel", lambda: tmp_path / "nothing")
+    assert only(list(probes.probe_sentinel(config))).grade is Grade.BAD
 
 
 @pytest.mark.root

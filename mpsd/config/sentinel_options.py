@@ -1,0 +1,22 @@
+"""The options of the sentinel (docs/sentinel.md)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mpsd.config.schema import option
+from mpsd.config.value_checks import POSITIVE
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelOptions:
+    """The sentinel, which contains SM exceptions on the stock driver (docs/sentinel.md)."""
+
+    mode: Literal["off", "on", "required"] = option(
+        "off",
+        'Start a sentinel in each domain before its first client. "on": where that fails, clients start without, and `health` '
+        'reports it. "required": where that fails, clients wait. Needs root.',
+        needs_restart=True,
+    )
+    start_seconds: float = option(
+        10.0, "How long a domain's first client waits for it.", accept=POSITIVE, needs_restart=True
+    )

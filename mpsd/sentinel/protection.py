@@ -1,0 +1,210 @@
+"""The sentinels of one domain, one for each GPU: their start in its server, their clients, and their end."""
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import structlog
+import trio
+from msgspec import Struct, field
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.rules import vendor_limits
+from mpsd.domains.servers import ensure_server
+from mpsd.errors import MpsdError, VendorFailed
+from mpsd.host import processes
+from mpsd.model.domain import DomainState, ServerView
+from mpsd.sentinel.messages import SentinelKind, SentinelReport
+from mpsd.sentinel.process import connect_sentinel, socket_path, start_sentinel
+from mpsd.sentinel.watcher import Watcher
+
+log = structlog.get_logger()
+_AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
+_KNOWN_SECONDS = 2.0  # until a running one has told its client's pid
+_LOOK_SECONDS = 0.02
+_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "LD_PRELOAD")  # of mpsd's environment
+
+
+class SentinelSettings(Struct, frozen=True):
+    """is_on: sentinels are started; is_required: no client starts in a domain without.  program: mpsd-sentinel."""
+
+    is_on: bool
+    is_required: bool
+    start_seconds: float
+    program: Path
+
+
+class Protection(Struct):
+    """Guards that the sentinels of a domain are all in its present server, and that no client of theirs counts as one.
+
+    spawn: runs a task as long as mpsd.  heard: gets each report.
+    """
+
+    domain: Domain
+    pool: Pool
+    settings: SentinelSettings
+    spawn: Callable[..., None]
+    heard: Callable[["Protection", Watcher, SentinelReport], None]
+    watchers: dict[str, Watcher] = field(default_factory=dict)  # by GPU
+    server: ServerView | None = None  # in which they are
+    why_not: str = ""  # why it has none that is ready
+    _asides: int = 0  # blocks that forbid a start
+    _retry_at: float = -math.inf  # trio time
+    _one_at_a_time: trio.Lock = field(default_factory=trio.Lock)
+
+    # -- for the domain (domains/sentinel_port.py) ---------------------------------------------------------------------
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset[int]().union(*(each.pids for each in self.watchers.values()))
+
+    @property
+    def own_pids(self) -> frozenset[int]:
+        return frozenset[int]().union(*(each.own_pids for each in self.watchers.values()))
+
+    async def take_over(self) -> None:
+        for ordinal, gpu in enumerate(self.domain.gpus):
+            peer = await trio.to_thread.run_sync(connect_sentinel, socket_path(self.domain.control.home.path, ordinal))
+            if peer is not None:
+                self._adopt(gpu, Watcher(gpu, peer, self._hear, self._note_end))
+        with trio.move_on_after(_KNOWN_SECONDS):
+            for watcher in list(self.watchers.values()):
+                await watcher.known.wait()
+        if self.watchers:
+            log.info("sentinel.adopted", domain=self.domain.name, pids=sorted(self.pids))
+
+    @asynccontextmanager
+    async def aside(self) -> AsyncIterator[None]:
+        self._asides += 1
+        try:
+            await self.end()
+            yield
+        finally:
+            self._asides -= 1
+            self.pool.notify()
+
+    async def end(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for watcher in list(self.watchers.values()):
+                nursery.start_soon(watcher.end)
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each GPU has a sentinel, and all of them are in a server that lives."""
+        armed = [each for each in self.watchers.values() if each.is_armed]
+        return len(armed) == len(self.domain.gpus) and self.server is not None and processes.state(self.server.pid) not in "ZX"
+
+    def serves(self, uid: int) -> bool:
+        """Return whether this user's next client will be in the server of the sentinels."""
+        return self.is_ready and self.server is not None and (self.pool.settings.is_multiuser or self.server.uid == uid)
+
+    @property
+    def may_start(self) -> bool:
+        is_due = trio.current_time() >= self._retry_at
+        return self.settings.is_on and not self._asides and is_due and self.domain.state is DomainState.READY
+
+    async def start(self, uid: int) -> None:
+        """Start the sentinels in this user's server, unless they are there; note why if that fails."""
+        async with self._one_at_a_time:
+            if self.serves(uid) or not self.may_start:
+                return
+            try:
+                with trio.fail_after(self.settings.start_seconds):
+                    await self._start(uid)
+            except (MpsdError, OSError) as exc:
+                await self._give_up(str(exc))
+            except trio.TooSlowError:
+                why = next((each.why for each in self.watchers.values() if each.why), "")
+                await self._give_up(why or f"it was not ready after {self.settings.start_seconds:g} s")
+
+    async def _start(self, uid: int) -> None:
+        """Start them while no client connects, so that the first client finds them, and finds its own limits."""
+        await self.end()
+        domain, control = self.domain, self.domain.control
+        async with domain.guard.window("sentinel", control):
+            seconds = self.pool.program.start_seconds
+            self.server = await ensure_server(domain, uid, is_multiuser=self.pool.settings.is_multiuser, seconds=seconds)
+            if domain.guard.is_on:
+                defaults = vendor_limits.of_defaults(self.pool.defaults, domain.gpus)
+                await domain.guard.set_limits(self.server.pid, vendor_limits.unlimited(domain.gpus), defaults, control)
+            for ordinal, gpu in enumerate(domain.gpus):
+                await self._start_one(gpu, ordinal, uid)
+            while not self.is_ready:
+                if failed := next((each for each in self.watchers.values() if each.gone.is_set()), None):
+                    raise VendorFailed(failed.why or "it ended")
+                if len(self.watchers) < len(domain.gpus):
+                    raise VendorFailed(self.why_not or "it ended")
+                await trio.sleep(_LOOK_SECONDS)
+        self.why_not = ""
+        log.info("sentinel.ready", domain=domain.name, server=self.server.pid, pids=sorted(self.pids))
+        self.pool.notify()
+
+    async def _start_one(self, gpu: str, ordinal: int, uid: int) -> None:
+        control = self.domain.control
+        command = control.reach(str(self.settings.program), "--fd", "0", "--uid", str(uid))
+        environment = _environment(control.environment(), gpu)
+        path, inspector = socket_path(control.home.path, ordinal), self.pool.program.inspector
+        peer = await trio.to_thread.run_sync(start_sentinel, inspector, path, command, environment)
+        watcher = Watcher(gpu, peer, self._hear, self._note_end)
+        self._adopt(gpu, watcher)
+        await watcher.known.wait()
+        if self.server and (server := processes.process_id(self.server.pid)):
+            await watcher.attach(server)
+
+    async def _give_up(self, why: str) -> None:
+        if self._asides:
+            return  # another part of mpsd ended it
+        self.why_not, self._retry_at = why, trio.current_time() + _AGAIN_SECONDS
+        effect = "no client starts there" if self.settings.is_required else "an SM exception there ends all clients"
+        log.error("sentinel.not_ready", domain=self.domain.name, why=why, effect=effect)
+        await self.end()
+        self.pool.notify()
+
+    # -- while they run ----------------------------------------------------------------------------------------------
+
+    def find_server(self) -> None:
+        """Find the server of sentinels that were taken over: its user is theirs."""
+        if self.server is not None or not self.watchers:
+            return
+        owners = [found[0] for pid in self.pids if (found := processes.owner(pid))]
+        fitting = (each for each in self.domain.servers.values() if self.pool.settings.is_multiuser or each.uid in owners)
+        self.server = next(fitting, None)
+        if self.server and (server := processes.process_id(self.server.pid)):
+            for watcher in self.watchers.values():
+                self.spawn(partial(watcher.attach, server))
+
+    async def name_clients(self) -> None:
+        """Name the domain's clients to each sentinel: it holds their descriptors from an exception on."""
+        members = {each.pid: each for each in self.domain.members}
+        strangers = self.domain.client_pids - members.keys()
+        listed = [found for pid in strangers if (found := processes.process_id(pid))]
+        for watcher in list(self.watchers.values()):
+            watcher.forget_gone()
+            for process in (*members.values(), *listed):
+                await watcher.add(process)
+
+    def _adopt(self, gpu: str, watcher: Watcher) -> None:
+        self.watchers[gpu] = watcher
+        self.spawn(watcher.run)
+
+    def _hear(self, watcher: Watcher, report: SentinelReport) -> None:
+        if report.kind is SentinelKind.STARTED:
+            self.domain.mark_stale()  # it may have been listed before its pid was known
+        self.heard(self, watcher, report)
+
+    def _note_end(self, watcher: Watcher) -> None:
+        if self.watchers.get(watcher.gpu) is watcher:
+            del self.watchers[watcher.gpu]
+        if watcher.why:
+            self.why_not = watcher.why
+        log.info("sentinel.gone", domain=self.domain.name, gpu=watcher.gpu, why=watcher.why)
+        self.pool.notify()
+
+
+def _environment(environment: Mapping[str, str], gpu: str) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _LIMITS} | {"CUDA_VISIBLE_DEVICES": gpu}

@@ -1,0 +1,146 @@
+"""One running mpsd-sentinel: its reports as they come, and requests to it."""
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+import trio
+
+from mpsd.errors import ProtocolError
+from mpsd.host import processes
+from mpsd.model.process import ProcessId
+from mpsd.sentinel.messages import REPORT_BYTES, SentinelKind, SentinelOp, SentinelReport, pack_request, parse_report
+
+log = structlog.get_logger()
+_SEND_SECONDS = 1.0
+_END_SECONDS = 7.0  # it waits up to 5 s for the end of its client
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+class Watcher:
+    """Guards that each client is named to it once, and that after `end` neither it nor its stopped client lives.
+
+    hear: called with each report.  ended: called when the connection has ended, as with the program.
+    """
+
+    def __init__(
+        self,
+        gpu: str,
+        peer: socket.socket,
+        hear: Callable[["Watcher", SentinelReport], None],
+        ended: Callable[["Watcher"], None],
+    ) -> None:
+        self.gpu = gpu
+        self.client_pid = 0
+        self.is_armed = False
+        self.why = ""  # why it failed
+        self.gone = trio.Event()
+        self.known = trio.Event()  # set: the pid of its client is known, or it has gone
+        self._peer = peer
+        self._hear, self._ended = hear, ended
+        self._process: ProcessId | None = None
+        self._added: set[ProcessId] = set()
+        self._sending = trio.Lock()
+
+    async def run(self) -> None:
+        """Read its reports until it ends."""
+        try:
+            while data := await self._receive():
+                self._take(parse_report(data))
+        except (OSError, ProtocolError) as exc:
+            self.why = self.why or str(exc)
+        finally:
+            self._close()
+        self._ended(self)
+
+    def forget_gone(self) -> None:
+        """Forget clients that have ended: the program does so by itself."""
+        self._added = {each for each in self._added if processes.is_alive(each)}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset({self.client_pid} - {0})
+
+    @property
+    def own_pids(self) -> frozenset[int]:
+        """The pids of both its processes."""
+        return self.pids | ({self._process.pid} if self._process else set())
+
+    async def add(self, process: ProcessId) -> None:
+        """Name a client of the server to it, once."""
+        if process not in self._added:
+            self._added.add(process)
+            await self._send_process(SentinelOp.ADD, process)
+
+    async def attach(self, server: ProcessId) -> None:
+        """Name the server to it: they end together."""
+        await self._send_process(SentinelOp.SERVER, server)
+
+    async def end(self) -> None:
+        """End it and its stopped client: by a request, or else by a signal.  Waits a limited time."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * _END_SECONDS):
+            with trio.move_on_after(_END_SECONDS):
+                await self._send(pack_request(SentinelOp.END), [])
+                await self.gone.wait()
+                return
+            log.error("sentinel.kill", gpu=self.gpu, pid=self._process and self._process.pid, why="it did not end by itself")
+            if self._process is not None:
+                with suppress(OSError):
+                    processes.kill(self._process)  # its client dies with it
+                await self.gone.wait()
+
+    def _take(self, report: SentinelReport) -> None:
+        match report.kind:
+            case SentinelKind.STARTED:
+                self.client_pid = report.pid
+                self._process = processes.process_id(report.count)
+                self.known.set()
+            case SentinelKind.ARMED:
+                self.is_armed = True
+            case SentinelKind.FAILED:
+                self.why = report.why
+        self._hear(self, report)
+
+    async def _receive(self) -> bytes:
+        while True:
+            await trio.lowlevel.wait_readable(self._peer)  # for ever: until it reports or ends
+            with suppress(BlockingIOError, ConnectionResetError):  # reset: it ended with a request unread; its reports follow
+                return self._peer.recv(REPORT_BYTES + 1)
+
+    async def _send_process(self, op: SentinelOp, process: ProcessId) -> None:
+        try:
+            pidfd = processes.open_pidfd(process)
+        except OSError as exc:
+            log.error("sentinel.not_told", gpu=self.gpu, pid=process.pid, why=exc.strerror)
+            return
+        if pidfd is not None:
+            try:
+                await self._send(pack_request(op, process.pid), [pidfd])
+            finally:
+                os.close(pidfd)
+
+    async def _send(self, data: bytes, descriptors: list[int]) -> None:
+        """Send one datagram, unless the program does not read or has gone."""
+        async with self._sending:
+            with trio.move_on_after(_SEND_SECONDS) as waiting:
+                while not self.gone.is_set():
+                    try:
+                        socket.send_fds(self._peer, [data], descriptors, _AT_ONCE)
+                        return
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_writable(self._peer)
+                    except OSError:
+                        return
+            if waiting.cancelled_caught:
+                log.error("sentinel.not_told", gpu=self.gpu, why=f"it does not read for {_SEND_SECONDS:g} s")
+
+    def _close(self) -> None:
+        trio.lowlevel.notify_closing(self._peer)
+        self._peer.close()
+        self.is_armed = False
+        self.known.set()
+        self.gone.set()
+        if self._process is not None:
+            processes.collect(self._process.pid)
