@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_messages import Pair
 from mpsd.uvm.space import Unavailable
 
@@ -39,12 +39,10 @@ def take(
 ) -> list[tuple[int, int]]:
     """Duplicate its descriptors with these links (of a device: with these last names); return numbers and duplicates.
 
-    The duplicates are the caller's.  Raise ProcessEnded or Unavailable.
+    The duplicates are the caller's.  Raise ProcessEnded, Unavailable, or Unreadable, after which another attempt may succeed.
     """
     try:
         return inspector.take_now(pid, pidfd, links, known, device)
-    except Unreadable as exc:
-        raise Unavailable(str(exc)) from None
     except OSError as exc:
         raise explained(exc) from exc
 

@@ -43,6 +43,8 @@ _EAGER_FOR_SECONDS = 2.0
 _OVERDUE_SECONDS = 0.05  # if it tries still later, the context of a short job may have come and gone
 _LATE_SECONDS = 0.1
 _LATE_FOR_SECONDS = 10.0
+_UNREAD_SECONDS = 0.5  # after a read that took too long, as on a busy machine; twice as long after each further one
+_MOST_UNREAD = 6  # a client may make all reads of it wait
 _OFTEN_SECONDS = 0.25
 _SELDOM_SECONDS = 10.0
 _FLOOD_SECONDS = 0.1  # between two observations of one client; its queue fills in that time
@@ -86,6 +88,7 @@ class Watch(Struct, eq=False):
     _has_faulted: bool = False
     _seen_ending: ProcessExit | None = None
     _is_refused: bool = False  # another look is useless before something wakes the watch
+    _unread: int = 0  # looks in a row in which the client could not be read in time
     _why: str = "its descriptors were not found yet"
     _lost: int = 0
     _due_at: float = math.inf  # when it tries the shield again (trio time)
@@ -189,7 +192,7 @@ class Watch(Struct, eq=False):
             self._due_at = trio.current_time() + patience
             with trio.move_on_after(patience):
                 await self._woken.wait()
-            must_look = self._woken.is_set() or not self._is_attached
+            must_look = self._woken.is_set() or self._unread > 0 or not self._is_attached
             if self._woken.is_set():
                 since, self._woken = trio.current_time(), trio.Event()
 
@@ -214,6 +217,8 @@ class Watch(Struct, eq=False):
 
     def _patience(self, age_seconds: float) -> float:
         """Return the seconds until the next attempt, if no event comes before; the age is since the last event."""
+        if self._unread:
+            return _UNREAD_SECONDS * 2 ** (self._unread - 1) if self._unread <= _MOST_UNREAD else math.inf
         layings = [holding.laying for holding in self.holdings if holding.laying is not None]
         if self._is_refused or (self._is_attached and all(laying.is_done for laying in layings)):
             return math.inf
@@ -242,7 +247,9 @@ class Watch(Struct, eq=False):
             if holding.queue is not None and holding not in self._listeners:
                 self._listeners[holding] = trio.CancelScope()
                 life.start_soon(self._listen, holding.queue, self._listeners[holding])
-        self._is_refused = bool(found.why) and not self.holdings
+        is_unread = found.is_unread or any(holding.no_plan for holding in self.holdings)
+        self._unread = self._unread + 1 if is_unread else 0
+        self._is_refused = bool(found.why) and not self.holdings and not is_unread
         if self._is_full and not self._is_attached:
             self._why = "its user's clients have as many of mpsd's descriptors as they may (docs/operating.md, Open files)"
             self.around.tell_absent(self._why)

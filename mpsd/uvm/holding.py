@@ -14,18 +14,26 @@ from mpsd.uvm.shield_mapping import ShieldMapping
 from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 
-# Arguments: the process, its pidfd, its known spaces.  Returns the others; raises ProcessEnded or Unavailable.
+# Arguments: the process, its pidfd, its known spaces.  Returns the others; raises ProcessEnded, Unavailable or Unreadable.
 OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]
 
 
 class HeldSpace(Struct, eq=False):
-    """Owns one space and its queue.  why: why it has no queue, although it should have one."""
+    """Owns one space and its queue.
+
+    no_queue: why it has none, although it should.  no_plan: why no shield is planned yet; another attempt may succeed.
+    """
 
     space: Space
     queue: Queue | None = None
     is_space: bool = False
     laying: ShieldMapping | None = None
-    why: str = ""
+    no_queue: str = ""
+    no_plan: str = ""
+
+    @property
+    def why(self) -> str:
+        return "; ".join(why for why in (self.no_queue, self.no_plan) if why)
 
     @property
     def descriptors(self) -> int:
@@ -37,16 +45,16 @@ class HeldSpace(Struct, eq=False):
             self._attach(settings)
         if self.is_space and self.laying is None and settings.shield != "off":
             try:
-                self.laying = ShieldMapping(self.space, _plan(process, settings, inspector), gpus)
+                self.laying, self.no_plan = ShieldMapping(self.space, _plan(process, settings, inspector), gpus), ""
             except Unreadable as exc:
-                self.why = f"no shield: {exc}"
+                self.no_plan = f"no shield: {exc}"
 
     def _attach(self, settings: UvmSettings) -> None:
         """Attach the queue.  A space without events may still have a shield."""
         try:
             queue = self.space.attach()
         except Unavailable as exc:
-            self.why, self.is_space = str(exc), True
+            self.no_queue, self.is_space = str(exc), True
             return
         if queue is None:
             return
@@ -75,11 +83,16 @@ def read_mappings(pid: int, inspector: Inspector) -> list[Mapping]:
 
 
 class SpaceChanges(Struct, frozen=True):
-    """The changes.  lost: those that the client closed, to be closed here too.  why: why nothing more can be found."""
+    """The changes.
+
+    lost: those that the client closed, to be closed here too.  why: why nothing more was found.
+    is_unread: the client could not be read in time; another attempt may succeed.
+    """
 
     lost: Sequence[HeldSpace] = ()
     found: Sequence[HeldSpace] = ()
     why: str = ""
+    is_unread: bool = False
 
 
 def look(
@@ -94,6 +107,8 @@ def look(
         return SpaceChanges(lost, tuple(HeldSpace(space) for space in open_spaces(process, pidfd, known)))
     except Unavailable as exc:  # for an ending process the kernel lets only root look: no trouble
         return SpaceChanges(lost, why=str(exc) if processes.is_alive(process) else "")
+    except Unreadable as exc:
+        return SpaceChanges(lost, why=str(exc), is_unread=True)
 
 
 def attach_all(
