@@ -3,10 +3,11 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
+
+from msgspec.structs import fields
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
