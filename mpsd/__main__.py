@@ -81,6 +81,7 @@ def parse_invocation(arguments: argparse.Namespace) -> Invocation:
 def serve(arguments: argparse.Namespace) -> int:
     """Run the daemon.  A reason why it cannot start is printed, and sent to the front end, which shows it to the user."""
     invocation = parse_invocation(arguments)
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # structlog would import it if installed: 4 MiB for nothing
     try:
         config = invocation.load(os.environ)
         gc.disable()  # modules stay loaded: collecting garbage while they load is a tenth of the time of a start

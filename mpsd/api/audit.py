@@ -19,6 +19,8 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import structlog
+
 from mpsd.api.authority import Peer
 from mpsd.config.log_options import LogOptions
 from mpsd.fairness.rates import Rate, Rates
@@ -26,8 +28,8 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.log.journal import rotation
 from mpsd.log.sink import LogFile, Sink
 from mpsd.log.syslog import Severity, send_lines
-from mpsd.logger import log
 
+log = structlog.get_logger()
 _MODE = 0o640  # other users must not read what a user does
 _MOST_CHARACTERS = 4096  # of the request, and of its outcome
 DONE = "done"

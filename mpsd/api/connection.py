@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -28,11 +29,11 @@ from mpsd.api.ports import Ports
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
 from mpsd.host.descriptors import Closings, Descriptors
-from mpsd.logger import log
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
 from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map
 
+log = structlog.get_logger()
 _BATCH = 64  # events sent to one subscriber before the other tasks have their turn
 
 

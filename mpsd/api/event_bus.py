@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -17,9 +18,10 @@ from mpsd.api import topics
 from mpsd.api.authority import Peer
 from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ProtocolError
-from mpsd.logger import log
 from mpsd.wire.plain import plain
 from mpsd.wire.rpc import Notification, encode
+
+log = structlog.get_logger()
 
 
 class Event(Struct, frozen=True, dict=True):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+import structlog
 import trio
 from msgspec import Struct
 
@@ -23,8 +24,8 @@ from mpsd.fairness.places import Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
-from mpsd.logger import log
 
+log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since each method has its own privilege
 MODE = 0o666
 _OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out

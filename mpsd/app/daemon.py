@@ -10,6 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -31,7 +32,6 @@ from mpsd.host.child_reaper import Reaper
 from mpsd.host.pipe_directory import PipeDirectory
 from mpsd.keeper.connections import KeeperClient
 from mpsd.leases.lease_book import LeaseBook
-from mpsd.logger import log
 from mpsd.relay.public_sockets import DOORS, LinkedSockets, RelayedSockets
 from mpsd.relay.server import Relay
 from mpsd.sentinel.sentinels import Sentinels
@@ -39,6 +39,7 @@ from mpsd.services.requests import ServiceRequests
 from mpsd.stop.quit import Shutdown
 from mpsd.vault.lifecycle import Vault
 
+log = structlog.get_logger()
 UI_SOCKET = "mpsd-ui"
 Serve = Callable[[socket.socket, trio.Nursery], Awaitable[None]]
 _KEEPER_SECONDS = 0.5

@@ -6,11 +6,14 @@ import resource
 from contextlib import suppress
 from dataclasses import replace
 
+import structlog
+
 from mpsd.config.options import Config
 from mpsd.errors import BadConfiguration
 from mpsd.host.descriptors import SPARE_DESCRIPTORS
 from mpsd.host.rules.descriptor_budget import BESIDE, OF_A_CLIENT, OF_A_CONNECTION, Budget, budget, refusal
-from mpsd.logger import log
+
+log = structlog.get_logger()
 
 
 def fit_descriptors(config: Config, holders: int) -> tuple[Config, Budget]:

@@ -5,12 +5,13 @@ A program that finds no door silently runs without MPS and without limits.
 
 from collections.abc import Callable, Mapping, Sequence
 
+import structlog
 import trio
 
 from mpsd.errors import UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
-from mpsd.logger import log
 
+log = structlog.get_logger()
 SECONDS = 1.0
 
 

@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 
+import structlog
 import trio
 from msgspec import Struct
 
@@ -16,9 +17,9 @@ from mpsd.app.instance_lock import LOCK, InstanceLock
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.host.file_identity import FileId, identity_of
-from mpsd.logger import log
 from mpsd.storage.checkpointing import Checkpointing
 
+log = structlog.get_logger()
 LOOK_SECONDS = 0.5
 _COPY_SECONDS = 1.0  # between two looks whether a database has changed
 

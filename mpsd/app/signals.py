@@ -3,6 +3,7 @@
 import os
 import signal
 
+import structlog
 from msgspec.structs import replace
 
 from mpsd.api.audit import Audit
@@ -15,7 +16,8 @@ from mpsd.domains.public_log import PublicLog
 from mpsd.host.rules.descriptor_budget import Budget
 from mpsd.host.user_database import AdminGroup
 from mpsd.log.journal import Journal
-from mpsd.logger import log
+
+log = structlog.get_logger()
 
 
 class Signals:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd import __version__
@@ -40,7 +41,6 @@ from mpsd.host.user_database import AdminGroup
 from mpsd.leases.store import LeaseStore
 from mpsd.log.journal import Journal, open_journal
 from mpsd.log.suppressed import tell_suppressed
-from mpsd.logger import log
 from mpsd.model.visible_text import visible
 from mpsd.relay.public_sockets import DOORS
 from mpsd.services.store import ServiceStore
@@ -48,6 +48,7 @@ from mpsd.storage.checkpointing import Checkpointing
 from mpsd.vault.fencing import MOST_HOLDERS
 from mpsd.vault.store import VaultStore
 
+log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it finds no device
 _HOLDERS_DESCRIPTORS = MOST_HOLDERS + MOST_WATCHED
 

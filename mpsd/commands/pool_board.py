@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
@@ -12,10 +13,10 @@ from mpsd.domains.rules.vendor_limits import of_defaults
 from mpsd.domains.servers import make_way
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import MpsdError, TooMany, VendorFailed
-from mpsd.logger import log
 from mpsd.model.device import Device
 from mpsd.model.domain import Defaults, ServerView
 
+log = structlog.get_logger()
 _OF_ONE_SERVER = frozenset(
     f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
 )

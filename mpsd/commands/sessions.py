@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -27,9 +28,9 @@ from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings, close_apart
 from mpsd.host.peers import caller_of
-from mpsd.logger import log
 from mpsd.model.authority import Caller
 
+log = structlog.get_logger()
 _COMMAND_BYTES = 64 * 1024  # a longer command is cut, and refused like any over grammar.MAX_LINE_BYTES
 GREETING = b"mpsd-ui 1"
 MAX_COMMAND_BYTES = 4096

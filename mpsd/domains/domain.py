@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import structlog
 import trio
 
 from mpsd.domains.handshake_gate import HandshakeGate
@@ -22,10 +23,10 @@ from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import Defaults, DomainState, DomainView, ServerView
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256  # clients by the log alone: a server has some sixty
 _FROZEN_SECONDS = 2.0  # a newcomer at a vendor daemon that has not answered for so long hangs

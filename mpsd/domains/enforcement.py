@@ -1,5 +1,6 @@
 """Set the limits of one client at its domain, before its connection goes there."""
 
+import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -7,7 +8,8 @@ from mpsd.domains.rules import vendor_limits as terms
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError
-from mpsd.logger import log
+
+log = structlog.get_logger()
 
 
 async def enforce(pool: Pool, domain: Domain, uid: int, limits: ClientLimits) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 DIRECTORY_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _COMMAND = "nvidia-cuda-mps"  # the names of the daemon and its servers, as the kernel cuts them to 15 bytes
 _MOST_RECORDED = 256  # a domain has one server for each user, and few at a time

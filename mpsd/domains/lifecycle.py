@@ -1,5 +1,6 @@
 """Run one fault domain: start or adopt its vendor daemon, follow it while it lives, start it again when it dies."""
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
@@ -8,9 +9,9 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.vendor_control import EXPOSED
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
 
+log = structlog.get_logger()
 _SETTLED_SECONDS = 60.0  # a vendor daemon that lived this long starts with a short backoff when it dies
 _COALESCE_SECONDS = 0.1  # changes come in bursts: one refresh after each is enough
 _CONFIRM_SECONDS = 0.25  # between questions to a domain that may fault

@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+import structlog
 import trio
 from msgspec import Struct, field
 
 from mpsd.domains.rules import vendor_limits as terms
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import VendorFailed
-from mpsd.logger import log
 
+log = structlog.get_logger()
 _CLOSE_SECONDS = 5.0
 _ADOPTED_SECONDS = 2.0  # a context that an earlier mpsd admitted may still be coming
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
@@ -16,9 +17,9 @@ from mpsd.errors import VendorFailed
 from mpsd.fairness.rates import Rate, Rates
 from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
-from mpsd.logger import log
 from mpsd.storage.disk_room import keep_room
 
+log = structlog.get_logger()
 Hear = Callable[[Domain, News], None]
 Publish = Callable[[Domain, str, LogLine | str], None]  # of a line of the domain's log of that name
 LOG_NAMES = ("control.log", "server.log")

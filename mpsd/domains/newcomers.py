@@ -6,10 +6,11 @@ A program that ends before it has a context looks the same.  So while clients of
 -multiuser-server, the failures of one user alone do not count.
 """
 
+import structlog
 
 from mpsd.domains.pool import Pool
-from mpsd.logger import log
 
+log = structlog.get_logger()
 ROOM_FOR_A_CONTEXT_BYTES = 1 << 30  # a context takes 516 MiB on an H200; with less, its absence shows nothing of the server
 _MOST_FAILURES = 3  # in a row: a program may end between its connection and its context
 

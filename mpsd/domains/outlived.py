@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
 import trio
 from msgspec import Struct
 
@@ -20,9 +21,9 @@ from mpsd.host import processes
 from mpsd.host.file_identity import identity_at
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.process_exit import wait_ended
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _RECORD = "clients-of-removed"
 _OPEN_FILES = ("control_lock (deleted)", "log (deleted)", "control.log (deleted)")  # vendor programs have some of them open
 _LOOK_SECONDS = 1.0  # between two looks whether a daemon still has a server

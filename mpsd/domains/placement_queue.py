@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import structlog
 import trio
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,10 +20,10 @@ from mpsd.domains.placement_waits import PlacementWaits, Reason
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Wait
 from mpsd.errors import Stopping
 from mpsd.fairness.uid_ranges import UidRanges
-from mpsd.logger import log
 from mpsd.model.domain import DomainView
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 NEW_USER = -1  # no user has this uid
 _PAUSE_SECONDS = 0.01  # between two looks: in a crowd each client causes a dozen changes
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,11 +31,11 @@ from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.process_exit import ProcessExit, wait_ended
-from mpsd.logger import log
 from mpsd.model.device import ComputeMode, Device
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
 _REMOVE_SECONDS = 5.0
 

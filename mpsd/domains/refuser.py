@@ -9,12 +9,13 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.errors import MpsdError
-from mpsd.logger import log
 
+log = structlog.get_logger()
 REFUSER_UID = 0x7FFFFFFE  # the uid of no user, so that no client can be of the same user
 
 

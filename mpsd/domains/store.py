@@ -9,12 +9,14 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import structlog
+
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import UnusablePath
-from mpsd.logger import log
 from mpsd.model.domain import Defaults
 from mpsd.storage.database import close, open_database
 
+log = structlog.get_logger()
 SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE domains (name TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus TEXT NOT NULL, is_public INTEGER NOT NULL,

@@ -7,6 +7,7 @@ where that is impossible, and ways in that are not known.  Prose: docs/domains.m
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -15,10 +16,10 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _SURE_SECONDS = 1.0  # listed for so long, in two answers
 _AGAIN_SECONDS = 10.0  # until the work of a stranger that is still listed is ended again
 

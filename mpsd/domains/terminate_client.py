@@ -1,10 +1,12 @@
 """End one client's GPU work by the vendor's terminate_client."""
 
+import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
+
+log = structlog.get_logger()
 
 
 async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:

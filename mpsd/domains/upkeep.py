@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
@@ -9,10 +10,10 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.rules.spares import plan_spares
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.device import Device
 from mpsd.model.domain import DomainState
 
+log = structlog.get_logger()
 _LOOK_SECONDS = 5.0
 _SPARE_PAUSE_SECONDS = 0.5
 _SPARE_LATEST_SECONDS = 2.0

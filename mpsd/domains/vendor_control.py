@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+import structlog
 import trio
 from msgspec import Struct
 
@@ -23,9 +24,9 @@ from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.program_run import run_program
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
 MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fine
 _DEVICES = "CUDA_VISIBLE_DEVICES"

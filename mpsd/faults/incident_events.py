@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import structlog
+
 from mpsd.faults.rules.blame_state import Change, event_of
-from mpsd.logger import log
 from mpsd.model.fault import Incident
 from mpsd.wire.incidents import incident_facts
 
+log = structlog.get_logger()
 Publish = Callable[[str, Mapping[str, Any]], None]
 
 

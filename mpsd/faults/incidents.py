@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from heapq import merge
 
+import structlog
 import trio
 from msgspec.structs import replace
 
@@ -31,13 +32,13 @@ from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
 from mpsd.host import processes
 from mpsd.host.process_exit import ProcessExit
-from mpsd.logger import log
 from mpsd.model.blame import BlameStatus
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import ENDS_SERVER
 
+log = structlog.get_logger()
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
 # Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
@@ -17,13 +18,13 @@ from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
 from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
 from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Target, TargetKind
 from mpsd.stop.stopper import Stopper
 
+log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)
 _MOST = 256  # reactions that run, as many that wait, and incidents that are remembered
 

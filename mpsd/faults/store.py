@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
+
 from mpsd.errors import UnusablePath
 from mpsd.faults.rules.blame_state import BlameState
 from mpsd.faults.rules.incident_json import blame_of, blame_text, incident_of, incident_text
-from mpsd.logger import log
 from mpsd.model.fault import Incident
 from mpsd.storage.database import Write, close, open_database, write
 
+log = structlog.get_logger()
 SCHEMA_VERSION = 1
 KEPT = 10_000
 _PAGE = 16

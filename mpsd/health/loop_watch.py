@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import structlog
 import trio
 from msgspec import Struct
 
-from mpsd.logger import log
-
+log = structlog.get_logger()
 LONGEST_SECONDS = 0.05  # 20 such steps a second would still leave each caller an answer within 0.1 s
 _QUIET_SECONDS = 1.0  # between two reports: a slow disk must not fill the log
 _MS_NS = 1_000_000

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.errors import ProtocolError, UnusablePath
@@ -25,8 +26,8 @@ from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, Star
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable
 from mpsd.host.programs import native_directory
-from mpsd.logger import log
 
+log = structlog.get_logger()
 DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy machine
 _SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
 _PING_SECONDS = 0.5

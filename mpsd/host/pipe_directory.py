@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
 from mpsd.errors import UnusablePath
 from mpsd.host.listeners import listen_in
 from mpsd.host.trusted_directories import Opened, leads_to, open_directory
-from mpsd.logger import log
 
+log = structlog.get_logger()
 _MODE = 0o755  # the vendor's, less the umask
 _READ_BYTES = 32
 

@@ -5,13 +5,14 @@ import signal
 import time
 from collections.abc import Callable
 
+import structlog
 import trio
 
 from mpsd.errors import BadRequest, TooMany
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 MOST = 8192  # each needs a descriptor
 OnEnd = Callable[[ProcessId, int], None]  # the process, and when its end was seen, of CLOCK_MONOTONIC
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
+import structlog
 import trio
 
 from mpsd.host.user_database import UserDatabase, ask_now, is_member
-from mpsd.logger import log
 
+log = structlog.get_logger()
 _SILENT = "the user database does not answer"
 _MOST_USERS = 1 << 16  # more than can have a lease, a client or a place in the queue; those heard of longest ago go first
 

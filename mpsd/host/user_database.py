@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+import structlog
 import trio
 
-from mpsd.logger import log
-
+log = structlog.get_logger()
 ANSWER_SECONDS = 5.0
 _REFRESH_SECONDS = 60.0  # a group that is made while mpsd runs counts after so long, or after a reload
 _THREADS = 8  # each may wait for the database for as long as that likes

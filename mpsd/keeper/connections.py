@@ -10,6 +10,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, ProtocolError
@@ -19,8 +20,9 @@ from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
 from mpsd.keeper.messages import REPLY_BYTES, KeeperOp, Reply, Status, pack_request, parse_reply
 from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
+
+log = structlog.get_logger()
 
 # The kernel's queue of requests that the keeper has not read: enough for 4096 connections that end, or go to a new keeper, at
 # once.  The default, 208 KiB, is full at some 270.

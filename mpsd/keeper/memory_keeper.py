@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 import trio
 from msgspec import Struct
 
@@ -23,9 +24,9 @@ from mpsd.host.process_exit import wait_ended
 from mpsd.keeper.link import SECONDS, HungUp, KeeperLink, KeeperRequest
 from mpsd.keeper.messages import KeeperOp, Reply, Status
 from mpsd.keeper.process import connect_keeper
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _PROGRAM = "mpsd-keeper"
 _TURN = 1024  # requests; then other tasks may use it
 _ENDING_SECONDS = 0.01

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, NoRoom, Stopping, UnusablePath
@@ -20,9 +21,9 @@ from mpsd.host.descriptors import close_soon
 from mpsd.host.inspector import Inspector
 from mpsd.keeper.memory_keeper import Item, KeeperGone, VaultKeeper
 from mpsd.keeper.process import find_unreachable, start_keeper
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 MOST_KEEPERS = 64
 _AGAIN_SECONDS = 5.0  # until a failed store is tried again
 

@@ -6,6 +6,7 @@ Every change of the free amounts ends in `advance`, which admits all that can go
 import functools
 from collections.abc import Callable, Sequence
 
+import structlog
 from msgspec.structs import replace
 
 from mpsd.errors import NoRoom, Refused, UnusablePath
@@ -21,10 +22,10 @@ from mpsd.leases.rules.matching import place_of, places_of
 from mpsd.leases.rules.queue import QueueEntry, QueuePlan, Waiting
 from mpsd.leases.rules.usage import Account
 from mpsd.leases.wait_queue import NO_PLACE, Client, WaitQueue, WaitQueueEntry
-from mpsd.logger import log
 from mpsd.model.lease import Grant, Identity, Lease, Refusal
 from mpsd.model.process import Credentials, ProcessId
 
+log = structlog.get_logger()
 _NEWCOMER = "newcomer"
 _NO_FILES = "mpsd has open files for {} clients, and as many run: raise LimitNOFILE="
 _KEPT_FILES = "mpsd has open files for {} clients: raise LimitNOFILE=; {}"

@@ -6,6 +6,7 @@ A grant without a lease is not stored: a running client that mpsd does not know 
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+import structlog
 from msgspec import Struct
 
 from mpsd.errors import UnusablePath
@@ -17,10 +18,10 @@ from mpsd.leases.rules.admission import DEFAULT, grant_of_lease, part_of
 from mpsd.leases.rules.initial_share import Dealer
 from mpsd.leases.rules.usage import Account, ClientUsage
 from mpsd.leases.store import LeaseStore
-from mpsd.logger import log
 from mpsd.model.lease import Grant, Identity, Lease
 from mpsd.model.process import Credentials, ProcessId
 
+log = structlog.get_logger()
 _DEALT_OUT = "lease {}: all shares of its group are taken; one is free when a member ends"
 
 

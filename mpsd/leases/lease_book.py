@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import structlog
 import trio
 from msgspec.structs import replace
 
@@ -29,12 +30,12 @@ from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.rules.spec import check_spec, check_ttl
 from mpsd.leases.rules.usage import Account
 from mpsd.leases.store import LeaseStore
-from mpsd.logger import log
 from mpsd.model.device import Device
 from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, LeaseState
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.model.sm_steps import as_given
 
+log = structlog.get_logger()
 _RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; an entry that goes in only because of that can wait so long
 _LOOK_SECONDS = 20.0  # between checks of the processes that no other task watches; clients in a domain are watched there
 _LOOKS_AT_ONCE = 64  # then other tasks run

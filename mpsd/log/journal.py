@@ -1,6 +1,7 @@
-"""The destination of mpsd's own log: events are text for a person on a terminal, or JSON.
+"""mpsd's own log: structlog set up once; events are text for a person on a terminal, or JSON.
 
-Modules log through mpsd/logger.py; sink.py writes lines to the disk; docs/operating.md explains the events to an operator.
+An event is a constant, facts are keys: ``log.info("client.admitted", pid=pid)``; a logger comes from `structlog.get_logger()`.
+sink.py writes lines to the disk; docs/operating.md explains the events to an operator.
 """
 
 import json
@@ -8,19 +9,21 @@ import os
 import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict
 
 from mpsd.config.log_options import LogOptions
 from mpsd.fairness.rates import OTHERS, Rate, Rates
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.log.sink import LogFile, Rotation, Sink, write_all
-from mpsd.logger import Facts, log
 from mpsd.model.visible_text import visible
 
 FILE_NAME = "mpsd.log"
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _COLOURS = {"debug": "\033[2m", "info": "\033[32m", "warning": "\033[33m", "error": "\033[31m", "critical": "\033[31;1m"}
 # Limits on the lines of one event: for each user who is not an operator; and in total if the event names no user.  A dozen
@@ -29,7 +32,7 @@ _USERS_RATE = Rate(burst=60, per_second=0.1)
 _ANYBODYS_RATE = Rate(burst=1000, per_second=5)
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=-]+")
 
-Render = Callable[[Facts], str]
+Render = Callable[[EventDict], str]
 
 
 class Journal:
@@ -53,7 +56,18 @@ class Journal:
         if self._file:
             self._file.rotation = rotation(settings)
         self.tell_suppressed()
-        log.write, log.least = self._write, settings.level
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                self._limit,
+                _add_time_and_level,
+                structlog.processors.format_exc_info,
+                lambda logger, method, facts: self._encode(facts),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),
+            logger_factory=lambda *names: _SinkLogger(self._sink),
+            cache_logger_on_first_use=False,  # a reload changes the level of loggers made long before
+        )
 
     def close(self) -> None:
         """Write the queued lines, under a deadline; later events are lost."""
@@ -65,34 +79,37 @@ class Journal:
         with self._counting:
             users, anybodys = self._users.take_suppressed(), self._anybodys.take_suppressed()
         for event, facts, lines in (*_by_event(users), *_by_event(anybodys)):
-            self._sink.put(self._line("warning", "log.suppressed", {"of": event, **facts, "lines": lines}))
+            told = {"event": "log.suppressed", "of": event, **facts, "lines": lines}
+            self._sink.put(self._encode(_add_time_and_level(None, "warning", told)))
 
-    def _write(self, level: str, event: str, facts: Facts) -> None:
-        """Queue the line of an event, unless it is above a limit."""
-        if self._is_allowed(level, event, facts):
-            self._sink.put(self._line(level, event, facts))
-
-    def _is_allowed(self, level: str, event: str, facts: Facts) -> bool:
-        """Return False, and count the line, if it is above a limit.
+    def _limit(self, logger: object, method: str, facts: EventDict) -> EventDict:
+        """Raise DropEvent for a line above the limit, and count it.
 
         Lines that operators cause, or that end mpsd, always pass.
         """
-        uid = facts.get("uid", facts.get("owner_uid"))
-        if uid in self._operators or level == "critical":
-            return True
+        event, uid = facts.get("event", ""), facts.get("uid", facts.get("owner_uid"))
+        if uid in self._operators or method == "critical":
+            return facts
         share = uid if uid is None else self._share_of(uid)
         with self._counting:
             rates = self._anybodys if uid is None else self._users
-            return rates.allows((event, share), time.monotonic())
+            is_allowed = rates.allows((event, share), time.monotonic())
+        if not is_allowed:
+            raise structlog.DropEvent
+        return facts
 
-    def _line(self, level: str, event: str, facts: Facts) -> bytes:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        if facts.pop("exc_info", False):
-            facts["exception"] = traceback.format_exc().rstrip("\n")
-        return (self._render({"time": now, "level": level, "event": event, **facts}) + "\n").encode("utf-8", "backslashreplace")
+    def _encode(self, facts: EventDict) -> bytes:
+        return (self._render(facts) + "\n").encode("utf-8", "backslashreplace")
 
     def _tell_lost(self, lines: int) -> bytes:
-        return self._line("warning", "log.lines_lost", {"lines": lines})
+        return self._encode(_add_time_and_level(None, "warning", {"event": "log.lines_lost", "lines": lines}))
+
+
+class _SinkLogger:
+    """The last step of structlog: every level goes to the same sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.debug = self.info = self.warning = self.error = self.critical = self.msg = sink.put
 
 
 def open_journal(
@@ -127,12 +144,12 @@ def _by_event(counts: Mapping[Hashable, int]) -> Iterator[tuple[str, dict[str, o
         yield event, {} if uid is None else {"uid": uid}, lines
 
 
-def render_json(facts: Facts) -> str:
+def render_json(facts: EventDict) -> str:
     """Render one object per line, time first."""
     return json.dumps(facts, default=repr, separators=(",", ":"))
 
 
-def render_human(facts: Facts, *, colours: bool) -> str:
+def render_human(facts: EventDict, *, colours: bool) -> str:
     """Render time, level, event, then the facts; an untrusted value cannot move the cursor or forge a line."""
     rest = dict(facts)
     time, level, event = rest.pop("time"), rest.pop("level"), rest.pop("event")
@@ -148,3 +165,9 @@ def _show(value: Any) -> str:
     if isinstance(value, str):
         return value if _PLAIN_WORD.fullmatch(value) else json.dumps(value, ensure_ascii=not value.isprintable())
     return repr(value) if value is None or isinstance(value, int | float) else json.dumps(value, default=repr)
+
+
+def _add_time_and_level(logger: object, method: str, facts: EventDict) -> EventDict:
+    level = "error" if method == "exception" else method
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {"time": now, "level": level, "event": facts.pop("event", ""), **facts}

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+import structlog
 import trio
 from msgspec import Struct
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
 from mpsd.host.descriptors import Closings
-from mpsd.logger import log
 from mpsd.metrics.admission_timer import TimedAdmission
 from mpsd.metrics.counters import Counters
 from mpsd.metrics.listener import MetricsListener, open_door
@@ -24,6 +24,7 @@ from mpsd.metrics.reader import guarded
 from mpsd.metrics.source import MetricsSource, Readings
 from mpsd.relay.assignment import Admission
 
+log = structlog.get_logger()
 _AGAIN_SECONDS = 5.0  # the port may still belong to a daemon that is ending
 _REUSE_SECONDS = 1.0  # numbers are collected at most so often, for all readers: ten thousand leases take some milliseconds
 

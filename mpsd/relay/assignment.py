@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -21,11 +22,11 @@ from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
 from mpsd.host.inspector import Unreadable
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_exit import wait_ended
-from mpsd.logger import log
 from mpsd.model.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.client_connection import ClientConnection
 
+log = structlog.get_logger()
 _T = TypeVar("_T")
 _MOST_WISHES = 1024
 _LONGEST_PAUSE_SECONDS = 30.0  # between two attempts to read a client

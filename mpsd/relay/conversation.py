@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -19,7 +20,6 @@ from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection, Keeper, has_ended, until_ended
@@ -28,6 +28,7 @@ from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.vendor_connection import connect
 
+log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
 _OFFENDER_SHARE = 10  # a process that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here

@@ -8,6 +8,7 @@ a healthy domain, and mpsd can do nothing for single clients (docs/unprivileged.
 import os
 import socket
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -17,9 +18,9 @@ from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.errors import Stopping, UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
 from mpsd.keeper.connections import KeeperClient
-from mpsd.logger import log
 from mpsd.relay.server import Relay
 
+log = structlog.get_logger()
 _AGAIN_SECONDS = 5.0  # until a door that could not be linked is tried again
 DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are the vendor's
 

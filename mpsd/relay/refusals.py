@@ -5,6 +5,7 @@ limits (FACTS.md).
 """
 
 
+import structlog
 import trio
 from msgspec import Struct
 
@@ -12,13 +13,13 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import Refused
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
 from mpsd.relay.client_connection import ClientConnection, until_ended
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.vendor_connection import connect
 
+log = structlog.get_logger()
 _HANG_UP_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # usually it takes milliseconds; if mpsd cut it short, it would have to hold the client
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable
 from functools import partial
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -20,7 +21,6 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
-from mpsd.logger import log
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.client_connection import ClientConnection, client_id
 from mpsd.relay.conversation import Conversations
@@ -28,6 +28,7 @@ from mpsd.relay.forwarding import Forwarding, has_hung_up
 from mpsd.relay.hang_ups import HangUps
 from mpsd.relay.progress import Track
 
+log = structlog.get_logger()
 _ROOM_SECONDS = 0.1
 _FIRST_SHARE = 8  # one place in so many is kept for users who have few: users must not lock each other out
 _FEW = 4  # a process begins with two connections, one after the other

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from math import inf
 from typing import Any
 
+import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
 from mpsd.host.process_watch import ProcessWatch
-from mpsd.logger import log
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
@@ -51,6 +51,7 @@ from mpsd.services.store import ServiceStore
 from mpsd.services.views import is_emptied, is_protected, loss, protection, view
 from mpsd.vault.arenas import Arenas
 
+log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
 _OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vault can promote no process at all
 

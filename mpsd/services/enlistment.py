@@ -6,6 +6,7 @@ with an earlier, killed mpsd, and is placed by this one, is kept apart likewise.
 
 from collections.abc import Awaitable, Callable, Mapping
 
+import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,11 +14,11 @@ from msgspec.structs import replace
 from mpsd.errors import BadRequest, TooMany, UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.store import EnlistmentPlan, ServiceStore
 
+log = structlog.get_logger()
 MOST = 4096
 MOST_OF_USER = 1024  # so that one user cannot keep the others out
 _ROOT = 0

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
 import trio
 
-from mpsd.logger import log
 from mpsd.model.service import Phase
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Promoted, Ready, Service, Silent
 
+log = structlog.get_logger()
 _BREATH_SECONDS = 0.001
 _LET_GO = "it has let go, or has ended with all its work on the GPU"
 _LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "failed"})

@@ -13,16 +13,17 @@ While a standby waits to take over, mpsd holds none of the writer's GPU resource
 Prose: docs/services.md, "Fencing".
 """
 
+import structlog
 import trio
 
 from mpsd.errors import MpsdError
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, Phase
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.members import MemberProcess, ServiceRecord
 from mpsd.services.rules.promotion_types import Fenced
 
+log = structlog.get_logger()
 _LETTING_GO_SECONDS = 1.0
 
 

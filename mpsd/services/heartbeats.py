@@ -7,17 +7,18 @@ mpsd asks no process and maps no memory: it has a descriptor of the state, and r
 import math
 import os
 
+import structlog
 import trio
 from msgspec import Struct
 
 from mpsd.errors import BadRequest, MpsdError
-from mpsd.logger import log
 from mpsd.model.service import MemberState, Phase
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ready, Silent
 from mpsd.wire.forward_state import CONTROL_AT, HEAD, parse_head
 
+log = structlog.get_logger()
 _MARKS_BYTES = 16
 _LOOKS = 4  # in the time after which a writer is silent
 _LEAST_SECONDS = 0.005  # each round costs as much as there are services: one user may have some hundred

@@ -9,12 +9,13 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _FREEZE_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 _STOPPED = "tT"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -21,10 +22,10 @@ from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.child_reaper import reap_all
 from mpsd.host.process_exit import wait_ended
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 _WAIT_SECONDS = 0.5  # between checks for remaining clients; changes in the pool cause further checks
 _GONE_SECONDS = 2.0
 

@@ -8,6 +8,7 @@ import select
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -15,13 +16,13 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Step, Stopped
 from mpsd.stop.freezer import CgroupFreezer, SignalFreezer
 from mpsd.stop.rules import plan, why_not_kill
 
+log = structlog.get_logger()
 Servers = list[tuple[Domain, int | None]]
 _STOPPED = "T"  # proc(5)
 _TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error

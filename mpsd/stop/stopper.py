@@ -7,18 +7,19 @@ steps and their order, steps.py carries them out, and targets.py finds the proce
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import TooMany, VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind
 from mpsd.stop.steps import Servers, Steps, StopCase
 from mpsd.stop.targets import Targets
 
+log = structlog.get_logger()
 _ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 import trio
 from msgspec.structs import replace
 
@@ -15,7 +16,6 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.rules.descriptor_budget import may_take
-from mpsd.logger import log
 from mpsd.model.client import UNKNOWN, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
@@ -23,6 +23,7 @@ from mpsd.uvm.client_watch import InThread, Watch, WatchParts
 from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
 
+log = structlog.get_logger()
 _THREADS = 8  # a GPU that keeps its driver waiting must not use up the threads of other tasks
 _SWEEP_SECONDS = 2.0
 _MOST_REASONS = 64

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -25,7 +26,6 @@ from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
-from mpsd.logger import log
 from mpsd.model.client import ShieldState, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
@@ -36,6 +36,7 @@ from mpsd.uvm.holding import HeldSpace, OpenSpaces, attach_all, close_all, look
 from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 
+log = structlog.get_logger()
 InThread = Callable[..., Awaitable[Any]]
 
 _EAGER_SECONDS = 0.005  # a context exists some 20 ms after its VA space, and the first kernel may come at once

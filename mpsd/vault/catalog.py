@@ -8,13 +8,13 @@ import time
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.errors import NoRoom, NoSuchArena
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
-from mpsd.logger import log
 from mpsd.model.arena import Arena
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
@@ -27,6 +27,7 @@ from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.rules.usage import ArenaAccount, Bounds
 from mpsd.vault.store import Row, VaultStore
 
+log = structlog.get_logger()
 _OFTEN = frozenset({"committed", "opened", "closed"})  # frequent events of a running program
 OnTold = Callable[[str, Arena], None]  # an event's name and its arena; neither waits nor raises
 LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or the lease has ended

@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -22,6 +23,7 @@ from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.rules.spec import check_readers
 
+log = structlog.get_logger()
 MOST_HOLDERS = 4096  # processes; each needs a descriptor
 MOST_OF_USER = 1024  # so that one user cannot keep the others out
 _ROOT = 0

@@ -9,12 +9,12 @@ A keeper is started for the first descriptor that no other keeper has room for.
 
 import math
 
+import structlog
 import trio
 from msgspec import Struct
 
 from mpsd.errors import KeeperFailed, UnusablePath
 from mpsd.keeper.memory_keepers import VaultKeepers
-from mpsd.logger import log
 from mpsd.model.arena import KeeperView
 from mpsd.model.process import ProcessId
 from mpsd.vault.arenas import Arenas
@@ -24,6 +24,7 @@ from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
 
+log = structlog.get_logger()
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 _AGAIN_SECONDS = 5.0  # until a failed store is tried again
 _STOP_SECONDS = 20.0

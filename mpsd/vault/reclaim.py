@@ -6,12 +6,14 @@ If a keeper does not answer, its part is dropped when mpsd reaches it again and 
 from collections import deque
 from collections.abc import Iterable
 
+import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, UnusablePath
 from mpsd.keeper.memory_keepers import VaultKeepers
-from mpsd.logger import log
 from mpsd.vault.store import VaultStore
+
+log = structlog.get_logger()
 
 
 class Reclaimer:

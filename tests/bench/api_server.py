@@ -4,10 +4,10 @@ import os
 import socket
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.host.listeners import listen
-from mpsd.logger import log
 from mpsd.model.lease import Lease, LeaseSpec, LeaseState
 from tests.unit.api.fake_services import selector_of
 from tests.unit.api.house import House, open_house
@@ -18,7 +18,7 @@ LEASES = 10_000
 
 async def serve(place: Path, orders: int, ready: int) -> None:
     """Serve until killed; publish as many events as requested."""
-    log.least = "critical"
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     async with open_house(place, max_per_user=400, max_connections=1000) as house:
         spec = LeaseSpec("training", selector_of(1000), sm_percent=10)
         leases = {number: Lease(number, 1000, spec, LeaseState.ACTIVE, 0.0, None) for number in range(1, LEASES + 1)}

@@ -64,10 +64,10 @@ def test_a_bad_backend_is_a_configuration_error() -> None:
     assert (done.returncode, done.stderr) == (1, 'command line: backend: found "cpu"; accepted: one of "gpu", "sim"\n')
 
 
-def test_the_version_needs_neither_trio_nor_asyncio() -> None:
+def test_the_version_needs_neither_trio_nor_structlog() -> None:
     """Health checks call it often; the daemon's libraries cost a tenth of a second."""
     code = "import sys; from mpsd.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
-    code += "print(sorted({'trio', 'asyncio', 'pynvml'} & set(sys.modules)))"
+    code += "print(sorted({'trio', 'structlog', 'asyncio', 'pynvml'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.splitlines() == ["mpsd 0.1.0", "[]"]
 

@@ -20,7 +20,7 @@ SOURCES = sorted(
 
 # Who may import whom: a package imports only from packages of a lower rank.  mpsd/__init__.py is free to all.
 LAYERS = (
-    ("errors", "native", "logger"),
+    ("errors", "native"),
     ("model", "storage", "fairness"),
     ("wire", "gpu", "host"),
     ("config",),
@@ -45,7 +45,7 @@ PURE_MODULES = {
 }  # fmt: skip
 # Modules that would let a pure module wait, or do I/O.
 IMPURE = {
-    "trio", "asyncio", "os", "io", "pathlib", "shutil", "socket", "select", "selectors", "signal", "subprocess",
+    "trio", "structlog", "asyncio", "os", "io", "pathlib", "shutil", "socket", "select", "selectors", "signal", "subprocess",
     "sqlite3", "tempfile", "threading", "multiprocessing", "time", "fcntl", "mmap", "ctypes", "logging", "random", "sys",
 }  # fmt: skip
 ONLY_IN = {"pynvml": "mpsd/gpu/", "cuda": "mpsd/gpu/", "mpsd._native": "mpsd/native.py"}

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.errors import UnusablePath
@@ -22,10 +23,10 @@ from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
 from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
 from mpsd.host.file_writers import FileWriters, Lineage
 from mpsd.host.inotify import COMPLETE, DirectoryWatch
-from mpsd.logger import log
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 KEPT = 16
 TOTAL_BYTES = 256 << 20
 _LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full

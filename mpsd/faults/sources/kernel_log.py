@@ -18,6 +18,7 @@ from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
 
 from mpsd.domains.domain import Domain
@@ -25,11 +26,11 @@ from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources.kernel_log_lines import Xid, observe, parse_xid
 from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
-from mpsd.logger import log
 from mpsd.model.device import Device
 from mpsd.model.fault import Observation
 from mpsd.native import lib
 
+log = structlog.get_logger()
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the kernel's bound on one record
 

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.errors import ProtocolError
 from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import GET_INFO, INFO, parse_info, parse_records
 from mpsd.faults.sources.kmod_records import observe as observe_record
-from mpsd.logger import log
 from mpsd.model.fault import Observation
 
+log = structlog.get_logger()
 DEVICE = Path("/dev/mpsd-fault")
 _RECORDS_AT_ONCE = 64
 

@@ -15,16 +15,18 @@ of this has run on a real GPU.  Prose: docs/faults.md, "The patched module".
 
 from collections.abc import Callable, Iterator
 
+import structlog
+
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News, ServerReady, ServerStarting
 from mpsd.faults.sources.kmod_records import EXEMPT, SET_POLICY, Mode, policy, target
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 
+log = structlog.get_logger()
 Ioctl = Callable[[int, bytes], object]
 _MOST_PAST = 256  # exempt processes that are remembered, alive or not
 

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd.errors import VendorFailed
-from mpsd.logger import log
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.xid import RECOVERY_ACTION, meaning_of, recovery_text
 
+log = structlog.get_logger()
 _WAIT_MS = 2000  # a wait that was abandoned ends within this time
 _AGAIN_SECONDS, _AGAIN_MOST_SECONDS = 1.0, 60.0  # until a GPU without events is registered again; doubled each time
 _NOT_STARTED, _STOPPED = "not started", "stopped"

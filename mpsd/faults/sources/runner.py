@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import structlog
 import trio
 from msgspec import Struct, field
 
-from mpsd.logger import log
 from mpsd.model.fault import Observation
 
+log = structlog.get_logger()
 See = Callable[[Observation], None]
 
 

@@ -11,11 +11,11 @@ import pytest
 import trio
 import trio.testing
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from mpsd.errors import NotAllowed
 from mpsd.model.service import Instruction, Order
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
-from tests.captured_log import capture_logs
 from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, audit_text, open_house
 from tests.unit.wire.test_rpc import MALFORMED

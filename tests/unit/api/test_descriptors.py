@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from mpsd.api.method_table import METHODS
 from mpsd.host import descriptors as module
 from mpsd.host.descriptors import KERNELS_MOST, Descriptors, close_all
 from mpsd.model.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.wire.rpc import Request, Response, encode
-from tests.captured_log import capture_logs
 from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
 from tests.unit.api.test_method_table import CALLS

@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
 from mpsd.app.public_paths import SECONDS, PublicPaths
 from mpsd.errors import UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
-from tests.captured_log import capture_logs
 
 
 class Place:
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def looked(place: Place) -> list[str]:
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         place.presence.look()
     return [each["event"] for each in logs]
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_there_yet_is_not_said(tmp_path: Path):
     pipe = PipeDirectory(tmp_path)
     pipe.open()
     presence = PublicPaths(pipe, lambda: None, {door.name: lambda: None}, lambda: False)
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         presence.look()
     assert (logs, door.exists()) == ([], False)
 

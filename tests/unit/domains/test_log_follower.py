@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from mpsd.domains.log_follower import follow_logs
 from mpsd.host import growing_file
 from mpsd.host.growing_file import READ_LINES, GrowingFile
-from tests.captured_log import capture_logs
 
 FLOOD = 200_000
 HEAD = "[2026-11-20 12:29:55.053 Server     7] "

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -14,7 +15,6 @@ from mpsd.domains.rules.placement import Join, PlacementRequest, Rules, Wait
 from mpsd.errors import Stopping
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
-from tests.captured_log import capture_logs
 
 USERS, EACH = 5, 40
 GPUS = frozenset({"GPU-a"})

@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 import pytest
+import structlog
 import trio
 from msgspec.structs import replace
 
@@ -15,7 +16,6 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Source
 from mpsd.model.process import ProcessId
-from tests.captured_log import capture_logs
 from tests.unit.faults.desk_room import SETTINGS, DeskRoom
 from tests.unit.faults.test_reactions import Reacting
 
@@ -64,7 +64,7 @@ async def test_it_is_frozen_before_anything_else_is_done(scene, child, autojump_
     """When the source's call returns: by then it may have read zeros."""
     process = process_id(child.pid)
     domain = place(scene, process)
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         fault(scene, process)
     wait_stopped(child.pid)
     assert [entry["pid"] for entry in logs if entry["event"] == "fault.contained"] == [child.pid]
@@ -165,7 +165,7 @@ async def test_where_its_work_could_not_be_ended_it_stays_frozen(scene, child, a
     place(scene, process)
     scene.pidfd = reactions.processes.open_pidfd(process)
     scene.reactions._stopper = ThawingStopper(scene, "its GPU work was not ended")
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.reactions.run)
             fault(scene, process)
@@ -207,7 +207,7 @@ async def test_one_that_is_no_client_any_more_is_killed(scene, child, autojump_c
 async def test_one_that_the_module_has_killed_is_left_at_that(scene, child, autojump_clock):
     process = process_id(child.pid)
     place(scene, process)
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.reactions.run)
             fault(scene, process)
@@ -224,7 +224,7 @@ async def test_one_that_the_module_has_killed_is_left_at_that(scene, child, auto
 async def test_one_that_had_gone_before_is_no_error(scene, autojump_clock):
     gone = ProcessId(4_194_305, 7)
     place(scene, gone)
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.reactions.run)
             fault(scene, gone)
@@ -243,7 +243,7 @@ async def test_one_that_may_not_be_signalled_is_said_aloud(scene, child, autojum
     process = process_id(child.pid)
     place(scene, process)
     monkeypatch.setattr(reactions.signal, "pidfd_send_signal", refuse)
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         fault(scene, process)
     (said,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert (said["event"], said["pid"], said["why"]) == ("fault.not_frozen", child.pid, "Operation not permitted")

@@ -4,6 +4,7 @@ import signal
 import subprocess
 
 import pytest
+import structlog
 import trio
 import trio.testing
 from msgspec.structs import replace
@@ -15,7 +16,6 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Report, Step, Stopped
-from tests.captured_log import capture_logs
 from tests.unit.faults.desk_room import SETTINGS, DeskRoom
 
 
@@ -218,7 +218,7 @@ async def test_a_culprit_that_has_gone_is_no_error(scene, autojump_clock):
 async def test_what_goes_wrong_in_one_act_ends_that_alone(scene, child, autojump_clock, error, logged, noted):
     scene.accuse(child, DomainState.READY)
     scene.stopper.fails = error
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.reactions.run)
             await trio.sleep(10)
@@ -235,7 +235,7 @@ async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
     """Later revisions do not drain it again when it was pardoned."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
-        with capture_logs() as logs:
+        with structlog.testing.capture_logs() as logs:
             scene.room.xid(79)
             await trio.sleep(1)
         assert "Xid 79 (fault 1)" in scene.room.pool.drained["GPU-a"].why
@@ -253,7 +253,7 @@ async def test_what_there_is_no_room_for_is_said_and_tried_again(scene, autojump
     """256 wait already; the reaction is logged."""
     for number in range(256):
         scene.room.xid(79, gpu=f"GPU-{number}")
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         scene.room.xid(79, gpu="GPU-late")
     (said,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert (said["event"], said["number"]) == ("fault.not_answered", 257)

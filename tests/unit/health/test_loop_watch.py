@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import structlog
 import trio
 
 from mpsd.health.loop_watch import BlockedStep, Clocks, LoopWatch, judge
-from tests.captured_log import capture_logs
 
 MS = 1_000_000
 SPIN = "import os\nwhile os.getppid() == {parent}: pass"
@@ -106,7 +106,7 @@ async def computes_a_little() -> None:
 async def test_a_log_is_not_flooded() -> None:
     watch = LoopWatch()
     task = trio.lowlevel.current_task()
-    with capture_logs() as lines:
+    with structlog.testing.capture_logs() as lines:
         for _ in range(3):
             watch._write_log(task, BlockedStep(60, 1))
         watch._quiet_until = 0.0

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from mpsd.host import inspector_messages as wire
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import InspectorOp, Question
-from tests.captured_log import capture_logs
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 
@@ -85,7 +85,7 @@ async def test_one_that_does_not_answer_is_replaced(impatient: Inspector) -> Non
     """The question that found it so is refused; the next one is answered."""
     before = impatient.pid
     os.kill(before, signal.SIGSTOP)
-    with capture_logs() as lines:
+    with structlog.testing.capture_logs() as lines:
         began = time.monotonic()
         with pytest.raises(Unreadable, match="in time"):
             await impatient.facts(os.getpid(), ["PATH"])
@@ -126,7 +126,7 @@ def test_one_that_died_is_replaced_before_anybody_notices(impatient: Inspector) 
     before = impatient.pid
     os.kill(before, signal.SIGKILL)
     os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)
-    with capture_logs():
+    with structlog.testing.capture_logs():
         assert impatient.facts_now(os.getpid(), []) is not None
     assert impatient.pid not in (0, before)
 

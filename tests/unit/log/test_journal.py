@@ -9,20 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from mpsd.config.log_options import LogOptions
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges, parse
 from mpsd.log.journal import Journal, open_journal, render_human
-from mpsd.logger import log
 
 TIME = "2026-11-20T12:00:00.123+00:00"
 
 
 @pytest.fixture(autouse=True)
-def fresh_log() -> Iterator[None]:
-    before = log.write, log.least
+def fresh_structlog() -> Iterator[None]:
     yield
-    log.write, log.least = before
+    structlog.reset_defaults()
 
 
 def open_file_journal(directory: Path, ranges: UidRanges = NO_RANGES, **settings: object) -> Journal:
@@ -37,7 +36,7 @@ def read_events(directory: Path) -> list[dict[str, object]]:
 
 def test_in_the_background_events_are_json_in_the_log_directory(tmp_path: Path) -> None:
     journal = open_file_journal(tmp_path)
-    log.info("client.admitted", pid=7, name="a\nb\udcff", path=Path("/x"))
+    structlog.get_logger().info("client.admitted", pid=7, name="a\nb\udcff", path=Path("/x"))
     journal.close()
     (event,) = read_events(tmp_path)
     assert list(event)[:3] == ["time", "level", "event"]
@@ -49,7 +48,7 @@ def test_an_exception_is_one_line_of_json(tmp_path: Path) -> None:
     try:
         raise ExceptionGroup("several", [ValueError("one"), OSError("two")])
     except ExceptionGroup:
-        log.exception("connection.bug")
+        structlog.get_logger().exception("connection.bug")
     journal.close()
     (event,) = read_events(tmp_path)
     assert event["level"] == "error"
@@ -58,6 +57,7 @@ def test_an_exception_is_one_line_of_json(tmp_path: Path) -> None:
 
 def test_a_reload_changes_the_level_of_loggers_that_exist(tmp_path: Path) -> None:
     journal = open_file_journal(tmp_path, level="warning")
+    log = structlog.get_logger()
     log.info("hidden")
     journal.configure(LogOptions(level="debug"))
     log.debug("shown")
@@ -68,6 +68,7 @@ def test_a_reload_changes_the_level_of_loggers_that_exist(tmp_path: Path) -> Non
 def test_one_user_writes_so_many_lines_of_an_event_and_the_others_are_counted(tmp_path: Path) -> None:
     """A storm of connections wrote 47,501 lines, 18 MB."""
     journal = open_file_journal(tmp_path)
+    log = structlog.get_logger()
     for _ in range(1000):
         log.info("client.waiting", uid=65534, reason="all domains are taken")
     log.info("client.waiting", uid=1000)
@@ -87,7 +88,7 @@ def test_one_user_writes_so_many_lines_of_an_event_and_the_others_are_counted(tm
 def test_the_uids_of_one_range_are_one_user(tmp_path: Path) -> None:
     journal = open_file_journal(tmp_path, parse("eve:100000:65536\n"))
     for uid in range(100_000, 101_000):
-        log.info("client.waiting", uid=uid)
+        structlog.get_logger().info("client.waiting", uid=uid)
     journal.close()
     events = read_events(tmp_path)
     [told] = [event for event in events if event["event"] == "log.suppressed"]
@@ -98,8 +99,8 @@ def test_the_uids_of_one_range_are_one_user(tmp_path: Path) -> None:
 def test_lines_that_name_no_user_are_limited_too(tmp_path: Path) -> None:
     journal = open_file_journal(tmp_path)
     for _ in range(5000):
-        log.info("client.stop", pid=7)
-    log.critical("daemon.bug")
+        structlog.get_logger().info("client.stop", pid=7)
+    structlog.get_logger().critical("daemon.bug")
     journal.close()
     events = Counter(str(event["event"]) for event in read_events(tmp_path))
     assert events["client.stop"] < 2000
@@ -109,7 +110,7 @@ def test_lines_that_name_no_user_are_limited_too(tmp_path: Path) -> None:
 def test_a_log_directory_that_cannot_be_made_is_no_reason_to_stop(tmp_path: Path) -> None:
     (tmp_path / "no directory").touch()
     journal = open_file_journal(tmp_path / "no directory")
-    log.info("lost")
+    structlog.get_logger().info("lost")
     journal.close()
     assert journal.lost == 1
 
@@ -118,11 +119,11 @@ def test_when_writing_works_again_the_lost_lines_are_reported(tmp_path: Path) ->
     directory = tmp_path / "later"
     directory.touch()  # a directory that is only missing would be made again
     journal = open_file_journal(directory)
-    log.info("lost")
+    structlog.get_logger().info("lost")
     while not journal.lost:
         pass  # the thread is at it; the test's deadline stands
     directory.unlink()
-    log.info("kept")
+    structlog.get_logger().info("kept")
     journal.close()
     assert [(event["event"], event.get("lines")) for event in read_events(directory)] == [("log.lines_lost", 1), ("kept", None)]
 
@@ -132,7 +133,7 @@ def test_a_pipe_gets_json_unless_a_person_asked(format: str, human: bool) -> Non
     reader, writer = os.pipe()
     with open(writer, "w") as terminal:
         journal = open_journal(LogOptions(format=format), foreground=True, log_directory="/", terminal=terminal)  # type: ignore[arg-type]
-        log.info("client.admitted", pid=7)
+        structlog.get_logger().info("client.admitted", pid=7)
         journal.close()
     line = os.read(reader, 4096).decode()
     os.close(reader)
@@ -144,7 +145,7 @@ def test_a_terminal_gets_colours() -> None:
     controller, end = pty.openpty()
     with open(end, "w") as terminal:
         journal = open_journal(LogOptions(), foreground=True, log_directory="/", terminal=terminal)
-        log.info("client.admitted", pid=7)
+        structlog.get_logger().info("client.admitted", pid=7)
         journal.close()
         line = os.read(controller, 4096).decode()
     os.close(controller)

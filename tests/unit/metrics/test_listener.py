@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
 from mpsd.config.value_checks import LISTEN
 from mpsd.metrics import http, pages, server
-from tests.captured_log import capture_logs
 from tests.unit.metrics.house import House
 
 PATIENCE_SECONDS = 20.0
@@ -173,7 +173,7 @@ async def test_who_holds_connections_keeps_nobody_from_asking(short_dir: Path) -
 async def test_a_bug_ends_one_conversation(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(short_dir) as (house, path):
         monkeypatch.setattr(house.fakes.leases, "leases", lambda: 1 / 0)
-        with capture_logs() as logs:
+        with structlog.testing.capture_logs() as logs:
             assert await ask(path, request("/metrics")) == b""
         assert [entry["event"] for entry in logs] == ["metrics.bug"]
         assert (await ask(path, request("/healthz"))).startswith(b"HTTP/1.1 200 ")
@@ -185,7 +185,7 @@ async def test_where_it_cannot_listen_it_says_so_once_and_tries_again(
     """A daemon that is just ending may still have the port.  No client is kept waiting for numbers."""
     away = short_dir / "away"
     house = House.furnish(f"unix:{away}/metrics.sock")
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(house.metrics.serve, house.fakes.services(), house.readings)
             await trio.sleep(10 * server._AGAIN_SECONDS)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 import trio.testing
 from msgspec.structs import replace
@@ -17,7 +18,6 @@ from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.status import UvmSettings
-from tests.captured_log import capture_logs
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import (
@@ -74,7 +74,7 @@ async def test_a_flood_is_few_observations_with_a_count(tmp_path: Path, client: 
 async def test_lost_events_are_in_the_log_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
     client.begin()
-    with capture_logs() as lines:
+    with structlog.testing.capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
             await until(lambda: made.standing(client.process).watched)
@@ -202,7 +202,7 @@ async def test_what_cannot_be_is_said_once(client: FakeClient, tmp_path: Path, t
     def nothing_here(process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
         raise Unavailable("there is no such device")
 
-    with a_client(tmp_path) as second, capture_logs() as lines:
+    with a_client(tmp_path) as second, structlog.testing.capture_logs() as lines:
         made = Attachments(UvmSettings(), nothing_here, INSPECTOR, told)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
@@ -218,7 +218,7 @@ async def test_a_bug_ends_one_watch_and_leaves_nothing(client: FakeClient, tmp_p
         raise RuntimeError("a bug")
 
     before = descriptors()
-    with capture_logs() as lines:
+    with structlog.testing.capture_logs() as lines:
         made = Attachments(UvmSettings(), fails, INSPECTOR, told)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
@@ -229,7 +229,7 @@ async def test_a_bug_ends_one_watch_and_leaves_nothing(client: FakeClient, tmp_p
 
 async def test_there_is_a_bound(tmp_path: Path, client: FakeClient, told: Told) -> None:
     client.begin()
-    with a_client(tmp_path) as second, a_client(tmp_path) as third, capture_logs() as lines:
+    with a_client(tmp_path) as second, a_client(tmp_path) as third, structlog.testing.capture_logs() as lines:
         made = attachments(tmp_path, told, most=1)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
@@ -326,7 +326,7 @@ async def test_however_many_descriptors_a_client_opens_mpsd_takes_a_few(tmp_path
     """Eight more at each look, with up to eight others each, used up all that mpsd may open."""
     greedy = Greedy()
     made = Attachments(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
             for _ in range(20):
@@ -343,7 +343,7 @@ async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path
     """And what one of them gives back, another may take."""
     greedy = Greedy()
     made = Attachments(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
-    with ExitStack() as clients, capture_logs():
+    with ExitStack() as clients, structlog.testing.capture_logs():
         crowd = [clients.enter_context(a_client(tmp_path)) for _ in range(6)]
         async with trio.open_nursery() as nursery:
             await nursery.start(made.run)

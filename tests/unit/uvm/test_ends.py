@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -16,7 +17,6 @@ from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
 from mpsd.uvm.status import UvmSettings
-from tests.captured_log import capture_logs
 from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import (
     GPU,
@@ -42,7 +42,7 @@ async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: 
         return True
 
     client.begin()
-    with capture_logs() as lines:
+    with structlog.testing.capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client, has_company)
             await until(lambda: made.standing(client.process) == WATCHED)

@@ -7,6 +7,7 @@ import socket
 import pytest
 import trio
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from mpsd.errors import KeeperFailed, NoRoom, UnusablePath
 from mpsd.host import processes
@@ -14,7 +15,6 @@ from mpsd.host.descriptors import close_all
 from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
-from tests.captured_log import capture_logs
 from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 

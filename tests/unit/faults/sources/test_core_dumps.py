@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -17,7 +18,6 @@ from mpsd.faults.sources.core_dump_file import parse_core
 from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, has_begun, observe, pid_inside
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
-from tests.captured_log import capture_logs
 from tests.unit.faults.sources import core_builder as made
 from tests.unit.faults.sources.test_core_dump_file import SAMPLES, parse
 
@@ -225,7 +225,7 @@ async def test_many_bad_files_make_one_line_in_the_log(tmp_path, autojump_clock,
     for number in range(1, 50):
         (directory / f"core.{number}").write_bytes(b"no dump" * 10)
     monkeypatch.setattr("mpsd.faults.sources.core_dump_directory._QUIET_SECONDS", 0)
-    with capture_logs() as logs, trio.move_on_after(20):
+    with structlog.testing.capture_logs() as logs, trio.move_on_after(20):
         await CoreDumps(directory, lambda uid: []).run(lambda seen: None)
     refused = [entry["count"] for entry in logs if entry["event"] == "faults.core_dump_refused"]
     assert refused == [49]
@@ -233,7 +233,7 @@ async def test_many_bad_files_make_one_line_in_the_log(tmp_path, autojump_clock,
 
 async def test_where_there_can_be_no_directory_that_is_said_once(tmp_path):
     source = CoreDumps(tmp_path / "absent" / "cores", lambda uid: [])
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         await source.run(lambda seen: None)
     assert [entry["event"] for entry in logs] == ["faults.no_core_dumps"]
     assert "No such file" in source.absent

@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager, closing
 from types import SimpleNamespace
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -17,7 +18,6 @@ from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources import kernel_log
 from mpsd.model.fault import Observation
 from mpsd.native import lib
-from tests.captured_log import capture_logs
 
 INTERVAL = 0.00025
 
@@ -191,7 +191,7 @@ async def test_without_a_thread_it_waits_as_ever(kernel: Kernel, monkeypatch: py
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(kernel_log.trio, "to_thread", SimpleNamespace(run_sync=refuse))
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with kernel.heard():
             kernel.haste.turn(True)
             await trio.testing.wait_all_tasks_blocked()

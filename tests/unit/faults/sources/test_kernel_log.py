@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -12,7 +13,6 @@ from mpsd.domains.domain import Domain
 from mpsd.faults.sources import kernel_log
 from mpsd.model.device import Device
 from mpsd.model.fault import Observation
-from tests.captured_log import capture_logs
 
 HEAD = "4,1,1,c;"  # of a record of /dev/kmsg that the driver made
 DEVICES = [Device(0, "GPU-a", "H200", 1, "00000000:00:06.0")]
@@ -100,7 +100,7 @@ async def test_a_log_that_cannot_be_read_is_said_once_and_that_is_all(tmp_path: 
     """A container without /dev/kmsg, or an mpsd that may not read it, serves all the same."""
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", tmp_path / "absent")
     following = Following(tmp_path / "absent")
-    with capture_logs() as logs, trio.fail_after(5):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
         async with following.begin():
             pass
     assert [entry["event"] for entry in logs] == ["faults.no_kernel_log"]

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
 from mpsd.faults.sources.kmod import Kmod
 from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import SET_POLICY, Mode
-from tests.captured_log import capture_logs
 from tests.unit.faults.desk_room import DeskRoom
 from tests.unit.faults.sources.fake_module import FakeModule
 from tests.unit.faults.sources.test_kmod_records import record
@@ -47,7 +47,7 @@ async def test_records_are_observations(channel):
 async def test_another_version_ends_it_with_a_clear_word(channel):
     path, writer = channel
     source = Kmod(path, ioctl=FakeModule().ioctl)
-    with capture_logs() as logs, trio.fail_after(5):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run, lambda seen: None)
             await trio.testing.wait_all_tasks_blocked()
@@ -70,7 +70,7 @@ async def test_a_module_that_goes_ends_it(tmp_path):
 
 async def test_without_the_module_nothing_is_said_aloud(tmp_path):
     source = Kmod(tmp_path / "mpsd-fault")
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         await source.run(lambda seen: None)
     assert [entry["log_level"] for entry in logs] == ["debug"]
     assert "not patched" in source.absent
@@ -79,7 +79,7 @@ async def test_without_the_module_nothing_is_said_aloud(tmp_path):
 async def test_a_device_that_is_another_is_left():
     """It does not know the first ioctl."""
     source = Kmod(Path("/dev/null"))
-    with capture_logs() as logs, trio.fail_after(5):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
         await source.run(lambda seen: None)
     assert [entry["event"] for entry in logs] == ["faults.no_kmod"]
     assert "Inappropriate ioctl" in source.absent
@@ -89,7 +89,7 @@ async def test_a_module_of_another_version_is_left(channel):
     path, _ = channel
     module = FakeModule(major=2)
     source = Kmod(path, ioctl=module.ioctl)
-    with capture_logs() as logs, trio.fail_after(5):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
         await source.run(lambda seen: None)
     assert [entry["event"] for entry in logs] == ["faults.no_kmod"]
     assert source.absent.startswith("the module speaks version 2")

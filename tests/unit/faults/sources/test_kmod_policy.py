@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -17,7 +18,6 @@ from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import EXEMPT, SET_POLICY, Mode
 from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState, ServerView
-from tests.captured_log import capture_logs
 from tests.unit.faults.desk_room import DeskRoom
 from tests.unit.faults.sources.fake_module import FakeModule
 
@@ -160,7 +160,7 @@ async def test_a_server_that_cannot_be_exempted_means_that_nothing_is_contained(
     scene = Scene(DeskRoom(tmp_path), wanted)
     scene.open()
     scene.module.full = {pids[0]}
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         scene.policy.hear(scene.domain, ServerStarting(pids[0], 0))
         scene.policy.hear(scene.domain, ServerReady(pids[0]))
         scene.runs(pids[0])
@@ -241,7 +241,7 @@ async def test_a_policy_that_is_refused_is_said_once_and_tried_again(tmp_path, e
     """EBADF: the device could be opened to read alone."""
     scene = Scene(DeskRoom(tmp_path))
     scene.module.refuses[SET_POLICY] = error
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         scene.open()
         scene.policy.look()
     (said,) = [entry for entry in logs if entry["log_level"] == "error"]
@@ -256,7 +256,7 @@ async def test_where_it_may_be_told_nothing_both_are_said(tmp_path, pids):
     scene = Scene(DeskRoom(tmp_path))
     scene.module.refuses |= {SET_POLICY: errno.EBADF, EXEMPT: errno.EBADF}
     scene.runs(pids[0])
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         scene.open()
         scene.policy.look()
     assert [entry["event"] for entry in logs] == ["faults.kmod_not_exempt", "faults.kmod_no_policy"]

@@ -1,12 +1,12 @@
 """NVML's Xid events, on the simulator's NVML and without one."""
 
 import pytest
+import structlog
 import trio
 
 from mpsd.faults.sources.nvml_events import NvmlEvents, observe
 from mpsd.model.fault import FaultClass, Source
 from mpsd.model.xid import must_drain
-from tests.captured_log import capture_logs
 
 pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
 
@@ -22,7 +22,7 @@ async def test_without_nvml_it_is_absent_and_says_why(tmp_path):
     """A machine without the driver, or a library that is not one."""
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
     source = NvmlEvents(["GPU-1"], tmp_path / "libnvidia-ml.so.1")
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run, lambda seen: None)
             with trio.fail_after(20):

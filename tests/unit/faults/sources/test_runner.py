@@ -1,12 +1,12 @@
 """Sources run concurrently; each may fail."""
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
 from mpsd.faults.sources.runner import Sources
 from mpsd.model.fault import Observation, Source
-from tests.captured_log import capture_logs
 
 SEEN = Observation(Source.NVML, 1)
 
@@ -38,7 +38,7 @@ ERRORS = [
 async def test_a_bug_in_one_ends_that_one_and_is_loud(autojump_clock, error):
     heard = []
     sources = Sources({"bad": FakeSource(error), "good": FakeSource(), "none": FakeSource(absent="not there")})
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sources.run, heard.append)
             await trio.sleep(1)
@@ -53,7 +53,7 @@ async def test_a_bug_in_one_ends_that_one_and_is_loud(autojump_clock, error):
 
 async def test_when_they_are_stopped_that_is_no_bug(autojump_clock):
     sources = Sources({"good": FakeSource()})
-    with capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sources.run, lambda seen: None)
             await trio.sleep(1)
