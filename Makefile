@@ -21,7 +21,7 @@ PROGRAM := nvidia-cuda-mps-control
 FRONT_END := clients/control/$(PROGRAM)
 VENDOR := $(BINDIR)/$(PROGRAM).vendor
 LIBDIR := $(PREFIX)/venv/lib/mpsd
-BINDING_SOURCES := $(wildcard native/binding/*.py native/include/*.h clients/python/native/*) \
+BINDING_SOURCES := $(wildcard native/binding/*.py native/binding/*.h native/include/*.h clients/python/native/*) \
 	$(shell find clients/c/include -name '*.h')
 
 # Which Python an environment was made with; one made with another is made anew, since the two do not mix.

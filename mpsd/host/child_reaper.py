@@ -7,18 +7,16 @@ daemons do, which vendor_control.py reaps by their pids.  Any other child is an 
 unknown pid: it is reaped once two looks have found it dead, since no child that other code waits for stays dead so long.
 """
 
-import ctypes
 import os
 import threading
 
 from mpsd.host import processes
-
-_PR_SET_CHILD_SUBREAPER = 36
+from mpsd.native import lib
 
 
 def become_reaper() -> bool:
     """Make orphaned descendants this process's children from now on.  False if the kernel refuses."""
-    return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    return bool(lib.prctl(lib.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def reap_orphans() -> int:

@@ -8,14 +8,12 @@ socket to linger.  So services get only kinds that never wait (`is_prompt`); a t
 that sent them waits for it.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
 import resource
 import socket
 import stat
-import sys
 import threading
 from array import array
 from collections import Counter
@@ -27,17 +25,14 @@ from typing import Any
 import trio
 from msgspec import Struct, field
 
+from mpsd.host.syscalls import type_of
+
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
 SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (app/descriptor_limit.py)
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
 MOST_CLOSINGS = 8  # of one user; of usual descriptors each lasts a fraction of a millisecond
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
-
-# For statx(2), which Python lacks: the cached facts of a file, without asking its file server.
-_EMPTY_PATH, _DONT_SYNC, _TYPE = 0x1000, 0x4000, 0x1
-_STATX_BYTES, _MODE_AT = 256, 28
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Descriptors(Struct, eq=False):
@@ -160,12 +155,12 @@ def is_prompt(fd: int) -> bool:
     Not a device with O_PATH: a file server may call any of its files a device, and fstat then asks the server.  Opening such a
     file is refused, since users mount without devices.
     """
-    return _is_memory(fd) or (stat.S_ISCHR(_type_of(fd)) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
+    return _is_memory(fd) or (stat.S_ISCHR(type_of(fd)) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
 
 
 def is_file(fd: int) -> bool:
     """Return whether the descriptor is a regular file that is no memory file, so that closing it may ask a file server."""
-    return not _is_memory(fd) and stat.S_ISREG(_type_of(fd))
+    return not _is_memory(fd) and stat.S_ISREG(type_of(fd))
 
 
 def _is_memory(fd: int) -> bool:
@@ -174,14 +169,6 @@ def _is_memory(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _type_of(fd: int) -> int:
-    """Return the type of the file, as in st_mode, from what the kernel has cached; 0 if it has nothing."""
-    found = ctypes.create_string_buffer(_STATX_BYTES)
-    if _libc.statx(fd, b"", _EMPTY_PATH | _DONT_SYNC, _TYPE, found):
-        return 0
-    return int.from_bytes(found.raw[_MODE_AT : _MODE_AT + 2], sys.byteorder)
 
 
 def received(ancillary: Iterable[tuple[int, int, bytes]]) -> Descriptors:

@@ -1,11 +1,10 @@
-"""Which process wrote which file of a directory, from the kernel (fanotify(7), through libc: Python has no binding).
+"""Which process wrote which file of a directory, from the kernel (fanotify(7)).
 
 Unlike a file's name, this cannot be forged, and it distinguishes containers in which every process is root and has pid 1.
 Since Linux 5.15 an event names its process by a pidfd too, so that a later process with the same pid is not taken for it.
 Blocks: it reads /proc.
 """
 
-import ctypes
 import errno
 import os
 import select
@@ -16,13 +15,10 @@ from pathlib import Path
 from mpsd.host import processes
 from mpsd.host.descriptors import close_soon
 from mpsd.host.file_identity import FileId, identity_of
+from mpsd.native import ffi, lib
 
-_CLOSE_ON_EXEC, _NON_BLOCKING, _REPORT_PIDFD = 0x1, 0x2, 0x80  # FAN_CLOEXEC ...; FAN_CLASS_NOTIF is 0
-_ADD, _CLOSE_WRITE, _OF_CHILDREN = 0x1, 0x8, 0x08000000
-_CURRENT_DIRECTORY = -100
 _EVENT = struct.Struct("=IBBHQii")  # its bytes, version, reserved, bytes of this head, mask, descriptor, pid
 _PIDFD = struct.Struct("=BBHi")  # type, padding, bytes, pidfd: negative if the process has ended
-_INFO_TYPE_PIDFD = 4
 _VERSION = 3
 _EVENT_BYTES = _EVENT.size + _PIDFD.size
 # The kernel opens the file of each event for mpsd.  Without O_NONBLOCK that waits for a lease of the file's owner
@@ -33,7 +29,6 @@ _MOST_READS = 1024
 _MOST_FILES = 1024
 _MOST_WRITERS = 4  # of one file; with two it already has no sole writer
 _GENERATIONS = 4  # of a program that lets a child write
-_libc = ctypes.CDLL(None, use_errno=True)
 
 Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid alone if the process had ended
 
@@ -46,15 +41,15 @@ class FileWriters:
 
     def __init__(self, directory: Path) -> None:
         self._found: OrderedDict[FileId, set[Lineage]] = OrderedDict()
-        flags = _CLOSE_ON_EXEC | _NON_BLOCKING
-        self._descriptor = _libc.fanotify_init(flags | _REPORT_PIDFD, _FILE_FLAGS)
-        if self._descriptor < 0 and ctypes.get_errno() == errno.EINVAL:
-            self._descriptor = _libc.fanotify_init(flags, _FILE_FLAGS)
+        flags = lib.FAN_CLOEXEC | lib.FAN_NONBLOCK
+        self._descriptor = lib.fanotify_init(flags | lib.FAN_REPORT_PIDFD, _FILE_FLAGS)
+        if self._descriptor < 0 and ffi.errno == errno.EINVAL:
+            self._descriptor = lib.fanotify_init(flags, _FILE_FLAGS)
         if self._descriptor < 0:
-            raise OSError(ctypes.get_errno(), f"fanotify_init: {os.strerror(ctypes.get_errno())}")
-        mask = ctypes.c_uint64(_CLOSE_WRITE | _OF_CHILDREN)
-        if _libc.fanotify_mark(self._descriptor, _ADD, mask, _CURRENT_DIRECTORY, os.fsencode(directory)) < 0:
-            error = ctypes.get_errno()
+            raise OSError(ffi.errno, f"fanotify_init: {os.strerror(ffi.errno)}")
+        mask = lib.FAN_CLOSE_WRITE | lib.FAN_EVENT_ON_CHILD
+        if lib.fanotify_mark(self._descriptor, lib.FAN_MARK_ADD, mask, lib.AT_FDCWD, os.fsencode(directory)) < 0:
+            error = ffi.errno
             self.close()
             raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
 
@@ -102,7 +97,7 @@ def _pidfd(more: bytes) -> int | None:
     if len(more) < _PIDFD.size:
         return None
     kind, _, _, pidfd = _PIDFD.unpack_from(more)
-    return int(pidfd) if kind == _INFO_TYPE_PIDFD else None
+    return int(pidfd) if kind == lib.FAN_EVENT_INFO_TYPE_PIDFD else None
 
 
 def _lineage_of(pid: int, pidfd: int | None) -> Lineage:

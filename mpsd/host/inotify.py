@@ -1,6 +1,5 @@
-"""Wait for files to grow or to be complete, without polling (inotify(7), by libc: the standard library has no binding)."""
+"""Wait for files to grow or to be complete, without polling (inotify(7))."""
 
-import ctypes
 import os
 import struct
 from collections.abc import Iterator
@@ -9,23 +8,22 @@ from pathlib import Path
 import trio
 
 from mpsd.host.descriptors import close_soon
+from mpsd.native import ffi, lib
 
-_IN_MODIFY, _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x8, 0x80, 0x100
-GROWN = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO
-COMPLETE = _IN_CLOSE_WRITE | _IN_MOVED_TO  # the writer has closed it
+GROWN: int = lib.IN_MODIFY | lib.IN_CREATE | lib.IN_MOVED_TO
+COMPLETE: int = lib.IN_CLOSE_WRITE | lib.IN_MOVED_TO  # the writer has closed it
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that follows
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryWatch:
     """Guards one inotify descriptor; readable whenever a file in the directory grew or appeared, or is complete."""
 
     def __init__(self, directory: Path, mask: int = GROWN) -> None:
-        self._descriptor = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._descriptor = lib.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._descriptor < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1: raise fs.inotify.max_user_instances")
-        if _libc.inotify_add_watch(self._descriptor, os.fsencode(directory), mask) < 0:
-            error = ctypes.get_errno()
+            raise OSError(ffi.errno, "inotify_init1: raise fs.inotify.max_user_instances")
+        if lib.inotify_add_watch(self._descriptor, os.fsencode(directory), mask) < 0:
+            error = ffi.errno
             self.close()
             raise OSError(error, f"inotify_add_watch {directory}: {os.strerror(error)}")
 

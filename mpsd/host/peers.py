@@ -6,7 +6,6 @@
                           went to another user's process, but not one that went to the same user's
 """
 
-import ctypes
 import errno
 import os
 import select
@@ -17,10 +16,10 @@ from array import array
 from mpsd.host import processes
 from mpsd.model.authority import Caller
 from mpsd.model.process import Credentials, ProcessId
+from mpsd.native import ffi, lib
 
 _UCRED = struct.Struct("3i")
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
-_SO_PEERGROUPS = 59  # asm-generic/socket.h
 _MAX_GROUPS = 65536  # NGROUPS_MAX
 _MOST_BYTES = 1024  # the most that Python's own getsockopt returns
 
@@ -104,7 +103,7 @@ def process_if_known(connection: socket.socket, credentials: Credentials) -> Pro
 def groups_of(connection: socket.socket) -> tuple[int, ...]:
     """Return the supplementary groups of the process that connected.  Raises OSError."""
     try:
-        return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)))
+        return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, lib.SO_PEERGROUPS, _MOST_BYTES)))
     except OSError as exc:
         if exc.errno != errno.ERANGE:
             raise
@@ -113,12 +112,11 @@ def groups_of(connection: socket.socket) -> tuple[int, ...]:
 
 def _many_groups(connection: socket.socket) -> tuple[int, ...]:
     """Return the groups through the C library, which gives more of them than Python's own getsockopt.  Raises OSError."""
-    groups = (ctypes.c_uint32 * _MAX_GROUPS)()
-    size = ctypes.c_uint32(ctypes.sizeof(groups))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)):
-        raise OSError(ctypes.get_errno(), "SO_PEERGROUPS")
-    return tuple(groups[: size.value // ctypes.sizeof(ctypes.c_uint32)])
+    groups = ffi.new("uint32_t[]", _MAX_GROUPS)
+    size = ffi.new("uint32_t *", ffi.sizeof(groups))
+    if lib.getsockopt(connection.fileno(), lib.SOL_SOCKET, lib.SO_PEERGROUPS, groups, size):
+        raise OSError(ffi.errno, "SO_PEERGROUPS")
+    return tuple(groups[0 : size[0] // ffi.sizeof("uint32_t")])
 
 
 def may_impersonate() -> bool:

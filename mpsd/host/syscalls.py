@@ -1,24 +1,27 @@
-"""Call statx(2) through libc: the standard library lacks a binding."""
+"""The type of a file by statx(2), from what the kernel has cached: the file system of a user may never answer."""
 
-import ctypes
 import os
+import stat
+from typing import Any
 
-_AT_FDCWD = -100
-_AT_STATX_DONT_SYNC = 0x4000
-_STATX_TYPE = 0x1
-_STATX_BYTES, _STATX_MODE, _STATX_RDEV_MAJOR = 256, 28, 128
-_libc = ctypes.CDLL(None, use_errno=True)
+from mpsd.native import ffi, lib
 
 
 def device_number(path: str) -> tuple[int, int, int]:
-    """Return file type, major and minor number of a path, without asking its file system: a user's may never answer.
+    """Return file type, major and minor number of a path, without asking its file system.  Raises OSError."""
+    found = _statx(lib.AT_FDCWD, os.fsencode(path), 0)
+    if found is None:
+        raise OSError(ffi.errno, os.strerror(ffi.errno), path)
+    return stat.S_IFMT(found.stx_mode), found.stx_rdev_major, found.stx_rdev_minor
 
-    Raise OSError.
-    """
-    found = (ctypes.c_ubyte * _STATX_BYTES)()
-    if _libc.statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, found) < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), path)
-    raw = bytes(found)
-    major, minor = (int.from_bytes(raw[at : at + 4], "little") for at in (_STATX_RDEV_MAJOR, _STATX_RDEV_MAJOR + 4))
-    return int.from_bytes(raw[_STATX_MODE : _STATX_MODE + 2], "little") & 0o170000, major, minor
+
+def type_of(descriptor: int) -> int:
+    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has none cached."""
+    found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
+    return stat.S_IFMT(found.stx_mode) if found is not None else 0
+
+
+def _statx(directory: int, path: bytes, flags: int) -> Any:
+    """Return the struct statx, or None, and the reason in ffi.errno."""
+    found = ffi.new("struct statx *")
+    return None if lib.statx(directory, path, flags | lib.AT_STATX_DONT_SYNC, lib.STATX_TYPE, found) else found

@@ -4,14 +4,12 @@ fallocate(2) does not change the file's size here: a process that appends to the
 without it (NFS, ext3) nothing changes.
 """
 
-import ctypes
 import os
 from pathlib import Path
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
+from mpsd.native import ffi, lib
+
 _BLOCK_BYTES = 4096
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def keep_room(path: Path, more_bytes: int, read_bytes: int = 0) -> int:
@@ -36,6 +34,6 @@ def keep_room_of(descriptor: int, more_bytes: int, read_bytes: int = 0) -> int:
     space, EOPNOTSUPP if the file system cannot reserve.  Call it in a thread: a hung disk blocks it.
     """
     if whole := read_bytes // _BLOCK_BYTES * _BLOCK_BYTES:
-        _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, whole)
-    found = _fallocate(descriptor, _KEEP_SIZE, os.fstat(descriptor).st_size, more_bytes)
-    return ctypes.get_errno() if found else 0
+        lib.fallocate(descriptor, lib.FALLOC_FL_KEEP_SIZE | lib.FALLOC_FL_PUNCH_HOLE, 0, whole)
+    found = lib.fallocate(descriptor, lib.FALLOC_FL_KEEP_SIZE, os.fstat(descriptor).st_size, more_bytes)
+    return int(ffi.errno) if found else 0

@@ -5,7 +5,6 @@ end of a process.  A space that outlives them leaks in the server: once two to s
 ended so, every newcomer of that server gets 401 ILLEGAL_STATE (H200, driver 580.159.04; docs/decisions/027).
 """
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -22,6 +21,7 @@ from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_messages import Pair
 from mpsd.host.syscalls import device_number
 from mpsd.model.process import ProcessId
+from mpsd.native import ffi
 from mpsd.uvm import abi, client_descriptors
 from mpsd.uvm.space import Outcome, RangeResult, Space, Taken, Unavailable, answer
 
@@ -200,7 +200,7 @@ class DeviceQueue:
 
 
 def _address(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(memory)))
 
 
 def _ask(descriptor: int, request: int, buffer: bytearray) -> bytearray:

@@ -1,5 +1,5 @@
-"""mpsd._native, as the headers have it: the keeper's messages, how a connection comes to it, how a descriptor is looked at, and
-the ioctls of nvidia-uvm.
+"""mpsd._native, as the headers have it: the keeper's messages, how a connection comes to it, how a descriptor is looked at, the
+ioctls of nvidia-uvm, and calls of libc (libc.h).
 
 `pip install` runs it through setup.py.  As a program it builds the module in place: python native/binding/build.py
 """
@@ -18,10 +18,11 @@ MACROS = "#define MPSD_UVM_UNANSWERED ...\n"
 
 
 def binding() -> Binding:
-    include = ROOT / "native/include"
-    declared = "".join(declarations(include / each) for each in HEADERS) + MACROS
-    source = "".join(f"#include <{each}>\n" for each in HEADERS)
-    return Binding("mpsd._native", declared, source, (include,))
+    here, include = ROOT / "native/binding", ROOT / "native/include"
+    headers = (*(include / each for each in HEADERS), here / "libc.h")
+    declared = "".join(map(declarations, headers)) + MACROS
+    source = "".join(f"#include <{each.name}>\n" for each in headers)
+    return Binding("mpsd._native", declared, source, (include, here))
 
 
 def ffi() -> object:
