@@ -1,11 +1,13 @@
 """The one place that builds the sentinels, and connects them with the domains and the relay."""
 
+import structlog
 
 from mpsd.app import settings
 from mpsd.app.startup import Startup
 from mpsd.domains.pool import Pool
-from mpsd.logger import log
 from mpsd.sentinel.sentinels import Sentinels
+
+log = structlog.get_logger()
 
 
 def join_sentinels(found: Startup, pool: Pool) -> Sentinels | None:

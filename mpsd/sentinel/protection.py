@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import structlog
 import trio
 from msgspec import Struct, field
 
@@ -15,12 +16,12 @@ from mpsd.domains.rules import vendor_limits
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.sentinel.messages import SentinelKind, SentinelReport
 from mpsd.sentinel.process import connect_sentinel, socket_path, start_sentinel
 from mpsd.sentinel.watcher import Watcher
 
+log = structlog.get_logger()
 _AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
 _KNOWN_SECONDS = 2.0  # until a running one has told its client's pid
 _LOOK_SECONDS = 0.02

@@ -3,16 +3,18 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import structlog
 import trio
 from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import VendorFailed
-from mpsd.logger import log
 from mpsd.sentinel.messages import SentinelReport
 from mpsd.sentinel.protection import Protection, SentinelSettings
 from mpsd.sentinel.watcher import Watcher
+
+log = structlog.get_logger()
 
 
 class Sentinels(Struct):

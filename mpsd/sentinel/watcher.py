@@ -5,14 +5,15 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+import structlog
 import trio
 
 from mpsd.errors import ProtocolError
 from mpsd.host import processes
-from mpsd.logger import log
 from mpsd.model.process import ProcessId
 from mpsd.sentinel.messages import REPORT_BYTES, SentinelKind, SentinelOp, SentinelReport, pack_request, parse_report
 
+log = structlog.get_logger()
 _SEND_SECONDS = 1.0
 _END_SECONDS = 7.0  # it waits up to 5 s for the end of its client
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
