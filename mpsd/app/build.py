@@ -81,7 +81,7 @@ def build(found: Startup) -> Daemon:
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
     failover = join_failover(found, pool, vault, stopper, faults, events)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
-    metrics, admission = _build_metrics(config, events, book)
+    metrics, admission = _build_metrics(found, events, book)
     relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics, sentinels)
     ending = Shutdown(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
@@ -130,12 +130,12 @@ def build(found: Startup) -> Daemon:
     return daemon
 
 
-def _build_metrics(config: Config, events: EventBus, book: LeaseBook) -> tuple[Metrics | None, Admission]:
+def _build_metrics(found: Startup, events: EventBus, book: LeaseBook) -> tuple[Metrics | None, Admission]:
     """Build the metrics, and the admission, which the metrics time."""
-    asked = settings.metrics(config)
+    asked = settings.metrics(found.config)
     if asked is None:
         return None, book
-    metrics = Metrics(asked, events)
+    metrics = Metrics(asked, events, found.ranges)
     return metrics, metrics.timing(book)
 
 

@@ -8,8 +8,10 @@ import socket
 
 import trio
 
+from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.host.arrivals import hang_up
-from mpsd.host.descriptors import ANCILLARY_BYTES, Closings, received
+from mpsd.host.datagrams import receive_now
+from mpsd.host.descriptors import Closings
 from mpsd.host.peers import peer_credentials
 
 _RECEIVE_BYTES = 4096
@@ -18,24 +20,23 @@ _RECEIVE_BYTES = 4096
 class UnixReader(trio.abc.Stream):
     """Guards that no read and no close of the connection waits for a descriptor of its peer's.  It owns the socket."""
 
-    def __init__(self, sock: socket.socket, closings: Closings) -> None:
+    def __init__(self, sock: socket.socket, closings: Closings, ranges: UidRanges) -> None:
         self._sock = sock
         self._closings = closings
-        self._uid = peer_credentials(sock).uid
+        self._share = ranges.share_of(peer_credentials(sock).uid)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         while True:
             await trio.lowlevel.wait_readable(self._sock)
-            await self._closings.room(self._uid)
+            await self._closings.room(self._share)
             try:
-                most = max_bytes or _RECEIVE_BYTES
-                data, ancillary, _, _ = self._sock.recvmsg(most, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+                received = receive_now(self._sock, max_bytes or _RECEIVE_BYTES)
             except BlockingIOError:
                 continue
             except OSError as exc:
                 raise trio.BrokenResourceError from exc
-            await self._closings.close(self._uid, received(ancillary).take())
-            return data
+            await self._closings.close(self._share, received.descriptors.take())
+            return received.data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data)
@@ -55,10 +56,10 @@ class UnixReader(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-def guarded(stream: trio.SocketStream, closings: Closings) -> trio.abc.Stream:
+def guarded(stream: trio.SocketStream, closings: Closings, ranges: UidRanges) -> trio.abc.Stream:
     """Return a stream on the same socket, where descriptors can come with the bytes."""
     if stream.socket.family != socket.AF_UNIX:
         return stream
     sock = socket.socket(fileno=stream.socket.detach())
     sock.setblocking(False)
-    return UnixReader(sock, closings)
+    return UnixReader(sock, closings, ranges)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.descriptors import Closings
 from mpsd.metrics.admission_timer import TimedAdmission
 from mpsd.metrics.counters import Counters
@@ -39,10 +40,10 @@ class MetricsSettings(Struct, frozen=True):
 class Metrics:
     """Guards that requests, however many, take no more of the daemon's time than one collection a second."""
 
-    def __init__(self, settings: MetricsSettings, events: EventBus) -> None:
+    def __init__(self, settings: MetricsSettings, events: EventBus, ranges: UidRanges = NO_RANGES) -> None:
         """Count from now on."""
         self.tallies = Counters()
-        self._settings, self._events = settings, events
+        self._settings, self._events, self._ranges = settings, events, ranges
         self._open: deque[trio.CancelScope] = deque()  # one a connection, the oldest first
         events.listeners.append(self.tallies.hear)
 
@@ -67,7 +68,7 @@ class Metrics:
         answer = pages.answerer(MetricsSource(services, self._events, self.tallies, readings), _REUSE_SECONDS)
 
         async def take(stream: trio.SocketStream) -> None:
-            await self._take(guarded(stream, closings), answer)
+            await self._take(guarded(stream, closings, self._ranges), answer)
 
         closings = Closings()
         task_status.started()
