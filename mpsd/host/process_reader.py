@@ -7,7 +7,6 @@ for some seconds.  So a user delays mpsd by MOST_WAIT_SECONDS in UNREAD_SECONDS 
 
 import errno
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from mpsd.host import inspector_process
 from mpsd.host.descriptors import FULL, spare_descriptors
 from mpsd.host.inspector_messages import InspectorOp, LinkedFile, Question
 from mpsd.host.inspector_process import InspectorProcess
+from mpsd.host.polling import is_readable
 from mpsd.host.programs import native_directory
 
 LOOK_SECONDS = 0.002  # such a read takes 22 us
@@ -49,12 +49,14 @@ class _Wait(Struct):
 class ProcessReader:
     """Guards the reading process.  Any thread may use it; one read is done at a time.
 
-    uid_of: the user whom a wait for a process counts against, from a read that never waits.
+    uid_of: the user whom a wait for a process counts against.  state_of: a process's letter of proc(5).  Both never wait.
     program: mpsd-inspector; None: the one of this installation.
     """
 
-    def __init__(self, uid_of: Callable[[int], int], program: Path | None = None) -> None:
-        self._uid_of = uid_of
+    def __init__(
+        self, uid_of: Callable[[int], int], state_of: Callable[[int], str], program: Path | None = None
+    ) -> None:
+        self._uid_of, self._state_of = uid_of, state_of
         program = program or native_directory() / "inspector" / "mpsd-inspector"
         self._start: Callable[[], InspectorProcess] = partial(inspector_process.start, program, "--direct")
         self._ranges = NO_RANGES
@@ -159,12 +161,10 @@ class ProcessReader:
         while time.monotonic() < spin_until:
             with suppress(BlockingIOError):
                 return self._received(process, pid)
-        poll = select.poll()
-        poll.register(process.requests, select.POLLIN)
         until = time.monotonic() + _DEADLINE_SECONDS
         wait = None
-        while not poll.poll(LOOK_SECONDS * 1000):
-            if _state(process.pid) == _WAITING:
+        while not is_readable(process.requests, LOOK_SECONDS):
+            if self._state(process.pid) == _WAITING:
                 wait = self._wait_of(self._share_of(pid))
                 wait.seconds += LOOK_SECONDS
                 if wait.seconds < MOST_WAIT_SECONDS:
@@ -174,6 +174,12 @@ class ProcessReader:
             self._give_up(process, self._share_of(pid))
             raise Unanswered(errno.ETIMEDOUT, f"pid {pid} was not read: its reader {'waits' if wait else 'does not run'}")
         return self._received(process, pid)
+
+    def _state(self, pid: int) -> str:
+        """Return the state's letter of the reader itself; "" if that is not known."""
+        with suppress(OSError):
+            return self._state_of(pid)
+        return ""
 
     def _received(self, process: InspectorProcess, pid: int) -> bytes:
         if not (answer := process.requests.recv(wire.DATAGRAM_BYTES)):
@@ -204,13 +210,3 @@ class ProcessReader:
         if (wait and wait.seconds >= MOST_WAIT_SECONDS) or any(share == each for each, _ in self._stuck):
             why = "one of them kept its reader waiting in the kernel"
             raise Unanswered(errno.EBUSY, f"processes of uid {share} are not read for {UNREAD_SECONDS:.0f} s: {why}")
-
-
-def _state(pid: int) -> str:
-    """Return the state's letter of the reader itself; "" if it has ended."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            text = file.read(4096)
-    except OSError:
-        return ""
-    return text.partition(b"\nState:\t")[2][:1].decode()

@@ -273,7 +273,7 @@ def collect(pid: int) -> bool:
         return False  # not mpsd's child, or another thread reaped it first
 
 
-reader = ProcessReader(real_uid)
-searcher = ProcessReader(real_uid)  # 65,536 links take it 50 ms: meanwhile the other one answers
+reader = ProcessReader(real_uid, state)
+searcher = ProcessReader(real_uid, state)  # 65,536 links take it 50 ms: meanwhile the other one answers
 atexit.register(reader.close)
 atexit.register(searcher.close)

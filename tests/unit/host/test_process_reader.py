@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from mpsd.fairness.uid_ranges import parse
 from mpsd.host import process_reader
 from mpsd.host.process_reader import ProcessReader, Unanswered
+from mpsd.host.processes import state
 
 # It answers like mpsd-inspector, but waits in the kernel where `{waits}` applies: its spawned child opens a FIFO that has no
 # writer, and the kernel suspends the parent of such a child, as if it waited for a lock.
@@ -50,12 +52,12 @@ def waiter(fifo: Path, waits: str) -> ProcessReader:
     program = fifo.with_name("waiter")
     program.write_text(WAITER.format(python=sys.executable, fifo=str(fifo), waits=waits))
     program.chmod(0o700)
-    return ProcessReader(USERS.__getitem__, program)
+    return ProcessReader(USERS.__getitem__, state, program)
 
 
 @pytest.fixture
 def reader() -> Iterator[ProcessReader]:
-    made = ProcessReader(lambda _: 0)
+    made = ProcessReader(lambda _: 0, state)
     yield made
     made.close()
 
@@ -92,7 +94,7 @@ def test_a_reader_that_died_is_replaced(reader: ProcessReader) -> None:
     before = reader.pid
     pidfd = os.pidfd_open(before)
     os.kill(before, signal.SIGKILL)
-    process_reader.select.select([pidfd], (), (), 30)
+    select.select([pidfd], (), (), 30)
     os.close(pidfd)
     assert reader.stat(os.getpid())
     assert reader.pid not in (0, before)
@@ -116,7 +118,7 @@ def until_readable(reader: ProcessReader, pid: int) -> None:
             reader.stat(pid)
         except Unanswered as exc:
             assert exc.errno == errno.EBUSY
-            process_reader.select.select((), (), (), 0.01)
+            select.select((), (), (), 0.01)
         else:
             return
     raise AssertionError("never readable again")
