@@ -8,12 +8,12 @@
 
 import errno
 import os
-import select
 import socket
 import struct
 from array import array
 
 from mpsd.host import processes
+from mpsd.host.polling import is_readable
 from mpsd.model.authority import Caller
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.native import ffi, lib
@@ -59,9 +59,7 @@ def _lives(connection: socket.socket) -> bool:
             raise PeerEnded("the process that connected has ended") from None
         return False
     try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        has_ended = bool(poll.poll(0))
+        has_ended = is_readable(pidfd)
     finally:
         os.close(pidfd)
     if has_ended:

@@ -4,7 +4,6 @@ conversation.py handles one connection.  While it is open the keeper holds it to
 """
 
 import os
-import select
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Iterable
@@ -21,6 +20,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
+from mpsd.host.polling import is_readable
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.client_connection import ClientConnection, client_id
 from mpsd.relay.conversation import Conversations
@@ -177,7 +177,7 @@ class Relay(Struct):
         while True:
             if not refusals.refuser.is_alive():
                 return
-            if not (self.waiting or refusals.under_way or any(map(_has_arrivals, self._listeners))):
+            if not (self.waiting or refusals.under_way or any(map(is_readable, self._listeners))):
                 return
             await trio.sleep(_SETTLE_SECONDS)
 
@@ -275,9 +275,3 @@ def _identify(connection: socket.socket, credentials: Credentials) -> tuple[Proc
         return None, str(exc)
     except OSError as exc:
         return None, f"mpsd cannot see who it is: {exc.strerror}"
-
-
-def _has_arrivals(listener: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    return bool(poll.poll(0))

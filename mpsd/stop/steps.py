@@ -4,7 +4,6 @@ Signals go by pidfd: never to a later process with the same pid.  Each wait has 
 """
 
 import os
-import select
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -16,6 +15,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
+from mpsd.host.polling import is_readable
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Step, Stopped
@@ -59,9 +59,7 @@ class StopCase(Struct):
         log.warning("client.left", pid=self.process.pid, domain=self.domain, why=why)
 
     def has_ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_readable(self.pidfd)
 
     async def ends_within(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
