@@ -44,7 +44,7 @@ async def create(call: Call[CreateLease]) -> Map:
     ask, services, peer = call.ask, call.services, call.peer
     if ask.owner_uid not in (None, peer.uid) and not peer.is_operator:
         raise NotAllowed(f"a lease for user {ask.owner_uid} needs an operator")
-    given = {each.name: getattr(ask, each.name) for each in fields(LeaseSpec) if hasattr(ask, each.name)}
+    given = {each: getattr(ask, each) for each in LeaseSpec.__struct_fields__ if hasattr(ask, each)}
     memory_bytes = ask.memory_bytes or NO_LIMITS
     found = {"selector": _selector(call), "sm_percent": _sm_percent(services, ask), "memory_bytes": memory_bytes}
     spec = LeaseSpec(**{**given, **found, "level": ask.level.value})
