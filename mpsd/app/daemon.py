@@ -29,6 +29,7 @@ from mpsd.errors import KeeperFailed
 from mpsd.faults.lifecycle import Faults
 from mpsd.faults.sources.core_dump_directory import MADE as CORE_DIRECTORIES
 from mpsd.host.child_reaper import Reaper
+from mpsd.host.listeners import leave_open
 from mpsd.host.pipe_directory import PipeDirectory
 from mpsd.keeper.connections import KeeperClient
 from mpsd.leases.lease_book import LeaseBook
@@ -106,7 +107,7 @@ class Daemon(Struct):
                     await self.stop.wait()  # for ever: this is the daemon's life
                     listeners.cancel_scope.cancel()
                 for listener in self._listeners:
-                    listener.close()
+                    leave_open(listener)
                 with trio.move_on_after(_REPLY_SECONDS):
                     await self.sessions.settled()
                 conversations.cancel_scope.cancel()

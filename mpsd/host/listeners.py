@@ -10,6 +10,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+import trio
+
 from mpsd.errors import UnusablePath
 from mpsd.host.trusted_directories import open_directory
 
@@ -50,6 +52,17 @@ def listen_in(directory: int, path: Path, mode: int, kind: int = socket.SOCK_SEQ
         raise UnusablePath(f"cannot listen at {path}: {exc.strerror}") from None
     listener.setblocking(False)
     return listener
+
+
+def leave_open(listener: socket.socket | trio.socket.SocketType) -> None:
+    """Refuse further connections, and leave it to the kernel to close the socket when mpsd exits.
+
+    Clients may have sent descriptors into connections that mpsd has not accepted.  Closing the listener closes those too, which
+    takes as long as a client likes (SO_LINGER), but not while a process exits.
+    """
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.detach()
 
 
 def _set_mode(directory: int, name: str, mode: int) -> None:

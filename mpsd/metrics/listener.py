@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from mpsd.config.value_checks import UNIX, parse_address
 from mpsd.errors import UnusablePath
-from mpsd.host.listeners import listen
+from mpsd.host.listeners import leave_open, listen
 
 _BACKLOG = 64
 _MODE = 0o666  # mpsd.sock gives all users the same numbers
 
 
 class MetricsListener(Struct, frozen=True):
-    """An open listener; leaving it closes it, and removes its name from the file system."""
+    """An open listener; leaving it refuses further connections, and removes its name from the file system."""
 
     listener: trio.SocketListener
     path: str
@@ -28,7 +28,7 @@ class MetricsListener(Struct, frozen=True):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.listener.socket.close()
+        leave_open(self.listener.socket)
         if self.path:
             _remove(self.path)
 

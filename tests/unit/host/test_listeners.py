@@ -1,0 +1,44 @@
+"""Listeners that end with mpsd, while clients have descriptors in connections that mpsd has not accepted."""
+
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mpsd.host.listeners import leave_open, listen
+
+LINGER_SECONDS = 60
+
+
+def lingering() -> tuple[socket.socket, socket.socket]:
+    """Return a TCP socket whose last close waits for LINGER_SECONDS, and its other end, which reads nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    sock.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(65536))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_SECONDS))
+    return sock, other
+
+
+def test_no_client_delays_the_end(short_dir: Path) -> None:
+    listener = listen(short_dir / "door", 0o600)
+    number = listener.fileno()
+    sock, other = lingering()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(short_dir / "door"))
+        socket.send_fds(client, [b"x"], [sock.fileno()])
+        os.close(sock.detach())
+        began = time.monotonic()
+        leave_open(listener)
+        assert time.monotonic() - began < LINGER_SECONDS / 2
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(str(short_dir / "door"))
+    other.close()  # nothing lingers any more
+    os.close(number)
