@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from mpsd.wire import arena_results, daemon_results, fault_results, lease_results, service_results
 from mpsd.wire.fields import Field, Result
-from mpsd.wire.result_table import MODULES
+
+MODULES = (daemon_results, lease_results, fault_results, arena_results, service_results)
 
 _WIDTH = 128
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

@@ -14,8 +14,17 @@ from mpsd.api.call import Handler, paged
 from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, queue, services, stop
 from mpsd.api.ports import Ports
 from mpsd.errors import MpsdError
-from mpsd.wire import arena_messages, messages, service_messages
-from mpsd.wire.messages import ClientId, LeaseId, RenewLease
+from mpsd.wire import (
+    arena_messages,
+    arena_results,
+    daemon_results,
+    fault_results,
+    lease_results,
+    messages,
+    service_messages,
+    service_results,
+)
+from mpsd.wire.fields import NOTHING, Result
 
 Refuses = Callable[[Ports, Peer, Any], MpsdError | None]
 
@@ -43,6 +52,7 @@ class Method(Struct, frozen=True):
 
     privilege: Privilege
     ask: type
+    result: Result
     run: Handler
     help: str
     changes: bool = False
@@ -53,180 +63,131 @@ class Method(Struct, frozen=True):
     may_be_given_up: bool = False
 
 
-def _of_lease(ask: type, run: Handler, help: str, *, changes: bool) -> Method:
-    return Method(Privilege.OWNER, ask, run, help, changes, leases.refusal)
+def _of_lease(ask: type, run: Handler, help: str, *, changes: bool = False) -> Method:
+    return Method(Privilege.OWNER, ask, lease_results.LEASE, run, help, changes, leases.refusal)
 
 
-def _of_client(ask: type, run: Handler, help: str, *, changes: bool) -> Method:
-    return Method(Privilege.OWNER, ask, run, help, changes, clients.refusal)
+def _of_client(ask: type, result: Result, run: Handler, help: str, *, changes: bool = False) -> Method:
+    return Method(Privilege.OWNER, ask, result, run, help, changes, clients.refusal)
 
 
-def _of_holder(ask: type, run: Handler, help: str, **more: Any) -> Method:
-    return Method(Privilege.HOLDER, ask, run, help, refusal=arenas.refusal_unless_holder, **more)
+def _of_holder(ask: type, result: Result, run: Handler, help: str, **more: Any) -> Method:
+    return Method(Privilege.HOLDER, ask, result, run, help, refusal=arenas.refusal_unless_holder, **more)
+
+
+def _of_arena(ask: type, result: Result, run: Handler, help: str, **more: Any) -> Method:
+    return Method(Privilege.ARENA, ask, result, run, help, refusal=arenas.refusal_by_mode, **more)
+
+
+def _of_owner(ask: type, result: Result, run: Handler, help: str, **more: Any) -> Method:
+    return Method(Privilege.OWNER, ask, result, run, help, changes=True, refusal=arenas.refusal_of_others, **more)
 
 
 HELLO = "hello"  # answered by the connection itself, once
 
 METHODS: dict[str, Method] = {
-    "status": Method(Privilege.ANYONE, messages.Nothing, daemon.status, "Version, uptime and totals of mpsd"),
-    "health": Method(Privilege.ANYONE, messages.Nothing, daemon.health, "Whether a client that comes would be served"),
-    "device.list": Method(Privilege.ANYONE, messages.Page, paged(domains.list_devices), "The GPUs of the daemon"),
-    "lease.create": Method(Privilege.ANYONE, messages.CreateLease, leases.create, "Make a lease", changes=True),
-    "lease.renew": _of_lease(RenewLease, leases.renew, "Let a lease last longer", changes=True),
-    "lease.release": _of_lease(LeaseId, leases.release, "Give a lease back", changes=True),
-    "lease.get": _of_lease(LeaseId, leases.get, "One lease", changes=False),
-    "lease.list": Method(Privilege.SEEN, messages.ListLeases, paged(leases.list_leases), "Leases, by id"),
-    "queue.list": Method(
-        Privilege.SEEN, messages.Page, paged(queue.list_queue), "Leases and clients that wait, by their position"
-    ),
-    "client.list": Method(Privilege.SEEN, messages.Page, paged(clients.list_clients), "Clients, by pid"),
-    "client.why": _of_client(ClientId, clients.why, "The rule behind a client's grant, and why it waits", changes=False),
-    "client.terminate": _of_client(ClientId, clients.terminate, "End the outstanding GPU work of a client", changes=True),
-    "client.stop": Method(
-        Privilege.SEEN,
-        messages.StopClient,
-        stop.stop,
-        "End client processes, their GPU work first",
-        changes=True,
-        told=stop.told,
-    ),
-    "client.move": Method(
-        Privilege.OPERATOR, messages.MoveClient, clients.move, "Choose the domain of a client's next start", changes=True
-    ),
-    "domain.list": Method(Privilege.ANYONE, messages.Page, paged(domains.list_domains), "Fault domains, by number"),
-    "domain.create": Method(Privilege.OPERATOR, messages.CreateDomain, domains.create, "Begin a fault domain", changes=True),
-    "domain.drain": Method(
-        Privilege.OPERATOR, messages.DomainName, domains.drain, "Close a domain to clients, and end it when empty", changes=True
-    ),
-    "domain.recycle": Method(
-        Privilege.OPERATOR, messages.DomainName, domains.recycle, "Replace the servers of an empty domain", changes=True
-    ),
-    "limits.get": Method(Privilege.ANYONE, messages.Nothing, limits.get, "The limits of clients without a lease"),
-    "limits.set": Method(
-        Privilege.OPERATOR, messages.SetLimits, limits.set_limits, "Set the limits of clients without a lease", changes=True
-    ),
-    "faults.list": Method(
-        Privilege.ANYONE, messages.Page, paged(events.list_faults), "Events about faults since the start, by number"
-    ),
-    "fault.list": Method(
-        Privilege.ANYONE, messages.ListIncidents, paged(faults.list_incidents), "Faults, each put together from its events"
-    ),
-    "fault.get": Method(Privilege.ANYONE, messages.IncidentNumber, faults.get, "Everything that is known of one fault"),
-    "fault.report": Method(Privilege.CLIENT, messages.ReportError, faults.report, "Report the caller's first CUDA error"),
-    "fault.guards": Method(
-        Privilege.CLIENT, messages.GuardRange, faults.guards, "Report the addresses of the caller's guards"
-    ),
-    "blame.list": Method(
-        Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "List quarantined, suspected and paused clients"
-    ),
-    "blame.pardon": Method(
-        Privilege.OPERATOR, messages.BlameKey, faults.pardon, "End quarantine and suspicion of a key", changes=True
-    ),
-    "arena.create": Method(
-        Privilege.ANYONE, arena_messages.CreateArena, arenas.create, "Make an empty arena", changes=True
-    ),
-    "arena.get": Method(Privilege.ARENA, arena_messages.ArenaName, arenas.get, "One arena", refusal=arenas.refusal_by_mode),
-    "arena.list": Method(Privilege.SEEN, messages.Page, paged(arenas.list_arenas), "Arenas, by id"),
-    "arena.open": Method(
-        Privilege.ARENA,
-        arena_messages.OpenArena,
-        arenas.open_arena,
-        "Hold an arena, to write or to read",
-        changes=True,
-        refusal=arenas.refusal_by_mode,
-        gives=True,
-        may_be_given_up=True,
-    ),
-    "arena.put": _of_holder(
-        arena_messages.PutMemory, arenas.put, "Put memory into an arena", takes=lambda ask: len(ask.allocations)
-    ),
-    "arena.drop": _of_holder(arena_messages.DropMemory, arenas.drop, "Take memory out of an arena"),
-    "arena.commit": _of_holder(
-        arena_messages.CommitArena,
-        arenas.commit,
-        "Commit pending puts and drops atomically",
-        changes=True,
-        takes=lambda ask: ask.has_layout + ask.has_state,
-    ),
-    "arena.take": _of_holder(arena_messages.TakeMemory, arenas.take, "Get the committed memory of an arena", gives=True),
-    "arena.layout": _of_holder(arena_messages.ArenaId, arenas.layout, "Get the committed layout of an arena", gives=True),
-    "arena.keep_state": _of_holder(
-        service_messages.KeepState, arenas.keep_state, "Keep a forward state with an arena", takes=lambda ask: 1
-    ),
-    "arena.state": _of_holder(arena_messages.ArenaId, arenas.state, "Get the forward state of an arena", gives=True),
-    "arena.close": _of_holder(arena_messages.CloseArena, arenas.close, "Hold an arena no longer", changes=True),
-    "arena.seal": _of_holder(arena_messages.SealArena, arenas.seal, "Make an arena unchangeable", changes=True),
-    "arena.change": Method(
-        Privilege.OWNER,
-        arena_messages.ChangeArena,
-        arenas.change,
-        "Change what an arena may hold, who may open it, how long it stays",
-        changes=True,
-        refusal=arenas.refusal_of_others,
-    ),
-    "arena.remove": Method(
-        Privilege.OWNER,
-        arena_messages.ArenaName,
-        arenas.remove,
-        "Remove an arena with its memory",
-        changes=True,
-        refusal=arenas.refusal_of_others,
-    ),
-    "arena.make_room": Method(
-        Privilege.ANYONE,
-        arena_messages.MakeRoom,
-        arenas.make_room,
-        "Free memory of arenas that no process holds",
-        changes=True,
-        told=arenas.room_made,
-    ),
-    "service.enlist": Method(
-        Privilege.ANYONE,
-        service_messages.ServiceName,
-        services.enlist,
-        "Enlist this process as a member of a service",
-        may_be_given_up=True,
-    ),
-    "service.join": _of_holder(service_messages.JoinService, services.join, "Become a member of a service", changes=True),
-    "service.ready": _of_holder(service_messages.ServiceId, services.ready, "Report that the caller is ready to take over"),
-    "service.follow": _of_holder(
-        service_messages.FollowService, services.follow, "Wait for the caller's task", may_be_given_up=True
-    ),
-    "service.serving": _of_holder(service_messages.ServiceTerm, services.serving, "Report that one serves", changes=True),
-    "service.yielded": _of_holder(
-        service_messages.ServiceTerm, services.yielded, "Report that the caller has stopped writing", changes=True
-    ),
-    "service.failed": _of_holder(
-        service_messages.FailedMember, services.failed, "Report that the caller cannot take over, or continue", changes=True
-    ),
-    "service.leave": _of_holder(service_messages.ServiceId, services.leave, "Be a member no longer", changes=True),
-    "service.get": Method(
-        Privilege.ARENA,
-        service_messages.GetService,
-        services.get,
-        "One service",
-        refusal=arenas.refusal_by_mode,
-        may_be_given_up=True,
-    ),
-    "service.list": Method(Privilege.SEEN, messages.Page, paged(services.list_services), "Services, by the id of their arena"),
-    "service.handover": Method(
-        Privilege.OWNER,
-        service_messages.Handover,
-        services.handover,
-        "Let another member serve",
-        changes=True,
-        refusal=arenas.refusal_of_others,
-        told=services.told_handover,
-        may_be_given_up=True,
-    ),
-    "service.change": Method(
-        Privilege.OWNER,
-        service_messages.ChangeService,
-        services.change,
-        "Change how many standbys a service is to have, and what each member gets",
-        changes=True,
-        refusal=arenas.refusal_of_others,
-    ),
-    "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, events.subscribe, "Subscribe to events from now on"),
-    "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, events.unsubscribe, "End the subscription to events"),
-}
+    "status": Method(Privilege.ANYONE, messages.Nothing, daemon_results.STATUS, daemon.status,
+        "Version, uptime and totals of mpsd"),
+    "health": Method(Privilege.ANYONE, messages.Nothing, daemon_results.HEALTH, daemon.health,
+        "Whether a client that comes would be served"),
+    "device.list": Method(Privilege.ANYONE, messages.Page, daemon_results.DEVICE, paged(domains.list_devices),
+        "The GPUs of the daemon"),
+    "lease.create": Method(Privilege.ANYONE, messages.CreateLease, lease_results.LEASE, leases.create,
+        "Make a lease", changes=True),
+    "lease.renew": _of_lease(messages.RenewLease, leases.renew, "Let a lease last longer", changes=True),
+    "lease.release": _of_lease(messages.LeaseId, leases.release, "Give a lease back", changes=True),
+    "lease.get": _of_lease(messages.LeaseId, leases.get, "One lease"),
+    "lease.list": Method(Privilege.SEEN, messages.ListLeases, lease_results.LEASE, paged(leases.list_leases), "Leases, by id"),
+    "queue.list": Method(Privilege.SEEN, messages.Page, lease_results.WAITING, paged(queue.list_queue),
+        "Leases and clients that wait, by their position"),
+    "client.list": Method(Privilege.SEEN, messages.Page, lease_results.CLIENT, paged(clients.list_clients), "Clients, by pid"),
+    "client.why": _of_client(messages.ClientId, lease_results.WHY, clients.why,
+        "The rule behind a client's grant, and why it waits"),
+    "client.terminate": _of_client(messages.ClientId, lease_results.TERMINATED, clients.terminate,
+        "End the outstanding GPU work of a client", changes=True),
+    "client.stop": Method(Privilege.SEEN, messages.StopClient, lease_results.STOPPED, stop.stop,
+        "End client processes, their GPU work first", changes=True, told=stop.told),
+    "client.move": Method(Privilege.OPERATOR, messages.MoveClient, lease_results.MOVED, clients.move,
+        "Choose the domain of a client's next start", changes=True),
+    "domain.list": Method(Privilege.ANYONE, messages.Page, daemon_results.DOMAIN, paged(domains.list_domains),
+        "Fault domains, by number"),
+    "domain.create": Method(Privilege.OPERATOR, messages.CreateDomain, daemon_results.DOMAIN, domains.create,
+        "Begin a fault domain", changes=True),
+    "domain.drain": Method(Privilege.OPERATOR, messages.DomainName, daemon_results.DRAINED, domains.drain,
+        "Close a domain to clients, and end it when empty", changes=True),
+    "domain.recycle": Method(Privilege.OPERATOR, messages.DomainName, daemon_results.RECYCLED, domains.recycle,
+        "Replace the servers of an empty domain", changes=True),
+    "limits.get": Method(Privilege.ANYONE, messages.Nothing, daemon_results.LIMITS, limits.get,
+        "The limits of clients without a lease"),
+    "limits.set": Method(Privilege.OPERATOR, messages.SetLimits, daemon_results.LIMITS, limits.set_limits,
+        "Set the limits of clients without a lease", changes=True),
+    "faults.list": Method(Privilege.ANYONE, messages.Page, daemon_results.FAULT_EVENT, paged(events.list_faults),
+        "Events about faults since the start, by number"),
+    "fault.list": Method(Privilege.ANYONE, messages.ListIncidents, fault_results.INCIDENT, paged(faults.list_incidents),
+        "Faults, each put together from its events"),
+    "fault.get": Method(Privilege.ANYONE, messages.IncidentNumber, fault_results.REPORT, faults.get,
+        "Everything that is known of one fault"),
+    "fault.report": Method(Privilege.CLIENT, messages.ReportError, fault_results.REPORTED, faults.report,
+        "Report the caller's first CUDA error"),
+    "fault.guards": Method(Privilege.CLIENT, messages.GuardRange, fault_results.GUARDED, faults.guards,
+        "Report the addresses of the caller's guards"),
+    "blame.list": Method(Privilege.OPERATOR, messages.Page, fault_results.STANDING, paged(faults.list_blame),
+        "List quarantined, suspected and paused clients"),
+    "blame.pardon": Method(Privilege.OPERATOR, messages.BlameKey, fault_results.STANDING, faults.pardon,
+        "End quarantine and suspicion of a key", changes=True),
+    "arena.create": Method(Privilege.ANYONE, arena_messages.CreateArena, arena_results.ARENA, arenas.create,
+        "Make an empty arena", changes=True),
+    "arena.get": _of_arena(arena_messages.ArenaName, arena_results.ARENA, arenas.get, "One arena"),
+    "arena.list": Method(Privilege.SEEN, messages.Page, arena_results.ARENA, paged(arenas.list_arenas), "Arenas, by id"),
+    "arena.open": _of_arena(arena_messages.OpenArena, arena_results.OPENED, arenas.open_arena,
+        "Hold an arena, to write or to read", changes=True, gives=True, may_be_given_up=True),
+    "arena.put": _of_holder(arena_messages.PutMemory, arena_results.USE, arenas.put,
+        "Put memory into an arena", takes=lambda ask: len(ask.allocations)),
+    "arena.drop": _of_holder(arena_messages.DropMemory, arena_results.USE, arenas.drop, "Take memory out of an arena"),
+    "arena.commit": _of_holder(arena_messages.CommitArena, arena_results.COMMITTED, arenas.commit,
+        "Commit pending puts and drops atomically", changes=True, takes=lambda ask: ask.has_layout + ask.has_state),
+    "arena.take": _of_holder(arena_messages.TakeMemory, arena_results.TAKEN, arenas.take,
+        "Get the committed memory of an arena", gives=True),
+    "arena.layout": _of_holder(arena_messages.ArenaId, arena_results.LAYOUT, arenas.layout,
+        "Get the committed layout of an arena", gives=True),
+    "arena.keep_state": _of_holder(service_messages.KeepState, arena_results.STATE_KEPT, arenas.keep_state,
+        "Keep a forward state with an arena", takes=lambda ask: 1),
+    "arena.state": _of_holder(arena_messages.ArenaId, arena_results.KEPT_STATE, arenas.state,
+        "Get the forward state of an arena", gives=True),
+    "arena.close": _of_holder(arena_messages.CloseArena, arena_results.ARENA, arenas.close,
+        "Hold an arena no longer", changes=True),
+    "arena.seal": _of_holder(arena_messages.SealArena, arena_results.ARENA, arenas.seal,
+        "Make an arena unchangeable", changes=True),
+    "arena.change": _of_owner(arena_messages.ChangeArena, arena_results.ARENA, arenas.change,
+        "Change what an arena may hold, who may open it, how long it stays"),
+    "arena.remove": _of_owner(arena_messages.ArenaName, arena_results.ARENA, arenas.remove, "Remove an arena with its memory"),
+    "arena.make_room": Method(Privilege.ANYONE, arena_messages.MakeRoom, arena_results.ROOM_MADE, arenas.make_room,
+        "Free memory of arenas that no process holds", changes=True, told=arenas.room_made),
+    "service.enlist": Method(Privilege.ANYONE, service_messages.ServiceName, service_results.ENLISTED, services.enlist,
+        "Enlist this process as a member of a service", may_be_given_up=True),
+    "service.join": _of_holder(service_messages.JoinService, service_results.INSTRUCTION, services.join,
+        "Become a member of a service", changes=True),
+    "service.ready": _of_holder(service_messages.ServiceId, service_results.INSTRUCTION, services.ready,
+        "Report that the caller is ready to take over"),
+    "service.follow": _of_holder(service_messages.FollowService, service_results.INSTRUCTION, services.follow,
+        "Wait for the caller's task", may_be_given_up=True),
+    "service.serving": _of_holder(service_messages.ServiceTerm, NOTHING, services.serving,
+        "Report that one serves", changes=True),
+    "service.yielded": _of_holder(service_messages.ServiceTerm, service_results.INSTRUCTION, services.yielded,
+        "Report that the caller has stopped writing", changes=True),
+    "service.failed": _of_holder(service_messages.FailedMember, NOTHING, services.failed,
+        "Report that the caller cannot take over, or continue", changes=True),
+    "service.leave": _of_holder(service_messages.ServiceId, NOTHING, services.leave, "Be a member no longer", changes=True),
+    "service.get": _of_arena(service_messages.GetService, service_results.SERVICE, services.get,
+        "One service", may_be_given_up=True),
+    "service.list": Method(Privilege.SEEN, messages.Page, service_results.SERVICE, paged(services.list_services),
+        "Services, by the id of their arena"),
+    "service.handover": _of_owner(service_messages.Handover, service_results.HANDED_OVER, services.handover,
+        "Let another member serve", told=services.told_handover, may_be_given_up=True),
+    "service.change": _of_owner(service_messages.ChangeService, service_results.SERVICE, services.change,
+        "Change how many standbys a service is to have, and what each member gets"),
+    "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, daemon_results.SUBSCRIBED, events.subscribe,
+        "Subscribe to events from now on"),
+    "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, daemon_results.UNSUBSCRIBED, events.unsubscribe,
+        "End the subscription to events"),
+}  # fmt: skip

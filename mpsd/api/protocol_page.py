@@ -16,14 +16,24 @@ from typing import Any
 from mpsd.api.method_table import HELLO, METHODS
 from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ErrorCode
-from mpsd.wire import minors, rpc
-from mpsd.wire.fields import Field
+from mpsd.wire import daemon_results, minors, rpc
+from mpsd.wire.fields import Field, Result
 from mpsd.wire.messages import MINOR, VERSION, Hello
 from mpsd.wire.params import Param, schema_of, walk
 from mpsd.wire.plain import plain
-from mpsd.wire.result_table import FIELDS, RESULTS
 
 ASKS: Mapping[str, type] = {HELLO: Hello, **{name: method.ask for name, method in METHODS.items()}}
+RESULTS: Mapping[str, Result] = {HELLO: daemon_results.HELLO, **{name: method.result for name, method in METHODS.items()}}
+
+
+def _later_fields() -> Mapping[str, Mapping[str, int]]:
+    """Return the fields that came after their result, by the first method that has it."""
+    first = {id(result): name for name, result in reversed(list(RESULTS.items()))}
+    later = {name: {each.name: each.since for each in RESULTS[name].fields if each.since} for name in first.values()}
+    return {name: later[name] for name in RESULTS if later.get(name)}
+
+
+FIELDS = _later_fields()
 
 _PARAMETERS = "| parameter | type | default | meaning |\n|---|---|---|---|\n"
 LIST = ".list"  # the end of a method's name that answers with a page of entries
@@ -160,7 +170,7 @@ def _method(name: str) -> Mapping[str, Any]:
 
 
 def _result(name: str) -> Mapping[str, Any]:
-    fields = RESULTS[name].fields if name in RESULTS else ()
+    fields = RESULTS[name].fields
     properties = {each.name: {**each.kind.schema, "description": _meaning(each)} for each in fields}
     made = {"type": "object", "properties": properties, "required": list(properties)}
     entry = _with_since(made, {each.name: each.since for each in fields if each.since})

@@ -81,13 +81,6 @@ ROOM_MADE = Result(
     Field("names", TEXTS, "of the arenas that went, as far as you could see them"),
 )  # fmt: skip
 
-RESULTS = {
-    "arena.create": ARENA, "arena.get": ARENA, "arena.list": ARENA, "arena.open": OPENED, "arena.put": USE, "arena.drop": USE,
-    "arena.commit": COMMITTED, "arena.take": TAKEN, "arena.layout": LAYOUT, "arena.keep_state": STATE_KEPT,
-    "arena.state": KEPT_STATE, "arena.close": ARENA, "arena.seal": ARENA, "arena.change": ARENA, "arena.remove": ARENA,
-    "arena.make_room": ROOM_MADE,
-}  # fmt: skip
-
 
 def arena(of: Arena) -> Map:
     readers = [reader.pid for reader in of.readers[:_MOST_READERS]]

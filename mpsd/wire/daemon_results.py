@@ -143,12 +143,6 @@ SUBSCRIBED = Result(
 UNSUBSCRIBED = Result("", "An ended subscription.",
                       Field("lost", WHOLE, "how many events the subscription has lost"))  # fmt: skip
 
-RESULTS = {
-    "hello": HELLO, "status": STATUS, "health": HEALTH, "device.list": DEVICE, "domain.list": DOMAIN, "domain.create": DOMAIN,
-    "domain.drain": DRAINED, "domain.recycle": RECYCLED, "limits.get": LIMITS, "limits.set": LIMITS, "faults.list": FAULT_EVENT,
-    "events.subscribe": SUBSCRIBED, "events.unsubscribe": UNSUBSCRIBED,
-}  # fmt: skip
-
 
 def device(of: Device) -> Map:
     steps = sm_steps.steps_of(of)

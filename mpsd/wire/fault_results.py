@@ -108,11 +108,6 @@ STANDING = Result(
     Field("group", maybe(WHOLE), "of suspects: those with the same number of a case are placed together"),
 )  # fmt: skip
 
-RESULTS = {
-    "fault.list": INCIDENT, "fault.get": REPORT, "fault.report": REPORTED, "fault.guards": GUARDED, "blame.list": STANDING,
-    "blame.pardon": STANDING,
-}  # fmt: skip
-
 
 def standing(of: BlameStatus) -> Map:
     """Return a standing with the fact names that events of the family `blame` use."""

@@ -57,6 +57,9 @@ class Result:
         return {name: given[name] if name in given else plain(_first(sources, name)) for name in self.names}
 
 
+NOTHING = Result("", "The result of a method that answers with an empty map.")
+
+
 def _first(sources: tuple[object, ...], name: str) -> Any:
     for source in sources:
         if hasattr(source, name):

@@ -142,12 +142,6 @@ MOVED = Result(
     Field("domain", TEXT),
 )  # fmt: skip
 
-RESULTS = {
-    "lease.create": LEASE, "lease.renew": LEASE, "lease.release": LEASE, "lease.get": LEASE, "lease.list": LEASE,
-    "queue.list": WAITING, "client.list": CLIENT, "client.why": WHY, "client.terminate": TERMINATED, "client.stop": STOPPED,
-    "client.move": MOVED,
-}  # fmt: skip
-
 
 def lease(of: Lease, clients: int, is_owner: bool, devices: Sequence[Device]) -> Map:
     """`is_owner`: the asker may see the token, which is the right to the lease.  devices: of the daemon."""

@@ -95,12 +95,6 @@ HANDED_OVER = Result(
     Field("seconds", NUMBER, "how long it took"),
 )  # fmt: skip
 
-RESULTS = {
-    "service.enlist": ENLISTED, "service.join": INSTRUCTION, "service.ready": INSTRUCTION, "service.follow": INSTRUCTION,
-    "service.yielded": INSTRUCTION, "service.get": SERVICE, "service.list": SERVICE, "service.handover": HANDED_OVER,
-    "service.change": SERVICE,
-}  # fmt: skip
-
 
 def instruction(of: Instruction) -> Map:
     return INSTRUCTION.of(of, writer_pid=of.writer.pid if of.writer else None)

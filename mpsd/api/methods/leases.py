@@ -7,8 +7,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from msgspec.structs import fields
-
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
 from mpsd.api.ports import Ports

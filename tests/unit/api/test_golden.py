@@ -13,10 +13,10 @@ import pytest
 from mpsd_client._conversation import Conversation
 
 from mpsd.api.method_table import HELLO, METHODS
+from mpsd.api.protocol_page import FIELDS
 from mpsd.wire import minors
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import parse
-from mpsd.wire.result_table import FIELDS
 from mpsd.wire.rpc import Notification, Request, Response, decode, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, open_house
 

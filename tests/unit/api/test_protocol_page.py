@@ -11,7 +11,7 @@ import pytest
 
 from mpsd.api import client_values
 from mpsd.api.method_table import HELLO, METHODS, Privilege
-from mpsd.api.protocol_page import ASKS, default_of, render, schema, section
+from mpsd.api.protocol_page import ASKS, FIELDS, RESULTS, default_of, render, schema, section
 from mpsd.api.protocol_page import rows as rows_of
 from mpsd.api.server import ApiSettings
 from mpsd.api.topic_table import TOPICS
@@ -21,7 +21,6 @@ from mpsd.model.domain import DomainState
 from mpsd.wire import minors, rpc
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import walk
-from mpsd.wire.result_table import FIELDS, MODULES, RESULTS
 from tests.unit.api.house import OPERATOR, OWNER, open_house
 from tests.unit.api.test_golden import FILES, frames
 from tests.unit.api.test_method_table import NEEDS_CLIENT, NEEDS_HOLDER, said
@@ -40,7 +39,7 @@ def test_the_tables_that_are_made_of_the_code_are_up_to_date() -> None:
     assert schema() == SCHEMA
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", client_values.MODULES)
 def test_the_values_of_the_python_client_are_up_to_date(module: ModuleType) -> None:
     """Else: make docs."""
     assert (CLIENT / client_values.name_of(module)).read_text() == client_values.source_of(module)
@@ -149,7 +148,7 @@ def test_fields_since_a_later_minor_are_not_in_the_first_answers(name: str) -> N
 
 
 def names(method: str) -> set[str]:
-    return set(RESULTS[method].names if method in RESULTS else ())
+    return set(RESULTS[method].names)
 
 
 def answers(stem: str) -> list[Any]:
