@@ -17,6 +17,7 @@ ROWS = {
     "admission": "40 at once: first kernel",
     "leases": "10000 leases: a client is let in, with a lease",
     "relay": "64 connections: messages per second",
+    "start": "importing the daemon: processor time",
     "state": "65536 bytes, 64 changed: publish, median / p99",
     "growth": "50 idle clients: resident, processor",
     "storms": "50 waiting clients of 5 users: killed at once, all gone after",
