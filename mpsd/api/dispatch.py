@@ -5,7 +5,6 @@
 A change is recorded whether it succeeds or fails.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +85,6 @@ def _check(method: Method, services: Ports, peer: Peer, ask: Any, name: str) -> 
 def _record(ask: Any) -> Mapping[str, Any]:
     """Return the request for the audit, without the token, which is the right to use a lease."""
     if isinstance(ask, CreateLease) and ask.selector.kind is SelectorKind.TOKEN:
-        ask = dataclasses.replace(ask, selector=dataclasses.replace(ask.selector, value=HIDDEN))
+        ask = msgspec.structs.replace(ask, selector=msgspec.structs.replace(ask.selector, value=HIDDEN))
     shown: Mapping[str, Any] = plain(ask)
     return shown

@@ -4,13 +4,15 @@ arena_messages.py has those of arenas.  api/method_table.py assigns them to meth
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct
 
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass
 from mpsd.model.lease import LEAST_PERCENT, DomainPolicy, LeaseState, SelectorKind
 from mpsd.model.stop import Way
-from mpsd.wire.params import array, boolean, choice, label, maybe, number, param, record, table, text, whole, word
+from mpsd.wire.params import array, boolean, choice, label, maybe, number, record, table, text, whole, word
 
 VERSION = 1  # of the protocol; another number is another protocol
 MINOR = 4  # additions to it since
@@ -35,6 +37,8 @@ _ADDRESS = whole(0, 2**64 - 1)
 _KEY = text(1, 512)
 _UID = whole(0, 2**32 - 2)
 _PERCENT = number(0, 100, may_be_least=False)
+_TEXT = text(0, TEXT_CHARACTERS)
+_LIMIT_BY_GPU = table(GPU, whole(0, 2**62 - 1), MOST_GPUS)
 
 
 class ElasticLevel(StrEnum):
@@ -44,159 +48,139 @@ class ElasticLevel(StrEnum):
     BATCH = "batch"
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    version: int = param(whole(0, 2**32 - 1))
-    program: str = param(text(0, 64), "")
+class Hello(Struct, frozen=True):
+    version: Annotated[int, whole(0, 2**32 - 1)]
+    program: Annotated[str, text(0, 64)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Struct, frozen=True):
     """The parameters of a method without parameters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(Struct, frozen=True, kw_only=True):
     """A part of a list: the entries after `after`."""
 
-    after: int | None = param(maybe(ID), None)
-    limit: int = param(whole(1, MOST_PAGE), PAGE)
+    after: Annotated[int | None, maybe(ID)] = None
+    limit: Annotated[int, whole(1, MOST_PAGE)] = PAGE
 
 
-@dataclass(frozen=True, slots=True)
-class SelectorParams:
-    kind: SelectorKind = param(choice(SelectorKind))
-    value: str = param(text(1, 4096))
-    start_time: int = param(_START_TIME, 0)
+class SelectorParams(Struct, frozen=True):
+    kind: Annotated[SelectorKind, choice(SelectorKind)]
+    value: Annotated[str, text(1, 4096)]
+    start_time: Annotated[int, _START_TIME] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CreateLease:
+class CreateLease(Struct, frozen=True):
     """`sm_percent` and `sm_count` are two ways to give one share."""
 
-    name: str = param(_NAME)
-    selector: SelectorParams = param(record("selector", SelectorParams))
-    gpus: tuple[str, ...] = param(_GPUS, ())
-    sm_percent: float | None = param(maybe(number(LEAST_PERCENT, 100)), None)
-    sm_count: int | None = param(maybe(whole(1, 65535)), None)
-    memory_bytes: Mapping[str, int] | None = param(maybe(table(GPU, _MEMORY, MOST_GPUS)), None)
-    priority: int = param(whole(0, 1), 0)
-    domain: DomainPolicy = param(choice(DomainPolicy), DomainPolicy.SHARED)
-    group: str = param(label(64), "")
-    processes: int = param(whole(1, 1024), 1)
-    ttl_seconds: float | None = param(maybe(_SECONDS), None)
-    wait_seconds: float = param(number(0, MOST_SECONDS), 0.0)
-    level: ElasticLevel = param(choice(ElasticLevel), ElasticLevel.INTERACTIVE)
-    owner_uid: int | None = param(maybe(_UID), None)
-    request_key: str = param(word(0, 64), "")
+    name: Annotated[str, _NAME]
+    selector: Annotated[SelectorParams, record("selector", SelectorParams)]
+    gpus: Annotated[tuple[str, ...], _GPUS] = ()
+    sm_percent: Annotated[float | None, maybe(number(LEAST_PERCENT, 100))] = None
+    sm_count: Annotated[int | None, maybe(whole(1, 65535))] = None
+    memory_bytes: Annotated[Mapping[str, int] | None, maybe(table(GPU, _MEMORY, MOST_GPUS))] = None
+    priority: Annotated[int, whole(0, 1)] = 0
+    domain: Annotated[DomainPolicy, choice(DomainPolicy)] = DomainPolicy.SHARED
+    group: Annotated[str, label(64)] = ""
+    processes: Annotated[int, whole(1, 1024)] = 1
+    ttl_seconds: Annotated[float | None, maybe(_SECONDS)] = None
+    wait_seconds: Annotated[float, number(0, MOST_SECONDS)] = 0.0
+    level: Annotated[ElasticLevel, choice(ElasticLevel)] = ElasticLevel.INTERACTIVE
+    owner_uid: Annotated[int | None, maybe(_UID)] = None
+    request_key: Annotated[str, word(0, 64)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseId:
-    id: int = param(ID)
+class LeaseId(Struct, frozen=True):
+    id: Annotated[int, ID]
 
 
-@dataclass(frozen=True, slots=True)
-class RenewLease:
-    id: int = param(ID)
-    ttl_seconds: float | None = param(maybe(_SECONDS), None)
+class RenewLease(Struct, frozen=True):
+    id: Annotated[int, ID]
+    ttl_seconds: Annotated[float | None, maybe(_SECONDS)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListLeases(Page):
-    state: LeaseState | None = param(maybe(choice(LeaseState)), None)
+class ListLeases(Page, frozen=True, kw_only=True):
+    state: Annotated[LeaseState | None, maybe(choice(LeaseState))] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClientId:
+class ClientId(Struct, frozen=True):
     """`start_time` distinguishes a process from later ones with its pid; 0: the present one."""
 
-    pid: int = param(PID)
-    start_time: int = param(_START_TIME, 0)
+    pid: Annotated[int, PID]
+    start_time: Annotated[int, _START_TIME] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StopClient:
+class StopClient(Struct, frozen=True):
     """One of `pid`, `cgroup` and `container` is given."""
 
-    pid: int | None = param(maybe(PID), None)
-    cgroup: str | None = param(maybe(text(1, 4096)), None)
-    container: str | None = param(maybe(text(1, 256)), None)
-    start_time: int = param(_START_TIME, 0)
-    way: Way = param(choice(Way), Way.TERMINATE)
-    grace_seconds: float = param(PATIENCE, 0.0)
-    drain_seconds: float = param(PATIENCE, 5.0)
-    force: bool = param(boolean(), False)
+    pid: Annotated[int | None, maybe(PID)] = None
+    cgroup: Annotated[str | None, maybe(text(1, 4096))] = None
+    container: Annotated[str | None, maybe(text(1, 256))] = None
+    start_time: Annotated[int, _START_TIME] = 0
+    way: Annotated[Way, choice(Way)] = Way.TERMINATE
+    grace_seconds: Annotated[float, PATIENCE] = 0.0
+    drain_seconds: Annotated[float, PATIENCE] = 5.0
+    force: Annotated[bool, boolean()] = False
 
 
-@dataclass(frozen=True, slots=True)
-class MoveClient:
-    pid: int = param(PID)
-    domain: str = param(_NAME)
-    start_time: int = param(_START_TIME, 0)
+class MoveClient(Struct, frozen=True):
+    pid: Annotated[int, PID]
+    domain: Annotated[str, _NAME]
+    start_time: Annotated[int, _START_TIME] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CreateDomain:
-    gpus: tuple[str, ...] = param(_GPUS, ())
+class CreateDomain(Struct, frozen=True):
+    gpus: Annotated[tuple[str, ...], _GPUS] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DomainName:
-    name: str = param(_NAME)
+class DomainName(Struct, frozen=True):
+    name: Annotated[str, _NAME]
 
 
-@dataclass(frozen=True, slots=True)
-class SetLimits:
+class SetLimits(Struct, frozen=True):
     """nil keeps a value; a memory limit of 0 removes it."""
 
-    default_active_thread_percentage: float | None = param(maybe(_PERCENT), None)
-    default_device_pinned_mem_limit: Mapping[str, int] | None = param(maybe(table(GPU, whole(0, 2**62 - 1), MOST_GPUS)), None)
-    default_client_priority: int | None = param(maybe(whole(0, 1)), None)
+    default_active_thread_percentage: Annotated[float | None, maybe(_PERCENT)] = None
+    default_device_pinned_mem_limit: Annotated[Mapping[str, int] | None, maybe(_LIMIT_BY_GPU)] = None
+    default_client_priority: Annotated[int | None, maybe(whole(0, 1))] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    topics: tuple[str, ...] = param(array(text(1, 64), 32))
+class Subscribe(Struct, frozen=True):
+    topics: Annotated[tuple[str, ...], array(text(1, 64), 32)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListIncidents(Page):
+class ListIncidents(Page, frozen=True, kw_only=True):
     """`mine`: those that name a process of the caller."""
 
-    domain: str | None = param(maybe(_NAME), None)
-    fault_class: FaultClass | None = param(maybe(choice(FaultClass)), None)
-    since: float | None = param(maybe(number(0, MOST_MOMENT)), None)
-    culprit_uid: int | None = param(maybe(_UID), None)
-    mine: bool = param(boolean(), False)
-    newest_first: bool = param(boolean(), False)
+    domain: Annotated[str | None, maybe(_NAME)] = None
+    fault_class: Annotated[FaultClass | None, maybe(choice(FaultClass))] = None
+    since: Annotated[float | None, maybe(number(0, MOST_MOMENT))] = None
+    culprit_uid: Annotated[int | None, maybe(_UID)] = None
+    mine: Annotated[bool, boolean()] = False
+    newest_first: Annotated[bool, boolean()] = False
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentNumber:
-    number: int = param(ID)
+class IncidentNumber(Struct, frozen=True):
+    number: Annotated[int, ID]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportError:
+class ReportError(Struct, frozen=True):
     """A client's own first CUDA error."""
 
-    code: int = param(whole(1, 2**31 - 1))
-    name: str = param(text(0, 64), "")
-    kernel: str = param(text(0, TEXT_CHARACTERS), "")
-    pc: int | None = param(maybe(_ADDRESS), None)
-    address: int | None = param(maybe(_ADDRESS), None)
-    text: str = param(text(0, TEXT_CHARACTERS), "")
+    code: Annotated[int, whole(1, 2**31 - 1)]
+    name: Annotated[str, text(0, 64)] = ""
+    kernel: Annotated[str, _TEXT] = ""
+    pc: Annotated[int | None, maybe(_ADDRESS)] = None
+    address: Annotated[int | None, maybe(_ADDRESS)] = None
+    text: Annotated[str, _TEXT] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GuardRange:
+class GuardRange(Struct, frozen=True):
     """Addresses in which a client has guards of managed memory, and nothing else that could fault and be served."""
 
-    base: int = param(_ADDRESS)
-    bytes: int = param(whole(1, 2**62 - 1))
+    base: Annotated[int, _ADDRESS]
+    bytes: Annotated[int, whole(1, 2**62 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class BlameKey:
-    key: str = param(_KEY)
+class BlameKey(Struct, frozen=True):
+    key: Annotated[str, _KEY]

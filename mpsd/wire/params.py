@@ -1,24 +1,24 @@
 """Declare parameters, and convert another user's map to a frozen, checked value.
 
-A message is a frozen dataclass whose fields were made by `param`, which has all about a parameter (type, default, what is
-accepted) in one place; docs/protocol.md is checked against it.  messages.py has the messages.
+A message is a frozen Struct.  The annotation of a field has its type and its kind: ``pid: Annotated[int, whole(1, 99)] = 7``; a
+field without a default is required.  docs/protocol.md is checked against it.  messages.py has the messages.
 """
 
-import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
 
 from mpsd.errors import BadRequest
 from mpsd.model.describe import describe
 from mpsd.wire.plain import plain
 
-M = TypeVar("M")
-_REQUIRED: Any = dataclasses.MISSING
+M = TypeVar("M", bound=Struct)
 _WORD = re.compile(r"[A-Za-z0-9._-]*")
 _OWNED = re.compile(r"(?:(?:0|[1-9][0-9]{0,9}):)?[A-Za-z0-9._-]+")
 
@@ -44,18 +44,13 @@ class Param(Struct, frozen=True):
 
     @property
     def is_required(self) -> bool:
-        return self.default is _REQUIRED
+        return self.default is NODEFAULT
 
 
-def param(kind: ParamKind, default: Any = _REQUIRED) -> Any:
-    """A dataclass field that is a parameter; without a default it is required."""
-    return dataclasses.field(default=default, metadata={"kind": kind})
-
-
-def walk(message: type) -> Iterator[Param]:
-    """Yield every parameter of a message, in the order of declaration."""
-    for each in dataclasses.fields(message):
-        yield Param(each.name, each.metadata["kind"], each.default)
+@cache
+def walk(message: type[Struct]) -> tuple[Param, ...]:
+    """Return the parameters of a message, in the order of declaration."""
+    return tuple(Param(each.name, each.type.__metadata__[0], each.default) for each in fields(message))
 
 
 def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
@@ -74,9 +69,9 @@ def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
     return message(**values)
 
 
-def schema_of(message: type) -> Mapping[str, Any]:
+def schema_of(message: type[Struct]) -> Mapping[str, Any]:
     """Return the parameters of a message as JSON Schema (2020-12).  Defaults are as they are on the wire."""
-    named = list(walk(message))
+    named = walk(message)
     defaults = {each.name: {} if each.is_required else {"default": plain(each.default)} for each in named}
     return {
         "type": "object",
@@ -249,7 +244,7 @@ def table(key: ParamKind, inner: ParamKind, most: int) -> ParamKind:
     return ParamKind(f"map of at most {most}, from {key.words} to {inner.words}", take, schema)
 
 
-def record(name: str, message: type) -> ParamKind:
+def record(name: str, message: type[Struct]) -> ParamKind:
     """A map with parameters of its own; an error in it names the inner parameter."""
 
     def take(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """Convert values to MessagePack's types: nil, booleans, numbers, strings, arrays, maps."""
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -30,8 +29,6 @@ def plain(value: Any) -> Any:
             return {str(plain(key)): plain(each) for key, each in value.items()}
         case Struct():
             return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
         case bytes() | bytearray() | memoryview():
             return repr(bytes(value))
         case Collection():

@@ -1,10 +1,13 @@
 """The parameters of the methods of services; messages.py has all others."""
 
-from dataclasses import dataclass
+
+from typing import Annotated
+
+from msgspec import Struct
 
 from mpsd.model.service import MOST_RANK
 from mpsd.wire.messages import ID, PATIENCE, PID
-from mpsd.wire.params import boolean, maybe, number, or_zero, owned_word, param, text, whole
+from mpsd.wire.params import boolean, maybe, number, or_zero, owned_word, text, whole
 
 MOST_STANDBYS = 8
 _NAME = owned_word(128)
@@ -13,71 +16,61 @@ _SERIAL = whole(0, 2**63 - 1)
 _HEARTBEAT = or_zero(number(0.1, 3600))  # with a shorter one, a member that makes progress would be silent now and again
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceName:
-    name: str = param(_NAME)
+class ServiceName(Struct, frozen=True):
+    name: Annotated[str, _NAME]
 
 
-@dataclass(frozen=True, slots=True)
-class JoinService:
-    id: int = param(ID)
-    rank: int = param(whole(0, MOST_RANK), 0)
-    heartbeat_seconds: float = param(_HEARTBEAT, 0.0)
+class JoinService(Struct, frozen=True):
+    id: Annotated[int, ID]
+    rank: Annotated[int, whole(0, MOST_RANK)] = 0
+    heartbeat_seconds: Annotated[float, _HEARTBEAT] = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceId:
-    id: int = param(ID)
+class ServiceId(Struct, frozen=True):
+    id: Annotated[int, ID]
 
 
-@dataclass(frozen=True, slots=True)
-class FollowService:
-    id: int = param(ID)
-    after: int | None = param(maybe(_SERIAL), None)
-    wait_seconds: float = param(PATIENCE, 0.0)
+class FollowService(Struct, frozen=True):
+    id: Annotated[int, ID]
+    after: Annotated[int | None, maybe(_SERIAL)] = None
+    wait_seconds: Annotated[float, PATIENCE] = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceTerm:
-    id: int = param(ID)
-    generation: int = param(_GENERATION)
+class ServiceTerm(Struct, frozen=True):
+    id: Annotated[int, ID]
+    generation: Annotated[int, _GENERATION]
 
 
-@dataclass(frozen=True, slots=True)
-class FailedMember:
-    id: int = param(ID)
-    why: str = param(text(1, 400))
+class FailedMember(Struct, frozen=True):
+    id: Annotated[int, ID]
+    why: Annotated[str, text(1, 400)]
 
 
-@dataclass(frozen=True, slots=True)
-class GetService:
-    name: str = param(_NAME)
-    after: int | None = param(maybe(_SERIAL), None)
-    wait_seconds: float = param(PATIENCE, 0.0)
+class GetService(Struct, frozen=True):
+    name: Annotated[str, _NAME]
+    after: Annotated[int | None, maybe(_SERIAL)] = None
+    wait_seconds: Annotated[float, PATIENCE] = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
-    name: str = param(_NAME)
-    to_pid: int | None = param(maybe(PID), None)
-    wait_seconds: float = param(PATIENCE, 30.0)
+class Handover(Struct, frozen=True):
+    name: Annotated[str, _NAME]
+    to_pid: Annotated[int | None, maybe(PID)] = None
+    wait_seconds: Annotated[float, PATIENCE] = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeService:
+class ChangeService(Struct, frozen=True):
     """nil keeps a value; 0 removes a reservation."""
 
-    name: str = param(_NAME)
-    standbys: int | None = param(maybe(whole(0, MOST_STANDBYS)), None)
-    sm_percent: float | None = param(maybe(number(0, 100)), None)
-    memory_bytes: int | None = param(maybe(whole(0, 2**50)), None)
-    heartbeat_seconds: float | None = param(maybe(_HEARTBEAT), None)
-    until_done: bool | None = param(maybe(boolean()), None)
+    name: Annotated[str, _NAME]
+    standbys: Annotated[int | None, maybe(whole(0, MOST_STANDBYS))] = None
+    sm_percent: Annotated[float | None, maybe(number(0, 100))] = None
+    memory_bytes: Annotated[int | None, maybe(whole(0, 2**50))] = None
+    heartbeat_seconds: Annotated[float | None, maybe(_HEARTBEAT)] = None
+    until_done: Annotated[bool | None, maybe(boolean())] = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeepState:
+class KeepState(Struct, frozen=True):
     """Needs the descriptor of a forward state."""
 
-    id: int = param(ID)
-    generation: int = param(_GENERATION)
+    id: Annotated[int, ID]
+    generation: Annotated[int, _GENERATION]

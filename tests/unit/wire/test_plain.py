@@ -1,7 +1,6 @@
 """mpsd's values as MessagePack: every value has a form, and it can be sent."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,14 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from mpsd.model.lease import LeaseState, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 from mpsd.wire.plain import plain
 
 
-@dataclass
-class Holder:
+class Holder(Struct):
     inner: Any
 
 
