@@ -5,6 +5,7 @@ mpsd sees the relay as its peer: the test's process holds an arena that is opene
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import subprocess
@@ -24,6 +25,7 @@ GRANULE = 2 * MIB
 DATAGRAM = 1 << 16
 
 
+@functools.cache
 def build(name: str, sanitizer: str = "") -> Path:
     """A program of tests/native/c_client or clients/c/examples."""
     out = f"build/san-{sanitizer}" if sanitizer else "build"

@@ -1,5 +1,6 @@
 """Fixtures of the simulator's tests: the programs, built; a machine; a daemon on it."""
 
+import functools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs uid 0 to be sev
 
 
 @pytest.fixture(name="sim_programs", scope="session", autouse=True)
+@functools.cache  # each module that imports the fixture has its own
 def built_programs() -> None:
     subprocess.run(["make", "-s", "-C", ROOT / "native", "sim", "SAN="], check=True)
     subprocess.run(["make", "-s", "-C", ROOT / "native", "sim", f"SAN={SANITIZER}"], check=True)
