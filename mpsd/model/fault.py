@@ -81,7 +81,7 @@ class Observation(Struct, frozen=True):
 
     gpu: UUID.  domain: the name of the fault domain.  process: the one that the source names.
     is_proof: it names the process that faulted, and cannot be wrong about it (uvm_events, kmod, a core dump that holds an
-    exception); otherwise the process was only present (Xid 31 names an innocent: FACTS.md).
+    exception); otherwise the process was only present (Xid 31 names an innocent: docs/faults.md).
     clears: it proves that `process` is innocent (a core dump without an exception).
     is_contained: the patched module absorbed it, or a guard of its own: only `process` lost anything by it.
     access: read, write, atomic or prefetch.  kernel: the name of the function that ran.  xid: the number of an Xid.

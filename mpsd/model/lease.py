@@ -40,7 +40,7 @@ class LeaseState(StrEnum):
 
 
 class Refusal(StrEnum):
-    """What happens to a client that may not run (FACTS: one that is merely disconnected runs without MPS)."""
+    """What happens to a client that may not run (docs/relay.md: one that is merely disconnected runs without MPS)."""
 
     WAIT = "wait"  # it stays in the queue
     ERROR = "error"  # its CUDA gets an error

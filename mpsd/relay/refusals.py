@@ -1,7 +1,7 @@
 """Refuse clients: with an error, by ending them, or by letting them wait.
 
 In each case mpsd does not close the connection before the client ends it: if it did, CUDA would run without MPS and without
-limits (FACTS.md).
+limits (docs/relay.md).
 """
 
 

@@ -23,7 +23,7 @@ at the beginning of the record) and the name of its file (255 bytes, further on)
 impossible (nft's "log prefix" with net.netfilter.nf_log_all_netns=1 begins a record with any text, at any level).
 
 Under MPS the pid is a server's (13, 43) or that of *any* client of the faulting server, guilty or not (31): it identifies the
-fault domain, never the culprit (FACTS.md).
+fault domain, never the culprit (docs/faults.md).
 """
 
 import re

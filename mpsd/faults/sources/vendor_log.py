@@ -1,4 +1,4 @@
-"""Faults in a domain's server.log: that a fault happened, late but reliably; not the culprit (FACTS.md)."""
+"""Faults in a domain's server.log: that a fault happened, late but reliably; not the culprit (docs/faults.md)."""
 
 from mpsd.domains.rules.log_lines import ClientFault, News, ServerFault
 from mpsd.faults.known_clients import KnownClients

@@ -7,7 +7,7 @@ import pytest
 from mpsd.model.fault import FaultClass
 from mpsd.model.xid import CONSEQUENCE, ENDS_SERVER, XIDS, meaning_of, must_drain
 
-MEASURED = {13, 31, 43}  # FACTS: after these every client of the vendor's server was lost
+MEASURED = {13, 31, 43}  # measured: after these every client of the vendor's server was lost
 # Xids with a reset of the GPU or a restart of the machine as immediate action in NVIDIA's catalog.
 RESETS = {46, 54, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151}
 

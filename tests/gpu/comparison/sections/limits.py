@@ -27,7 +27,7 @@ ARRIVALS = 40
 PRICE_PAIRS = 12
 CLIENT_SECONDS = 20.0
 REFUSAL_SECONDS = 2.0
-GROUP_OF_SMS = 4  # no share is further from its number of SMs than this (FACTS: 25 % of 132 are 32)
+GROUP_OF_SMS = 4  # no share is further from its number of SMs than this (measured: 25 % of 132 are 32)
 
 
 class Quota(NamedTuple):

@@ -136,7 +136,7 @@ def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, conf
 
 
 def test_everything_of_one_fault_is_one_incident_with_its_place():
-    """The out-of-bounds access of FACTS, from all sources, and the resulting text."""
+    """An out-of-bounds access as measured, from all sources, and the resulting text."""
     room = Room().hear(uvm(A), report(A, 3), nvml(31), xid(31, process=B), report(B, 200), server_log(210), clean(B), clean(C))
     found = room.one
     assert (found.culprit, found.victims, found.suspects) == (A, (B, C), ())
