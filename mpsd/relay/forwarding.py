@@ -1,8 +1,8 @@
 """Connect the two ends of one relayed connection, and copy between them.
 
 The link does not interpret messages.  How a connection ends is critical, because CUDA runs *without* MPS, silently, when its
-control connection is closed before the handshake is done (docs/relay.md): the link passes an end on only if the other side really
-made it, never because mpsd or a vendor daemon died, or because mpsd had to free the vendor daemon of a silent client.
+control connection is closed before the handshake is done (docs/relay.md): the link passes an end on only if the other side
+really made it, never because mpsd or a vendor daemon died, or because mpsd had to free the vendor daemon of a silent client.
 """
 
 import os
