@@ -1,7 +1,7 @@
-"""One fault domain: its vendor daemon, its servers and clients, and mpsd's present view of them.
+"""Hold the state of one fault domain: its vendor daemon, its servers and clients.
 
-The view comes from the daemon's own answers.  mpsd asks again when the daemon's log reports a change, so a question about a
-quiet domain costs nothing (docs/domains.md, "Where answers come from").
+mpsd builds its view from the daemon's answers, and asks again only after the daemon's log has reported a change: so a view of a
+quiet domain is free (docs/domains.md, "Where answers come from").
 """
 
 import math
@@ -29,8 +29,8 @@ from mpsd.model.process import ProcessId
 log = structlog.get_logger()
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256  # clients by the log alone: a server has some sixty
-_FROZEN_SECONDS = 2.0  # a newcomer at a vendor daemon that has not answered for so long hangs
-_BETWEEN_SECONDS = 10.0  # between two of its connections no list has a client, for long where many wait for their turn
+_FROZEN_SECONDS = 2.0  # a newcomer hangs at a vendor daemon that has not answered for so long
+_BETWEEN_SECONDS = 10.0  # a client is in no list between two connections, which takes long where many wait
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Domain:
 
     name: str
     number: int
-    gpus: tuple[str, ...]  # UUIDs in the order of its ordinals
+    gpus: tuple[str, ...]  # UUIDs, ordered by the domain's ordinals
     control: VendorControl
     capacity: int
     is_public: bool = False
@@ -49,29 +49,29 @@ class Domain:
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
     gate: HandshakeGate = field(default_factory=HandshakeGate)  # the turn to send to its vendor daemon
     guard: Guard = field(init=False)  # the limits of each client
-    key: str = ""  # the key of the clients that it serves (domains/rules/placement.py)
+    key: str = ""  # all its clients have this key (domains/rules/placement.py)
     is_draining: bool = False
-    is_worn: bool = False  # drained since newcomers got no context: also clients that end too early bring that about
-    contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
-    applied_defaults: Defaults | None = None  # those that its vendor daemon has
-    served_defaults: Defaults | None = None  # those that its server was started with
-    joined_uid: int | None = None  # the user of the client that was placed here last
-    uids: dict[ProcessId, int] = field(default_factory=dict)  # of its members
+    is_worn: bool = False  # drained because newcomers got no context, or ended before they made one
+    contexts: dict[int, Counter[int]] = field(default_factory=dict)  # by server, then by client, from the log
+    applied_defaults: Defaults | None = None  # of the vendor daemon
+    served_defaults: Defaults | None = None  # of the server, since its start
+    joined_uid: int | None = None  # the user of the newest client
+    uids: dict[ProcessId, int] = field(default_factory=dict)  # of the members
     idle_since: float = 0.0
     trouble: str = ""  # why its vendor daemon last failed
-    is_adopted: bool = False  # its servers are older than the part of its log that mpsd has read
+    is_adopted: bool = False  # the servers are older than the part of the log that mpsd has read
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
     fault_since: float = math.inf  # the start of FAULT (trio time)
-    suspect_until: float = -math.inf  # until then other signs than its vendor daemon's answers show a fault (trio time)
-    admitted: dict[int, ProcessId] = field(default_factory=dict)  # by each pid under which its servers may list it
+    suspect_until: float = -math.inf  # until then signs other than the vendor daemon's answers show a fault (trio time)
+    admitted: dict[int, ProcessId] = field(default_factory=dict)  # by the pid that servers may list
     adopts_until: float = -math.inf  # clients that an earlier mpsd admitted may still come into its lists (trio time)
     _line_alarm: LineAlarm = field(default_factory=LineAlarm)
-    _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # from lines that users can write
+    _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # from log lines that users can forge
     sentinel: SentinelPort = field(default_factory=NoSentinel)
-    silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer the last time, or cannot
-    hindrance: str = ""  # why it cannot answer, as its processes and files show (vital_signs.py)
-    _silent_since: float = math.inf  # the time of the first question without an answer since
-    unanswered_since: float = math.inf  # the same for a pending question, or a client's (trio time)
+    silenced: trio.Event = field(default_factory=trio.Event)  # set: the vendor daemon did not answer mpsd, or cannot
+    hindrance: str = ""  # why the vendor daemon cannot answer, by its processes and files (vital_signs.py)
+    _silent_since: float = math.inf  # when mpsd asked the first unanswered question (trio time)
+    unanswered_since: float = math.inf  # the same, for a pending question or a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: the view may be out of date
     _asked_at: float = -1.0
     _asking: trio.Lock = field(default_factory=trio.Lock)
@@ -82,7 +82,7 @@ class Domain:
     # -- views -------------------------------------------------------------------------------------------------------
 
     def view(self, defaults: Defaults) -> DomainView:
-        """Return the domain as a policy sees it.  It takes no client that would not get the current defaults."""
+        """Return a view for policies.  A domain that would give a client outdated defaults takes no clients."""
         state = self.state
         if state is DomainState.READY and self.is_ill:
             state = DomainState.SILENT if self.silenced.is_set() else DomainState.FAULT
@@ -103,13 +103,13 @@ class Domain:
         return self.hindrance if state is DomainState.SILENT else ""
 
     def has_outdated_spare(self, defaults: Defaults) -> bool:
-        """Return whether a server that was started before its first client has other defaults than now: users expect these."""
+        """Return whether its server was started before any client came, with defaults that have changed since."""
         return not self.is_public and bool(self.servers) and self.served_defaults != defaults
 
     def _uid(self, occupancy: int) -> int | None:
-        """Return the user that it serves.
+        """Return the user that the domain serves.
 
-        Clients that are connecting count before servers, which may not have started yet or may be about to shut down.
+        A client that is connecting decides before a server does: the server may not run yet, or may be about to shut down.
         """
         if self.joined_uid is not None and occupancy:
             return self.joined_uid
@@ -117,7 +117,7 @@ class Domain:
 
     @property
     def occupancy(self) -> int:
-        """The places taken: for each process that is connected or connecting its number of contexts, at least one."""
+        """How many places are taken: a process that is connected or connecting takes one a context, and at least one."""
         return self._places(self._present)
 
     def _places(self, present: set[int]) -> int:
@@ -132,23 +132,23 @@ class Domain:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether every user can connect to its vendor daemon, past the relay, and write to its log."""
+        """Whether every user can connect to the vendor daemon past the relay, and write to its log."""
         return self.control is not None and self.control.is_exposed
 
     @property
     def is_ill(self) -> bool:
-        """Whether clients that can still use another domain should: it faults, may fault, or does not answer."""
+        """Whether new clients should go to another domain: this one faults, may fault, or does not answer."""
         is_suspect = trio.current_time() < self.suspect_until
         return self.state is not DomainState.READY or is_suspect or self.silenced.is_set() or self._is_deserted
 
     @property
     def _is_deserted(self) -> bool:
-        """Whether a server died under its clients, but still counts for its vendor daemon: newcomers get 805 (measured)."""
+        """Whether a server with clients has died, and the vendor daemon still lists it: newcomers get 805 (measured)."""
         return any(server.client_pids and processes.has_ended(server.pid) for server in self.servers.values())
 
     @property
     def connected(self) -> set[ProcessId]:
-        """Members that its servers list as clients, or that have a context by its log."""
+        """Members that the servers list as clients, or that have a context by the log."""
         pids = self.client_pids.union(*self.contexts.values())
         return {process for process in self.members if process.pid in pids}
 
@@ -168,7 +168,7 @@ class Domain:
 
     @contextmanager
     def handshake(self, process: ProcessId | None) -> Iterator[None]:
-        """Count a connection of the process while it is relayed here."""
+        """Count a connection of the process while mpsd relays it to this domain."""
         self.handshakes[process] += 1
         try:
             yield
@@ -185,12 +185,12 @@ class Domain:
             self.mark_stale()
 
     def suspect(self, seconds: float) -> None:
-        """Take no clients for this time: the vendor server is slow to report its fault."""
+        """Take no clients for this time: a vendor server takes long to report a fault."""
         self.suspect_until = trio.current_time() + seconds
         self.mark_stale()
 
     def find_hindered(self, hindrance: str) -> bool:
-        """Note why it cannot answer, or ("") that no sign shows why: then mpsd asks it.  Return whether this is new."""
+        """Set why the vendor daemon cannot answer; "": no sign shows that, and mpsd asks it.  Return whether this is new."""
         if hindrance == self.hindrance:
             return False
         self.hindrance = hindrance
@@ -203,14 +203,14 @@ class Domain:
 
     @property
     def is_long_silent(self) -> bool:
-        """Whether it has not answered for so long that mpsd replaces it if it has no clients."""
+        """Whether the vendor daemon has been silent for so long that mpsd replaces a domain without clients."""
         return self.silenced.is_set() and trio.current_time() - self._silent_since >= self.control.silence_seconds
 
     def mark_stale(self) -> None:
         self.news.set()
 
     def hear(self, news: News) -> None:
-        """Note a line of its log, and ask soon: a line alone changes nothing for long (faults/rules/unconfirmed_lines.py)."""
+        """Take a line of the log, and ask the daemon soon: a line alone proves little (faults/rules/unconfirmed_lines.py)."""
         match news:
             case log_lines.ServerFault() if self.state is DomainState.READY:
                 if until := self._line_alarm.until(trio.current_time()):
@@ -237,7 +237,7 @@ class Domain:
         self.mark_stale()
 
     def is_plausible(self, news: News) -> bool:
-        """Return whether the line is about a server of this domain: one that is listed, or a child of its vendor daemon."""
+        """Return whether the line names a server of this domain: a listed one, or a child of the vendor daemon."""
         server_pid = news.pid if isinstance(news, log_lines.Servers) else news.server_pid
         if server_pid in self.servers or isinstance(news, log_lines.ServerExited):
             return True
@@ -245,22 +245,22 @@ class Domain:
         return vendor is not None and processes.parent(server_pid) == vendor.pid
 
     def admit(self, process: ProcessId) -> None:
-        """Note a process that may become a client, before its first message reaches the vendor daemon.
+        """Admit a process as a client, before its first message reaches the vendor daemon.
 
-        Only by its pid here, which the kernel tells the vendor daemon (SCM_CREDENTIALS): a process in a pid namespace chooses
-        the pid that it has inside, and could cover a process here that has the same one.
+        mpsd knows it by the pid in mpsd's own namespace, which the kernel also gives to the vendor daemon (SCM_CREDENTIALS).  A
+        process chooses its pid inside another namespace, and could choose that of a process outside.
         """
         self.admitted[process.pid] = process
 
     @property
     def asked_at(self) -> float:
-        """The time of the question whose answer is the present view (trio time)."""
+        """When mpsd asked for the present view (trio time)."""
         return self._asked_at
 
     @property
     def strangers(self) -> frozenset[int]:
-        """Clients that its servers list, but that mpsd did not admit."""
-        return frozenset(self.client_pids - self.admitted.keys() - {os.getpid()})  # mpsd: for processes without a pid here
+        """Clients that the servers list, but that mpsd did not admit."""
+        return frozenset(self.client_pids - self.admitted.keys() - {os.getpid()})  # mpsd's: of processes without a pid here
 
     def forget(self) -> None:
         """Forget all servers and contexts: the vendor daemon has ended."""
@@ -281,9 +281,9 @@ class Domain:
     # -- questions to the vendor daemon ------------------------------------------------------------------------------
 
     async def fresh_servers(self) -> list[ServerView]:
-        """Return its servers, asked anew only if something has happened, or one must have started.  Raise VendorFailed."""
+        """Return the servers; ask for them only if something has happened, or one must have started.  Raise VendorFailed."""
         if any(each.status == "INITIALIZING" and self._is_started(each.pid) for each in self.servers.values()):
-            self.mark_stale()  # its line may have been missed
+            self.mark_stale()  # mpsd may have missed its line
         if self.news.is_set():
             await self.refresh()
         return list(self.servers.values())
@@ -295,7 +295,7 @@ class Domain:
                 return
             self.news = trio.Event()
             asked_at, told = trio.current_time(), tuple(self._told_arrivals)
-            known = self._ready_since.keys() | self.contexts.keys()  # the log may tell of another one during the question
+            known = self._ready_since.keys() | self.contexts.keys()  # the log may name another one during the question
             self._told_arrivals.clear()
             self.unanswered_since = min(self.unanswered_since, asked_at)
             try:
@@ -306,11 +306,11 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
-            for gone in [pid for pid in known - self.servers.keys() if processes.has_ended(pid)]:  # others: listed later
+            for gone in [pid for pid in known - self.servers.keys() if processes.has_ended(pid)]:  # others come later
                 self.contexts.pop(gone, None)
                 self._ready_since.pop(gone, None)
             self.unanswered_since = math.inf
-            if not self.hindrance:  # else its control daemon answers, but its server cannot
+            if not self.hindrance:  # else the control daemon answers, but the server cannot
                 self._silent_since = math.inf
                 if self.silenced.is_set():
                     self.silenced = trio.Event()
@@ -323,11 +323,11 @@ class Domain:
         self.guard.forget_servers_but(set(servers))
         self._forget_admitted()
         is_faulty = any(server.status == "FAULT" for server in servers.values())
-        if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: it is being adopted
+        if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # STARTING: mpsd is adopting it
             self._fail()
 
     def _forget_admitted(self) -> None:
-        """Forget admitted processes that have ended and are no longer listed; a listed pid stays known."""
+        """Forget admitted processes that have ended, unless a server still lists them."""
         if trio.current_time() < self.adopts_until:
             for process in filter(None, map(processes.process_id, self.strangers)):
                 self.admit(process)
@@ -337,7 +337,7 @@ class Domain:
                 del self.admitted[pid]
 
     def fail(self) -> None:
-        """Note a fault that no user can forge; it may be over before the server is asked."""
+        """Enter FAULT after a sign that no user can forge; the fault may be over before mpsd asks the server."""
         if self.state is DomainState.READY:
             self._fail()
             self.mark_stale()
@@ -348,15 +348,15 @@ class Domain:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether it is in FAULT, but its servers report no fault and no client (no new client was admitted)."""
+        """Whether the domain is in FAULT, but its servers report neither a fault nor a client; FAULT admits no new clients."""
         still = any(server.status == "FAULT" or server.client_pids for server in self.servers.values())
         return self.state is DomainState.FAULT and not still and not self.news.is_set()
 
     async def _ask(self) -> dict[int, ServerView]:
-        """Ask the vendor daemon, but not about a server that is starting.
+        """Ask the vendor daemon for its servers, but not about one that is starting.
 
-        While that server reports to it, the daemon can hang at such a question (measured, two GPUs).
-        Each session starts a program of the vendor's: while the only server stays the same, one session asks for all.
+        The daemon can hang if it is asked about a server that is just reporting to it (measured, two GPUs).  Each session
+        starts a vendor program: while the only server stays the same, one session asks everything.
         """
         servers = {}
         known = [pid for pid in self.servers if self._is_started(pid)]
@@ -376,16 +376,16 @@ class Domain:
         return servers
 
     def _is_started(self, pid: int) -> bool:
-        """Return whether the server has started: by its log, or it is older than mpsd or than _STARTING_SECONDS."""
+        """Return whether the server has started: by the log, or since it is older than mpsd or than _STARTING_SECONDS."""
         now = trio.current_time()
         since = self._ready_since.setdefault(pid, -math.inf if self.is_adopted else now)
         return now - since > _STARTING_SECONDS
 
     async def apply_defaults(self, defaults: Defaults) -> None:
-        """Make its next server start with these defaults; with closed limits where each client gets its own.
+        """Make the next server start with these defaults; with closed limits if each client gets individual ones.
 
-        Closed, because a server that starts unasked gives its limits to its first client.  Raise VendorFailed; then the domain
-        takes no clients until a later call succeeds.
+        The limits are closed because a server that starts unasked gives its limits to its first client.  Raise VendorFailed;
+        then the domain takes no clients until a later call succeeds.
         """
         self.applied_defaults = None
         wanted = vendor_limits.of_defaults(defaults, self.gpus)

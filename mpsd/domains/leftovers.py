@@ -1,8 +1,8 @@
-"""Kill vendor processes that survived mpsd's attempts to end them: servers without a daemon, a daemon that never listened.
+"""Kill the vendor processes of a domain that have survived: servers without a daemon, a daemon that never listened.
 
-mpsd considers only processes of its own records: servers that the daemon listed, children that the daemon had when mpsd killed
-it, and children of mpsd itself, which reaps what it started (host/child_reaper.py).  The environment of a child, which only
-mpsd wrote, names its domain; a recorded process is known by its start time.
+mpsd kills only processes that it has recorded, and its own children.  It records the servers that the daemon listed, and the
+daemon's children before it kills the daemon; their start times identify them.  Orphaned daemons become children of mpsd
+(host/child_reaper.py); the environment that mpsd gave them names their domain.
 """
 
 import os
@@ -23,7 +23,7 @@ _MOST_RECORDED = 256  # a domain has one server for each user, and few at a time
 
 
 class Leftovers:
-    """Guards that only processes of this pipe directory are killed."""
+    """Guards that mpsd kills only processes of this pipe directory."""
 
     def __init__(self, pipe_directory: Path, inspector: Inspector) -> None:
         self._pipe_directory = str(pipe_directory)
@@ -31,7 +31,7 @@ class Leftovers:
         self._recorded: set[ProcessId] = set()
 
     def record(self, pids: Iterable[int]) -> None:
-        """Record processes that the daemon listed, or whose parent it is."""
+        """Record servers that the daemon listed, or the daemon's children."""
         self._recorded = {each for each in self._recorded if processes.is_alive(each)}
         for pid in pids:
             with suppress(OSError):
@@ -39,11 +39,11 @@ class Leftovers:
                     self._recorded.add(found)
 
     def record_children(self, daemon: ProcessId) -> None:
-        """Record the daemon's children before it is killed: afterwards they have another parent."""
+        """Record the daemon's children.  Call it before the daemon is killed: afterwards they have another parent."""
         self.record(pid for pid in children(daemon.pid) if is_vendors(pid))
 
     async def sweep(self) -> int:
-        """Kill the remaining processes; return their number."""
+        """Kill the recorded processes and the children that are left; return their number."""
         recorded, self._recorded = self._recorded, set()
         swept = sum(kill(each) for each in recorded if is_vendors(each.pid))
         for pid in children(os.getpid()):
@@ -61,7 +61,7 @@ class Leftovers:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of all its threads; empty if the kernel lacks CONFIG_PROC_CHILDREN, or the process has gone."""
+    """Return the pids of the children; empty if the kernel lacks CONFIG_PROC_CHILDREN, or the process has ended."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -1,8 +1,8 @@
-"""Vendor daemons whose directories were removed: no process can connect to them, and their clients continue.
+"""End vendor daemons that lost their directories: no process can connect to them, but their clients continue.
 
-The mpsd that placed the clients ends such a domain by itself. Before a restart it records the clients (`record`); a restarted
-mpsd finds the daemons by their environment and ends each after its last client, or at `quit`. Without a record, a daemon that
-has a server counts as one with clients. Prose: docs/operating.md, "At three in the morning".
+mpsd ends such a domain by itself, unless it is restarted before.  So it records the clients (`record`); the next mpsd finds the
+daemons by their environment, and ends each after its last client, or at `quit`.  Without a record, mpsd assumes that a daemon
+with a server has clients.  Prose: docs/operating.md, "At three in the morning".
 """
 
 import os
@@ -31,7 +31,7 @@ _GONE_SECONDS = 5.0
 
 
 class Orphan(Struct, frozen=True):
-    """A vendor daemon that cannot be reached.  clients: None where they are not known."""
+    """A vendor daemon that cannot be reached.  clients: None if they are unknown."""
 
     daemon: ProcessId
     clients: frozenset[ProcessId] | None
@@ -46,18 +46,18 @@ class Orphan(Struct, frozen=True):
 
 
 class Outlived:
-    """Guards that such a daemon ends after its last client, or at `quit`, and that no other mpsd's daemon is ended."""
+    """Guards that mpsd ends such a daemon after its last client or at `quit`, and never a daemon of another mpsd."""
 
     def __init__(self) -> None:
         self._orphans: list[Orphan] = []
 
     @property
     def with_clients(self) -> int:
-        """The number of the daemons that still have clients."""
+        """How many of the daemons still have clients."""
         return sum(orphan.has_clients for orphan in self._orphans)
 
     async def record(self, home: Path, domains: Iterable[Domain]) -> None:
-        """Write down who the clients of each running daemon are, for the next mpsd.  Raises OSError.
+        """Record the clients of each running daemon for the next mpsd.  Raises OSError.
 
         home: the folder of all domains.
         """
@@ -67,7 +67,7 @@ class Outlived:
         await trio.to_thread.run_sync(_write, home / _RECORD, text)
 
     async def run(self, home: Path, found: Iterable[ProcessId]) -> None:
-        """End each after its last client; return when all have ended. found: the daemons that no domain has adopted."""
+        """End each daemon after its last client; return when all have ended.  found: the daemons that no domain has adopted."""
         clients = _read(home / _RECORD)
         self._orphans = [Orphan(daemon, clients.get(daemon)) for daemon in found]
         async with trio.open_nursery() as nursery:
@@ -79,7 +79,7 @@ class Outlived:
             (home / _RECORD).unlink(missing_ok=True)
 
     async def end_all(self) -> None:
-        """End them now, with their clients' GPU work."""
+        """End all daemons now, and with them the GPU work of their clients."""
         async with trio.open_nursery() as nursery:
             for orphan in self._orphans:
                 nursery.start_soon(_end, orphan.daemon)
@@ -99,7 +99,10 @@ class Outlived:
 
 
 async def find_unreachable(home: Path, inspector: Inspector) -> list[ProcessId]:
-    """Return the daemons whose directories were below `home` and were removed.  Call it before a domain is started."""
+    """Return the daemons that had their directories below `home` before the directories were removed.
+
+    Call it before a domain is started.
+    """
     homeless = await trio.to_thread.run_sync(_homeless)
     found = [process for process in homeless if await _is_from(home, process, inspector)]
     pids = {process.pid for process in found}
@@ -110,12 +113,12 @@ async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool
     try:
         facts = await inspector.facts(process.pid, [DIRECTORY_VARIABLE])
     except (OSError, Unreadable):
-        return False  # it is left to itself
+        return False  # mpsd leaves it alone
     return facts is not None and Path(facts.variables.get(DIRECTORY_VARIABLE, "")).parent.parent == home
 
 
 def _homeless() -> list[ProcessId]:
-    """Return the vendor's processes of mpsd's user whose files were removed, except those of a container with its own root."""
+    """Return the vendor's processes of mpsd's user with removed files, except those of a container with another root."""
     root = identity_at("/")
     return [
         process
@@ -149,7 +152,7 @@ def _servers(daemon: ProcessId) -> list[ProcessId]:
 
 
 async def _end(daemon: ProcessId) -> None:
-    """Kill the daemon and its servers, since no process can connect to it."""
+    """Kill the daemon and its servers.  No command can end it, since no process can connect to it."""
     if not processes.is_alive(daemon):
         return
     servers = _servers(daemon)

@@ -1,6 +1,6 @@
-"""Reactions to incidents: faults/rules/response.py decides them, this carries each out once, and notes the result.
+"""Carry out the reactions to incidents that faults/rules/response.py decides, and note the results.
 
-The reactions that involve the patched module have never run with a real GPU: they were tested with made-up records.
+Reactions to the patched module's records have never run with a real GPU: the tests make the records up.
 """
 
 import os
@@ -26,13 +26,13 @@ from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)
-_MOST = 256  # reactions that run, as many that wait, and incidents that are remembered
+_MOST = 256  # running reactions, waiting reactions, and remembered incidents
 
 
 class Reactions:
-    """Guards that each reaction is done once for an incident, and that their number is bounded.
+    """Guards that mpsd carries out each reaction to an incident once, and that the number of reactions is bounded.
 
-    release: releases what mpsd holds for a process.  holds: whether mpsd will hold its GPU address space after its end.
+    release: releases what mpsd holds for a process.  holds: whether mpsd will hold a process's GPU address space after its end.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Reactions:
     def consider(self, incident: Incident) -> None:
         """Start the reactions to a new revision of an incident.
 
-        A process that must be frozen is frozen when this returns: what it reads on the GPU is already wrong.
+        A process that must be frozen is frozen when this returns: what it reads from the GPU is already wrong.
         """
         done = self._done[incident.number] = self._done.pop(incident.number, set())
         for act in plan(incident, self._desk.settings, frozenset(done), processes.is_alive):
@@ -63,7 +63,7 @@ class Reactions:
             try:
                 self._send.send_nowait((incident, act))
                 done.add(act)
-            except trio.WouldBlock:  # its next revision, if one comes, tries again
+            except trio.WouldBlock:  # the incident's next revision, if one comes, tries again
                 log.error("fault.not_answered", number=incident.number, act=repr(act), why=f"{_MOST} others come first")
         while len(self._done) > _MOST:
             del self._done[next(iter(self._done))]
@@ -74,11 +74,11 @@ class Reactions:
         """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             async for incident, act in self._receive:
-                await self._room.acquire()  # waits at most as long as the longest reaction takes
+                await self._room.acquire()  # for the longest reaction at most
                 nursery.start_soon(self._do, incident, act)
 
     async def _do(self, incident: Incident, act: Act) -> None:
-        """Carry out one reaction.  An error in here ends this reaction and nothing else."""
+        """Carry out one reaction.  Its failure ends no other reaction."""
         try:
             match act:
                 case End(process):
@@ -102,7 +102,7 @@ class Reactions:
         self._desk.note(incident, "the GPU takes no new clients: it has to be reset or looked at")
 
     async def _end(self, incident: Incident, process: ProcessId) -> None:
-        """End the culprit after culprit_seconds, in which it can clean up."""
+        """End the culprit after culprit_seconds, unless it ends before: it can clean up in that time."""
         pidfd = _open(incident, process)
         if pidfd is None:
             return
@@ -121,10 +121,10 @@ class Reactions:
             os.close(pidfd)
 
     async def _finish(self, incident: Incident, process: ProcessId) -> None:
-        """End a process that is frozen, and that the module is stopping; it gets no time to clean up.
+        """End a frozen process that the module is stopping, without time to clean up.
 
-        Its work may still run when its channels are stopped.  If its GPU address space is destroyed first, that work ends every
-        client of its domain.  So mpsd either holds the address space for a while, or ends the work first.
+        GPU work may still run when the channels are stopped.  If the process's GPU address space is destroyed first, that work
+        ends every client of the domain.  So mpsd either holds the address space for a while, or ends the work first.
         """
         pidfd = _open(incident, process)
         if pidfd is None:
@@ -144,7 +144,7 @@ class Reactions:
             os.close(pidfd)
 
     async def _has_stopped(self, incident: Incident, process: ProcessId) -> bool:
-        """Return whether its channels stopped within STOPPED_SECONDS; False also if no module reports it."""
+        """Return whether the channels stopped within STOPPED_SECONDS; False if the module reports nothing."""
         if not any(seen.source is Source.KMOD for seen in incident.evidence):
             return False
         with trio.move_on_after(STOPPED_SECONDS):
@@ -154,7 +154,7 @@ class Reactions:
         return False
 
     async def _end_frozen(self, incident: Incident, process: ProcessId, pidfd: int) -> str:
-        """End a frozen process whose work may still run.
+        """End a frozen process that may still have running GPU work.
 
         The stopper continues the process right before it ends the work: the vendor's daemon hangs when it is asked to terminate
         a frozen client (measured).  If that fails, the process is frozen again.
@@ -163,7 +163,7 @@ class Reactions:
             return self._kill(process, pidfd)
         try:
             report = await self._stop(process)
-        except NoSuchClient:  # it is a client no longer
+        except NoSuchClient:  # it is not a client any more
             return self._kill(process, pidfd)
         finally:
             with suppress(ProcessLookupError):
@@ -177,7 +177,7 @@ class Reactions:
         log.error("fault.contained_left", number=incident.number, pid=process.pid, why=why, effect="it stays frozen")
 
     def _kill(self, process: ProcessId, pidfd: int) -> str:
-        """Kill a process that has no GPU work left, and hold nothing for it."""
+        """Kill a process without GPU work, and release its GPU address space at once."""
         self._release(process)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return "was ended by SIGKILL"
@@ -187,9 +187,9 @@ class Reactions:
         return await self._stopper.stop(target, Manner(), _OPERATOR)
 
     async def _end_now(self, process: ProcessId, pidfd: int) -> str:
-        """End a process: through the stopper if it has GPU work; otherwise by SIGKILL.
+        """End a process: through the stopper if it has GPU work, otherwise by SIGKILL.
 
-        In a domain in FAULT it has none, so that a signal harms no client.
+        In a domain in FAULT a process has lost its GPU work, so that SIGKILL harms no other client.
         """
         if await self._is_at_work(process):
             return _describe(await self._stop(process))
@@ -198,7 +198,7 @@ class Reactions:
     async def _is_at_work(self, process: ProcessId) -> bool:
         """Return whether the process is connected to a healthy domain.
 
-        A domain that may be about to fault is waited for: its vendor daemon hangs when it is asked to end a client then.
+        Wait while a domain may be about to fault: its vendor daemon would hang if mpsd asked it to end a client then.
         """
         with trio.move_on_after(SUSPECT_SECONDS + 1.0) as waiting:
             while any(_is_suspect(domain) for domain in self._domains_of(process)):
@@ -206,12 +206,12 @@ class Reactions:
         return not waiting.cancelled_caught and bool(self._domains_of(process))
 
     def _domains_of(self, process: ProcessId) -> list[Domain]:
-        """Return the domains to which the process is connected, except those known to be faulty."""
+        """Return the domains that the process is connected to, except faulty ones."""
         ready = (each for each in self._pool.domains.values() if each.state is DomainState.READY)
         return [each for each in ready if process.pid in each.client_pids.union(*each.contexts.values())]
 
     def _is_still_to_end(self, incident: Incident, process: ProcessId) -> bool:
-        """Return whether the process is still the culprit, by the latest revision, and culprits are to be ended."""
+        """Return whether the latest revision still blames the process, and the settings end culprits."""
         latest = self._latest(incident)
         return self._desk.settings.ends_culprit and latest.culprit == process and is_known(latest)
 
@@ -223,7 +223,7 @@ class Reactions:
 
 
 def _open(incident: Incident, process: ProcessId) -> int | None:
-    """Open a pidfd; None if the process has ended, or if mpsd has no descriptor left, which is logged."""
+    """Open a pidfd; None if the process has ended.  None and a line in the log if mpsd has no free descriptor."""
     try:
         return processes.open_pidfd(process)
     except OSError as exc:

@@ -1,11 +1,11 @@
-"""The descriptors that come with a request or go with its response: each has one owner at any time, who closes it.
+"""Own the descriptors that come with a request or go with its response, and close each of them once.
 
     kernel --received--> Descriptors --take--> a service        of a request; those not taken are closed
     a service --give--> Descriptors --sent--> kernel            of a response; sent or not, mpsd's copy is closed
 
-A client's descriptor may be of any kind: fstat on it, or closing it, can wait for a file server of the client's, or for a
-socket to linger.  So services get only kinds that never wait (`is_prompt`); a thread closes the others, and only the client
-that sent them waits for it.
+A client can send a descriptor of any kind: fstat(2) and close(2) of it can wait for the client's file server, or for a socket
+to linger.  So services get only kinds that never wait (`is_prompt`).  Threads close the others, and only the client that sent
+them waits.
 """
 
 import errno
@@ -30,13 +30,13 @@ from mpsd.host.syscalls import type_of
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
 SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (app/descriptor_limit.py)
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
-MOST_CLOSINGS = 8  # of one user; of usual descriptors each lasts a fraction of a millisecond
+MOST_CLOSINGS = 8  # for one user; to close usual descriptors takes a fraction of a millisecond
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
 
 class Descriptors(Struct, eq=False):
-    """Guards that the descriptors it holds are closed unless they were taken."""
+    """Guards that its descriptors are closed unless a caller has taken them."""
 
     held: list[int] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ class Descriptors(Struct, eq=False):
         return len(self.held)
 
     def take(self) -> list[int]:
-        """Return all descriptors; the caller owns them from now on."""
+        """Return all descriptors; the caller has to close them."""
         taken, self.held = self.held, []
         return taken
 
@@ -53,12 +53,12 @@ class Descriptors(Struct, eq=False):
         self.held.extend(fds)
 
     def close(self) -> None:
-        """Close them now; for descriptors that mpsd itself opened."""
+        """Close the descriptors now.  Only for those that mpsd itself opened."""
         close_all(self.take())
 
 
 async def close_apart(close: Callable[[], None]) -> None:
-    """Run `close` in a thread, and wait for it: a client decides how long it takes.  If cancelled, the thread continues."""
+    """Run `close` in a thread and wait for it: a client decides how long that takes.  If cancelled, the thread continues."""
     closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
     def tell(outcome: object) -> None:
@@ -70,23 +70,23 @@ async def close_apart(close: Callable[[], None]) -> None:
 
 
 class Closings:
-    """Guards how many closings of one user's descriptors last at a time, since each may take as long as that user likes.
+    """Guards that mpsd closes descriptors of one user in `most` calls at a time: a user can make each last for ever.
 
-    While as many last, no further descriptors of this user should be taken (`room`).
+    While `most` calls run, mpsd should receive no further descriptors of this user (`room`).
     """
 
     def __init__(self, most: int = MOST_CLOSINGS) -> None:
         self._most = most
-        self._under_way: Counter[int] = Counter()  # by the uid whose share they are of
+        self._under_way: Counter[int] = Counter()  # by share (UidRanges.share_of)
         self._ended = trio.Event()
 
     async def room(self, share: int) -> None:
-        """Return once this user's descriptors may be taken; the caller takes them before it awaits anything else."""
+        """Wait until mpsd may receive descriptors of this user; the caller receives them before it awaits anything else."""
         while self._under_way[share] >= self._most:
-            await self._ended.wait()  # as long as the user lets the closings last
+            await self._ended.wait()  # as long as the user likes
 
     async def close(self, share: int, fds: Collection[int]) -> None:
-        """Close the descriptors in threads, and return when they are closed; if cancelled, the threads continue, and count."""
+        """Close the descriptors in threads and wait for that.  If cancelled, the threads continue, and still count."""
         if fds:
             closed = trio.Event()
             self.begin(share, fds, closed.set)
@@ -109,8 +109,8 @@ class Closings:
 def close_beside(fds: Collection[int], ended: Callable[[], None]) -> None:
     """Close another process's descriptors in threads; call `ended` on the event loop when all are closed.
 
-    A thread of its own closes each regular file, whose number is free as soon as its closing begins.  One whose file server is
-    silent would otherwise keep the others open, and every program that mpsd starts waits for such a file at its exec.
+    Each regular file gets a separate thread: a silent file server must not keep the other files open.  The kernel frees the
+    number of a descriptor as soon as close(2) begins.
     """
     files = [fd for fd in fds if is_file(fd)]
     groups = [*([fd] for fd in files), [fd for fd in fds if fd not in files]]
@@ -129,23 +129,23 @@ def close_beside(fds: Collection[int], ended: Callable[[], None]) -> None:
     for group in groups:
         try:
             trio.lowlevel.start_thread_soon(partial(close_all, group), tell)
-        except RuntimeError:  # mpsd can start no further thread: they stay open rather than stop the event loop
+        except RuntimeError:  # mpsd cannot start another thread: open descriptors are better than a stopped event loop
             end_one()
 
 
 def close_soon(fds: Collection[int]) -> None:
-    """Close in a thread that no task waits for: the last close of GPU memory, or of a large memory file, is slow too."""
+    """Close descriptors in a thread without waiting: the last close of GPU memory or of a large memory file is slow."""
     if not fds:
         return
     try:
         trio.lowlevel.start_thread_soon(partial(close_all, fds), lambda outcome: None)
-    except RuntimeError:  # mpsd can start no further thread
+    except RuntimeError:  # mpsd cannot start another thread
         close_all(fds)
 
 
 def close_all(fds: Collection[int]) -> None:
     for fd in fds:
-        with suppress(OSError):  # close reports a file server's error; the descriptor is closed nevertheless
+        with suppress(OSError):  # close(2) frees the number even if it reports a file server's error
             os.close(fd)
 
 
@@ -159,7 +159,7 @@ def is_prompt(fd: int) -> bool:
 
 
 def is_file(fd: int) -> bool:
-    """Return whether the descriptor is a regular file that is no memory file, so that closing it may ask a file server."""
+    """Return whether the descriptor is a regular file but not a memory file: close(2) may then ask a file server."""
     return not _is_memory(fd) and stat.S_ISREG(type_of(fd))
 
 
@@ -187,7 +187,7 @@ def rights(fds: Collection[int]) -> list[tuple[int, int, Any]]:
 
 @contextmanager
 def spare_descriptors() -> Iterator[None]:
-    """Raise this process's limit of descriptors for a moment; other threads that open one then share the spare ones."""
+    """Raise mpsd's limit of descriptors for a moment; other threads can use the spare ones in that time."""
     with _raising:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft + SPARE_DESCRIPTORS, hard), hard))

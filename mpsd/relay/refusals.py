@@ -1,7 +1,6 @@
-"""Refuse clients: with an error, by ending them, or by letting them wait.
+"""Refuse clients: with an error, by killing them, or by letting them wait.
 
-In each case mpsd does not close the connection before the client ends it: if it did, CUDA would run without MPS and without
-limits (docs/relay.md).
+mpsd never closes the connection before the client does: CUDA would then run without MPS and without limits (docs/relay.md).
 """
 
 
@@ -21,15 +20,15 @@ from mpsd.relay.vendor_connection import connect
 
 log = structlog.get_logger()
 _HANG_UP_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0  # usually it takes milliseconds; if mpsd cut it short, it would have to hold the client
+_ANSWER_SECONDS = 3.0  # an answer takes milliseconds; after a shorter limit mpsd would have to hold the client
 
 
 class Refusals(Struct):
-    """Guards that a refused client never gets further."""
+    """Guards that a refused client never reaches a domain."""
 
     refuser: Refuser
     turn_seconds: float
-    under_way: int = 0  # callers that are getting their error
+    under_way: int = 0  # clients that wait for their error now
 
     async def turn_away(self, caller: ClientConnection, refusal: Refused) -> None:
         """Refuse the client as configured."""
@@ -43,12 +42,12 @@ class Refusals(Struct):
             await self.hold(caller, None, why)
 
     async def tell(self, caller: ClientConnection, why: str) -> None:
-        """Give the client its error (805), by a vendor daemon that serves no client; hold the client if that fails."""
+        """Send the client error 805 through a vendor daemon that refuses all clients; hold the client if that fails."""
         if not await self.try_to_tell(caller, why):
             await self.hold(caller, None, f"{why}, and it could not be informed")
 
     async def try_to_tell(self, caller: ClientConnection, why: str) -> bool:
-        """Do the same as `tell`; return False if the client does not respond, or no such daemon can be started."""
+        """Send the error; return False if the client does not respond, or no refusing daemon can be started."""
         self.under_way += 1
         try:
             is_told = await self._tell(caller)
@@ -67,14 +66,14 @@ class Refusals(Struct):
             return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
 
     async def hold_unknown(self, caller: ClientConnection) -> None:
-        """Hold a client that mpsd could not identify; if it hangs up soon, it died in the queue, and mpsd logs nothing."""
+        """Hold a client that mpsd could not identify.  One that hangs up soon has died in the queue, and is not logged."""
         with trio.move_on_after(_HANG_UP_SECONDS):
             await until_ended(caller.connection)
             return
         await self.hold(caller, None, caller.why_not)
 
     async def hold(self, caller: ClientConnection, domain: Domain | None, why: str) -> None:
-        """Keep the connection open until the client ends it: if mpsd closed it, the client would run without MPS."""
+        """Keep the connection open until the client closes it."""
         log.error("relay.held", pid=caller.credentials.pid, uid=caller.credentials.uid,
                   domain=domain and domain.name, why=why, effect="the client waits; end it and start it again")
         caller.link.no_way_back()
@@ -82,13 +81,13 @@ class Refusals(Struct):
 
 
 async def _not_for_long() -> bool:
-    """The refusing daemon answers in milliseconds, or waits for its peer."""
+    """Give the refusing daemon time: it answers in milliseconds, unless it waits for the client."""
     await trio.sleep(_ANSWER_SECONDS)
     return False
 
 
 def _end_process(process: ProcessId) -> bool:
-    """Kill the process. It has no context yet, so no other client's work can suffer."""
+    """Kill the process; False if it has ended or mpsd may not.  It has no GPU context yet, so no other client suffers."""
     try:
         return processes.kill(process)
     except OSError:

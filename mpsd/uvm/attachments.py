@@ -1,7 +1,7 @@
-"""Watch the UVM descriptors of all clients: one watch for each, begun by the first connection of a client.
+"""Watch the UVM descriptors of all clients: the first connection of a client starts its watch.
 
-If that is not possible (not root, no tools device, another layout), mpsd logs it once for each reason, and clients run as they
-would without it.  Prose: docs/uvm.md.
+If mpsd cannot watch a client (it is not root, the tools device is missing, the layout is another), it logs each reason once,
+and the client runs unwatched.  Prose: docs/uvm.md.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
 
 log = structlog.get_logger()
-_THREADS = 8  # a GPU that keeps its driver waiting must not use up the threads of other tasks
+_THREADS = 8  # a GPU that blocks its driver must not use up the threads of other tasks
 _SWEEP_SECONDS = 2.0
 _MOST_REASONS = 64
 
@@ -45,12 +45,12 @@ class Attachments:
         in_thread: InThread | None = None,
         ranges: UidRanges = NO_RANGES,
     ) -> None:
-        """ranges: whose uids count as one user."""
+        """ranges: the uids of one range count as one user."""
         self.settings = settings
         self._share_of = ranges.share_of
-        self._shares: dict[ProcessId, int] = {}  # the uid whose share each client is of
-        self._clients: Counter[int] = Counter()  # by that uid, as the next
-        self._held: Counter[int] = Counter()  # descriptors
+        self._shares: dict[ProcessId, int] = {}  # the share that each client counts against
+        self._clients: Counter[int] = Counter()  # by share
+        self._held: Counter[int] = Counter()  # descriptors, by share
         self._around = WatchParts(
             open_spaces,
             self._count,
@@ -74,11 +74,11 @@ class Attachments:
     def watch(
         self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool], is_roomy: bool = True
     ) -> None:
-        """Watch a client; called at each of its connections.
+        """Watch a client; call it at each connection of the client.
 
-        The first begins the watch, a later one (a context) makes it look again.  Returns at once, and never fails.  gpus: the
-        UUIDs of its domain.  has_company: whether its end could hurt another client: one is in its domain, and the domain is
-        not in FAULT.  is_roomy: its memory limit leaves room for a context.
+        The first call starts the watch; a later one, for a context, makes the watch look again.  It returns at once, and never
+        fails.  gpus: the UUIDs of the domain.  has_company: whether the client's end could hurt another one, since the domain
+        has other clients and is not in FAULT.  is_roomy: the client's memory limit leaves room for a context.
         """
         known = self._watches.get(process)
         if known is not None:
@@ -87,7 +87,7 @@ class Attachments:
             self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), self._around))
 
     def note_leaving(self, process: ProcessId) -> None:
-        """Note that a connection of this client has ended, perhaps because the client is ending."""
+        """Record how the client is ending, if it is: one of its connections has ended."""
         if (known := self._watches.get(process)) is not None:
             known.note_leaving()
 
@@ -97,18 +97,18 @@ class Attachments:
         return known is not None and await known.guard(base, length)
 
     def release(self, process: ProcessId) -> None:
-        """Hold nothing of this client after its end: its GPU work was ended, or no other client needs protection."""
+        """Do not hold the client's GPU address space after its end: its GPU work has ended, or it can hurt no other client."""
         if (known := self._watches.get(process)) is not None:
             known.release()
 
     def holds(self, process: ProcessId) -> bool:
-        """Return whether its GPU address space outlives it for hold_seconds, if it is killed and others are in its domain."""
+        """Return whether mpsd holds its GPU address space for hold_seconds after a kill, if its domain has other clients."""
         return self.standing(process).held
 
     async def wait_over(self, process: ProcessId) -> None:
-        """Wait until nothing of the process is held or being closed; return at once if it was never watched."""
+        """Wait until mpsd has closed all descriptors of the process; return at once if it was never watched."""
         while process in self._watches:
-            await self._over.setdefault(process, trio.Event()).wait()  # as long as it lives, and then settings.hold_seconds
+            await self._over.setdefault(process, trio.Event()).wait()  # until its end, and then settings.hold_seconds
 
     def standing(self, process: ProcessId) -> WatchStatus:
         known = self._watches.get(process)
@@ -116,7 +116,7 @@ class Attachments:
 
     @property
     def absent(self) -> str:
-        """Why a client, or all, cannot be attached; empty if no such reason is known."""
+        """Why some or all clients cannot be watched; empty if no reason is known."""
         return "switched off" if self.settings.is_idle else "; ".join(sorted(self._reasons))
 
     @property
@@ -155,7 +155,7 @@ class Attachments:
             self._nursery.start_soon(self._run, watch)
 
     async def _run(self, watch: Watch) -> None:
-        """Run one watch.  A failure in it ends this watch and nothing else."""
+        """Run one watch.  Its failure ends no other watch."""
         try:
             await watch.run()
         except Exception:
@@ -170,7 +170,7 @@ class Attachments:
                 over.set()
 
     async def _sweep(self) -> None:
-        """Wake the watches of clients that closed their descriptors, or started another program, without a connection."""
+        """Wake the watches of clients that closed their descriptors or executed another program; neither makes a connection."""
         while True:
             await trio.sleep(_SWEEP_SECONDS)
             owners = {holding: watch for watch in self._watches.values() for holding in watch.holdings}

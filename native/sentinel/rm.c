@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* RM on /dev/nvidiactl, as ../include/mpsd_rm.h describes it.
+/* Calls RM on /dev/nvidiactl, as ../include/mpsd_rm.h describes it.
  *
- * RM checks that a call about a client's objects comes by the open file that the client was made with; a duplicate of the
- * descriptor is the same open file. So the watcher walks through the objects of its stopped client, lets itself debug the client's
- * compute object, and opens the session in an RM client of its own. */
+ * RM accepts a call about a client's objects only on the open file that created the client; a duplicate of the descriptor is the
+ * same open file. So the watcher searches the objects of its stopped client, grants itself the right to debug the client's compute
+ * object, and opens the session in a separate RM client. */
 #include "sentinel.h"
 
 #include <dirent.h>
@@ -24,7 +24,7 @@ enum {
 	MOST_GAP = 0x300,
 	MOST_DEVICES = 16,
 	SMS_AT_A_TIME = 66,
-	MIN_EVENT_FD = 700, /* RM distinguishes events of one client by this number, and the client uses some */
+	MIN_EVENT_FD = 700, /* RM identifies a client's events by this number, and the client itself uses some */
 };
 
 enum { OWN_DEVICE = 0x5e710080, OWN_SESSION = 0x5e7183de, OWN_EVENT = 0x5e710079 };
@@ -102,7 +102,7 @@ int rm_open(struct rm *rm, bool is_simulated)
 	return allocate(rm->control, 0, 0, &rm->own, MPSD_RM_CLASS_CLIENT, NULL, 0);
 }
 
-/* The RM client made with this descriptor, of which the handle is unknown: a little below our own, which is newer. */
+/* Finds the handle of the RM client that was created with this descriptor: a little below our own handle, which is newer. */
 static int find_client(struct rm *rm, int fd)
 {
 	uint32_t own = rm->own & COUNT_BITS, class_id, device;
@@ -121,7 +121,7 @@ static int find_client(struct rm *rm, int fd)
 	return rc;
 }
 
-/* The handles of a CUDA program's objects are consecutive numbers, near its device's. */
+/* Searches the numbers near the device's handle: a CUDA program's handles are consecutive. */
 static int find_compute(struct rm *rm)
 {
 	uint32_t device, class_id, gap = 0;
@@ -184,7 +184,7 @@ static int share_compute(const struct rm *rm)
 	return device_call(rm->client_control, NUMBER(MPSD_RM_SHARE, call), &call) < 0 ? -errno : (int)call.status;
 }
 
-/* Devices are numbered by RM. The session is accepted under that of the compute object alone. */
+/* RM numbers the devices, and accepts the session only under the device of the compute object. */
 static int open_session_on(struct rm *rm, uint32_t instance)
 {
 	struct mpsd_rm_device wish = { .instance = instance };
@@ -204,14 +204,14 @@ int rm_open_session(struct rm *rm)
 		char path[32];
 
 		snprintf(path, sizeof(path), "/dev/nvidia%u", i);
-		(void)device_open(path); /* stays open: RM has to have the GPU attached to this process */
+		(void)device_open(path); /* stays open: RM needs the GPU attached to this process */
 	}
 	for (uint32_t i = 0; !rc && i < MOST_DEVICES; i++) {
 		int found = open_session_on(rm, i);
 
 		if (found == 0)
 			return 0;
-		last = i == 0 ? found : last; /* with one GPU the first answer is the reason */
+		last = i == 0 ? found : last; /* with one GPU the first answer is the cause */
 	}
 	return last;
 }
@@ -239,7 +239,7 @@ int rm_open_event(struct rm *rm)
 	return allocate(rm->client_control, rm->client, rm->compute, &event, MPSD_RM_CLASS_OS_EVENT, &wish, sizeof(wish));
 }
 
-/* poll(2) clears the device's event; the simulator's is a pipe. */
+/* poll(2) clears the device's event; the simulator uses a pipe. */
 void rm_clear_event(const struct rm *rm)
 {
 	char drain[64];
