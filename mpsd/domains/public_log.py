@@ -6,7 +6,6 @@ vendor's words, and none of them reads a line's end.
 
 import math
 import os
-import queue
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import LogLine
 from mpsd.errors import UnusablePath
 from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, open_file
-from mpsd.log.sink import CLOSE_SECONDS, QUEUED_LINES, write_all
+from mpsd.log.sink import Background, write_all
 from mpsd.model.visible_text import visible
 
 _MODE = 0o644
@@ -45,23 +44,17 @@ class PublicLog:
         self._tried_at = -math.inf
         self._troubles: dict[str, str] = {}  # why files could not be opened, as it was told
         self._reopen()
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUED_LINES)
         self._must_reopen = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mpsd-public-log", daemon=True)
-        self._thread.start()
+        self._background = Background("mpsd-public-log", self._do, self._close_files)
 
     def reopen(self) -> None:
         """Open the files again soon, for log rotation (SIGHUP); tell why where one cannot be opened, also if that was told."""
         self._must_reopen.set()
-        self._put(lambda: None)
+        self._background.put(lambda: None)
 
     def close(self) -> None:
-        """Write the queued lines, for at most CLOSE_SECONDS, and close the files."""
-        try:
-            self._queue.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_SECONDS)
+        """Write the queued lines, for some seconds at most, and close the files."""
+        self._background.close()
 
     def write(self, text: str) -> None:
         """Write a line of mpsd's own, as the vendor's control daemon would write it."""
@@ -79,15 +72,8 @@ class PublicLog:
 
     def _append(self, name: str, line: str) -> None:
         data = (visible(line, keep="\n\t") + "\n").encode(errors="replace")  # it may contain a client's name
-        if not self._put(partial(self._write, name, data)):
+        if not self._background.put(partial(self._write, name, data)):
             self._lose()
-
-    def _put(self, work: Callable[[], None]) -> bool:
-        try:
-            self._queue.put_nowait(work)
-        except queue.Full:
-            return False
-        return True
 
     def _lose(self) -> None:
         with self._lock:
@@ -95,14 +81,12 @@ class PublicLog:
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:  # for ever: this is the thread's life
-            if self._must_reopen.is_set():
-                self._must_reopen.clear()
-                self._troubles = {}
-                self._reopen()
-            work()
-        self._close_files()
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._must_reopen.is_set():
+            self._must_reopen.clear()
+            self._troubles = {}
+            self._reopen()
+        work()
 
     def _write(self, name: str, data: bytes) -> None:
         if self._echo:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -23,6 +24,39 @@ from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, op
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that the thread has written nothing for seconds
 CLOSE_SECONDS = 2.0
 _DAY_SECONDS = 86400
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Guards that `work` gets items from any thread in their order, one after the other, in a thread that may block."""
+
+    def __init__(self, name: str, work: Callable[[T], None], finish: Callable[[], None] = lambda: None) -> None:
+        """finish: called in the thread after the last item."""
+        self._work, self._finish = work, finish
+        self._queue: queue.Queue[T | None] = queue.Queue(QUEUED_LINES)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> bool:
+        """Queue one item; False if the queue is full.  Never blocks."""
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let the thread finish the queued items, for at most CLOSE_SECONDS."""
+        try:
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:  # for ever: this is the thread's life
+            self._work(item)
+        self._finish()
 
 
 class Sink:
@@ -35,29 +69,17 @@ class Sink:
         self.lost = 0  # written under the lock, by callers and by the thread
         self._write, self._note = write, note
         self._lock = threading.Lock()  # protects `lost`; no other lock is taken while it is held
-        self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUED_LINES)
         self._untold = 0
-        self._thread = threading.Thread(target=self._run, name="mpsd-log", daemon=True)
-        self._thread.start()
+        self._background = Background("mpsd-log", self._write_or_lose)
 
     def put(self, line: bytes) -> None:
         """Queue one line, its newline included."""
-        try:
-            self._queue.put_nowait(line)
-        except queue.Full:
+        if not self._background.put(line):
             self._lose(1)
 
     def close(self) -> None:
         """Write the queued lines, for at most CLOSE_SECONDS."""
-        try:
-            self._queue.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_SECONDS)
-
-    def _run(self) -> None:
-        while (line := self._queue.get()) is not None:  # forever: this is the thread's life
-            self._write_or_lose(line)
+        self._background.close()
 
     def _write_or_lose(self, line: bytes) -> None:
         with self._lock:

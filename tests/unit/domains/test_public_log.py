@@ -10,6 +10,7 @@ import pytest
 
 from mpsd.domains import public_log
 from mpsd.domains.public_log import PublicLog
+from mpsd.log.sink import QUEUED_LINES
 from tests.integration.process import EVENT_SECONDS, wait_for
 
 
@@ -84,7 +85,7 @@ def test_no_caller_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
 
     log = PublicLog(tmp_path, "/pipe", False, lambda event, **facts: None)
     monkeypatch.setattr(public_log.os, "write", wait)
-    for number in range(public_log.QUEUED_LINES + 100):
+    for number in range(QUEUED_LINES + 100):
         log.write(str(number))
     assert 100 > log.lost > 0, "one that is being written is not in the queue"
     may_write.set()
