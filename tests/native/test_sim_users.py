@@ -32,6 +32,18 @@ def test_start_server_swaps_an_idle_server(mps: Machine) -> None:
     assert os.stat(f"/proc/{mps.server()}").st_uid == USER
 
 
+def test_a_server_that_is_swapped_while_it_starts_serves_the_client_that_waits_for_it(machine: Machine) -> None:
+    """It was asked to end before it heard of the client, and the client got error 806 from cuInit."""
+    machine.knobs["MPSD_SIM_FAST"] = "0"  # a server takes 0.1 s to start
+    machine.start()
+    client = machine.client("hold")
+    log = machine.logs / "server.log"
+    eventually(lambda: log.exists() and "Initializing server process" in log.read_text())
+    machine.ask(f"start_server -uid {USER}")
+    client.wait_for("ready")
+    eventually(lambda: "Server will not shutdown" in machine.log("control.log"))
+
+
 def test_a_multiuser_server_takes_everybody(machine: Machine) -> None:
     machine.start("-multiuser-server")
     clients = [machine.client("hold"), machine.client("hold", uid=USER)]

@@ -53,7 +53,7 @@ static void try_and_retry(struct control *control, struct mps_server *server, bo
 
 void shutdown_server(struct control *control, struct mps_server *server, bool force_it)
 {
-	if (server->fd < 0 && !server->ready) { /* still starting: it cannot be waiting for clients */
+	if (!server->ready && (server->fd < 0 || !force_it)) { /* still starting: clients that wait for it come first */
 		server->stopping = true;
 		server->backoff_ms = paced(FIRST_BACKOFF_MS);
 		server->retry_ns = machine_now_ns() + server->backoff_ms * 1000000ull;
@@ -61,6 +61,8 @@ void shutdown_server(struct control *control, struct mps_server *server, bool fo
 		try_and_retry(control, server, false);
 	} else if (try_once(control, server, false)) {
 		force(control, server);
+	} else {
+		server->forced = true; /* as in try_and_retry() */
 	}
 }
 
