@@ -45,7 +45,7 @@ class Domain:
     is_public: bool = False
     state: DomainState = DomainState.STARTING
     servers: dict[int, ServerView] = field(default_factory=dict)
-    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here, and when last seen (trio time)
+    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here; last seen (trio time), inf: has a server
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
     gate: HandshakeGate = field(default_factory=HandshakeGate)  # the turn to send to its vendor daemon
     guard: Guard = field(init=False)  # the limits of each client
@@ -177,7 +177,12 @@ class Domain:
             if not self.handshakes[process]:
                 del self.handshakes[process]
             if process in self.members:
-                self.members[process] = trio.current_time()
+                self.members[process] = max(self.members[process], trio.current_time())
+
+    def attach(self, process: ProcessId | None) -> None:
+        """Note that a member has a channel to a server, to its end: no list shows that before its first context."""
+        if process in self.members:
+            self.members[process] = math.inf
 
     def leave(self, process: ProcessId | None) -> None:
         if process is not None and self.members.pop(process, None) is not None:

@@ -35,6 +35,7 @@ async def live(pool: Pool, domain: Domain) -> None:
             pause = pool.settings.restart_seconds
         domain.state = DomainState.DEAD
         domain.forget()
+        pool.store.forget_members(domain.name)
         pool.notify()
         log.warning("domain.restarting", domain=domain.name, in_seconds=pause)
         await trio.sleep(pause)
@@ -72,18 +73,27 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
             await domain.control.kill()  # it has no clients yet, and the next one may be better
         raise
     domain.is_adopted = False
-    for pid in domain.client_pids:
-        if process := processes.process_id(pid):
-            domain.is_public = True
-            domain.members.setdefault(process, trio.current_time())
-            domain.uids[process] = processes.real_uid(pid)
-            pool.watch(domain, process)
-            pool.on_adopted(process, domain)
+    if not is_new:
+        _take_over_clients(pool, domain)
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY
     domain.idle_since = trio.current_time()
     log.info("domain.ready", domain=domain.name, vendor_pid=domain.control.process and domain.control.process.pid)
     pool.notify()
+
+
+def _take_over_clients(pool: Pool, domain: Domain) -> None:
+    """Know again the clients of an earlier mpsd: those that a server lists, and those that it placed here.
+
+    One of the latter may have a channel to a server and no context yet: its next connection belongs here.
+    """
+    listed = {process: processes.real_uid(pid) for pid in domain.client_pids if (process := processes.process_id(pid))}
+    placed = {process: uid for process, uid in pool.store.members(domain.name) if processes.is_alive(process)}
+    for process, uid in (listed | placed).items():
+        domain.join(process, uid, domain.key)
+        domain.attach(process)
+        pool.watch(domain, process)
+        pool.on_adopted(process, domain)
 
 
 async def _serve(pool: Pool, domain: Domain) -> None:

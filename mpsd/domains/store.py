@@ -14,10 +14,11 @@ import structlog
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import UnusablePath
 from mpsd.model.domain import Defaults
+from mpsd.model.process import ProcessId
 from mpsd.storage.database import close, open_database
 
 log = structlog.get_logger()
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE domains (name TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus TEXT NOT NULL, is_public INTEGER NOT NULL,
                       key TEXT NOT NULL);
@@ -27,6 +28,9 @@ CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent R
                        client_priority INTEGER NOT NULL);
 """
 
+_MEMBERS = """
+CREATE TABLE members (pid INTEGER PRIMARY KEY, start_time INTEGER NOT NULL, uid INTEGER NOT NULL, domain TEXT NOT NULL);
+"""
 _MOST_UNWRITTEN = 4096  # a few rows of each domain
 _Row = tuple[str, tuple[object, ...]]  # a statement, and its first value
 DomainRow = tuple[str, int, tuple[str, ...], bool, str]
@@ -41,7 +45,7 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         holds = "which fault domains run, whose clients end where mpsd starts without it"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
+        self._db = open_database(path, _SCHEMA + _MEMBERS, SCHEMA_VERSION, holds, {1: _MEMBERS})
         self.trouble = ""  # why the last write failed; "" if it did not
         self._unwritten: dict[_Row, tuple[object, ...]] = {}  # in order; each can be written again
 
@@ -56,7 +60,22 @@ class SqliteStore:
     def forget_domain(self, name: str) -> None:
         self._try("DELETE FROM domains WHERE name = ?", (name,))
         self.forget_baselines(name)
+        self.forget_members(name)
         self._try("DELETE FROM log_positions WHERE path LIKE ?", (f"%/{name}/log/%",))
+
+    def members(self, name: str) -> list[tuple[ProcessId, int]]:
+        """Return the processes that were placed in the domain, with their users."""
+        rows = self._db.execute("SELECT pid, start_time, uid FROM members WHERE domain = ?", (name,)).fetchall()
+        return [(ProcessId(pid, start_time), uid) for pid, start_time, uid in rows]
+
+    def save_member(self, name: str, process: ProcessId, uid: int) -> None:
+        self._try("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (process.pid, process.start_time, uid, name))
+
+    def forget_member(self, process: ProcessId) -> None:
+        self._try("DELETE FROM members WHERE pid = ? AND start_time = ?", (process.pid, process.start_time))
+
+    def forget_members(self, name: str) -> None:
+        self._try("DELETE FROM members WHERE domain = ?", (name,))
 
     def log_position(self, path: str) -> int | None:
         row = self._db.execute("SELECT position FROM log_positions WHERE path = ?", (path,)).fetchone()
@@ -99,7 +118,7 @@ class SqliteStore:
 
     def forget_all(self) -> None:
         """Delete all rows after `quit`: the next daemon starts afresh, as the vendor's does."""
-        for table in ("domains", "baselines", "log_positions", "defaults"):
+        for table in ("domains", "members", "baselines", "log_positions", "defaults"):
             self._try(f"DELETE FROM {table}", ())
 
     def _try(self, statement: str, values: tuple[object, ...]) -> None:

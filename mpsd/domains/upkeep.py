@@ -141,9 +141,12 @@ class Upkeep:
 
     async def _warm(self, domain: Domain) -> None:
         """Start a spare's server, so that its first client need not wait for it."""
-        domain.served_defaults = domain.applied_defaults
-        seconds = self._pool.program.start_seconds
-        await domain.control.command(f"start_server -uid {self._pool.last_uid}", seconds)
+        async with domain.gate.turn(0):
+            if domain.occupancy:
+                return  # a client came first, and another user's server would end the one that it waits for
+            seconds = self._pool.program.start_seconds
+            domain.served_defaults = domain.applied_defaults
+            await domain.control.command(f"start_server -uid {self._pool.last_uid}", seconds)
         with trio.move_on_after(seconds) as waiting:
             while domain.state is DomainState.READY and not any(s.status == "ACTIVE" for s in domain.servers.values()):
                 domain.mark_stale()
@@ -165,6 +168,8 @@ class Upkeep:
 
     async def _close_off(self, domain: Domain) -> None:
         """Quit the vendor daemon; its task starts one that other users do not reach, if that is possible now."""
+        if domain.occupancy:
+            return  # a client came in the meantime
         log.info("domain.recycling", domain=domain.name, was="exposed")
         domain.state = DomainState.RECYCLING
         self._pool.notify()
@@ -189,6 +194,8 @@ class Upkeep:
         self._pool.notify()
         if await self._empty(domain):
             domain.contexts.clear()
+            domain.members = dict.fromkeys(domain.members, trio.current_time())  # their channels have ended with the servers
+            self._pool.store.forget_members(domain.name)
             domain.guard.forget()
             domain.is_public, domain.key = False, ""
             self._pool.store.forget_baselines(domain.name)

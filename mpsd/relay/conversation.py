@@ -75,6 +75,10 @@ class Conversations(Struct):
         caller.link.no_way_back()
         if caller.process is not None:
             domain.admit(caller.process)
+            if caller.process not in domain.members:  # else its next connection could go to another domain
+                domain.join(caller.process, caller.credentials.uid, domain.key)
+                self.pool.watch(domain, caller.process)
+            domain.attach(caller.process)
         async with domain.guard.window("adopted", domain.control):
             await self._through(caller, domain, backend, None)
         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -125,6 +129,8 @@ class Conversations(Struct):
             arrival = domain.guard.expect(pid)
             try:
                 end = await self._speak(caller, domain, era)
+                if caller.link.has_passed_descriptors:
+                    domain.attach(caller.process)
                 if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
                     caller.link.pass_on(end)
                     await self._see_arrive(caller, domain, arrival)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.integration.client import Client
-from tests.integration.machine import PROGRAM, SIMULATOR, Machine
+from tests.integration.machine import PROGRAM, SIMULATOR, UIDS, Machine
 from tests.integration.process import EVENT_SECONDS, is_running, wait_for
 from tests.seeds import RUN_SEED
 
@@ -78,6 +78,20 @@ def test_kill_9_between_the_words_of_handshakes_holds_up_no_client(machine: Mach
     for client in clients:
         client.ready()
         assert machine.kinds()[client.pid] == "client"
+
+
+def test_a_client_without_a_context_stays_in_its_domain(machine: Machine) -> None:
+    """No list of the vendor's shows it, but its server has it: a restarted mpsd took the domain for empty, and placed others
+    there, who hung, and its context elsewhere; or ended the server, and the client got error 806."""
+    machine.start()
+    client = machine.client("hold", "--init-only", uid=UIDS[0]).ready()
+    machine.kill_daemon_idle()
+    machine.start()
+    other = machine.counter(uid=UIDS[1]).ready()
+    assert machine.domain_of(other) != "default"
+    os.kill(client.pid, signal.SIGUSR1)
+    client.wait("context")
+    assert machine.domain_of(client) == "default"
 
 
 @pytest.mark.slow

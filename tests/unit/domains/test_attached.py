@@ -1,0 +1,57 @@
+"""A client with a channel to a server and no context: no list of the vendor's shows it, and its domain is not empty."""
+
+import os
+
+import trio
+import trio.testing
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.upkeep import Upkeep
+from mpsd.host import processes
+from mpsd.model.domain import Defaults, DomainState
+from tests.unit.domains.test_ending_strangers import Vendor
+
+GPUS = ("GPU-a",)
+
+
+def a_domain(vendor: Vendor) -> Domain:
+    return Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+
+
+async def test_its_place_is_taken_until_it_ends(autojump_clock: trio.testing.MockClock) -> None:
+    """After ten seconds mpsd took the domain for empty, ended its server, or placed other users there, who hung."""
+    process = processes.process_id(os.getpid())
+    domain = a_domain(Vendor())
+    domain.join(process, 1000)
+    with domain.handshake(process):
+        domain.attach(process)
+    await trio.sleep(3600.0)
+    assert (domain.occupancy, domain.view(Defaults()).uid) == (1, 1000)
+    domain.leave(process)
+    assert domain.occupancy == 0
+
+
+async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump_clock: trio.testing.MockClock) -> None:
+    process = processes.process_id(os.getpid())
+    domain = a_domain(Vendor())
+    domain.join(process, 1000)
+    with domain.handshake(process):
+        pass
+    domain._asked_at = trio.current_time() + 60.0
+    await trio.sleep(60.0)
+    assert domain.occupancy == 0
+
+
+async def test_no_server_of_another_user_is_started_where_a_client_came_first() -> None:
+    """The vendor daemon ended the starting server for it, and the client got error 806 from cuInit."""
+    vendor = Vendor()
+    pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
+    domain = pool.domains["default"] = a_domain(vendor)
+    upkeep = Upkeep(pool, 1.0, None)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        async with domain.gate.turn(0):
+            nursery.start_soon(upkeep._warm, domain)
+            await trio.testing.wait_all_tasks_blocked()
+            domain.join(processes.process_id(os.getpid()), 1000)
+    assert vendor.told == []
