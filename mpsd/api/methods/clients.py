@@ -6,9 +6,10 @@ from msgspec import Struct
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
-from mpsd.api.methods.queue import WaitingRow, all_waiting
+from mpsd.api.methods.queue import all_waiting
 from mpsd.api.ports import Ports
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchDomain, VendorFailed
+from mpsd.leases.rules.queue import QueueEntry
 from mpsd.model.client import ClientView
 from mpsd.model.lease import Grant
 from mpsd.model.process import ProcessId
@@ -27,7 +28,7 @@ class ClientTable(Struct, frozen=True):
     services: Ports
     views: Mapping[ProcessId, ClientView]
     grants: Mapping[ProcessId, Grant]
-    waiting: Mapping[ProcessId, WaitingRow]
+    waiting: Mapping[ProcessId, QueueEntry]
 
     @classmethod
     def of(cls, services: Ports, pid: int | None = None) -> "ClientTable":
