@@ -16,7 +16,7 @@ from mpsd.stop.stopper import Stopper
 from mpsd.vault.arenas import Arenas
 
 
-class Ports(Struct, frozen=True):
+class Ports(Struct, frozen=True, kw_only=True):
     """Everything that a method may reach.
 
     find_process: None if no process has the pid.  owner_of: the uid of a process; None if it has ended.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -14,9 +15,10 @@ from mpsd.app import settings
 from mpsd.app.daemon import Daemon
 from mpsd.app.readiness import Notifier
 from mpsd.app.startup import Startup
-from mpsd.app.wire_faults import join_faults
+from mpsd.app.subscriptions import subscribe
+from mpsd.app.wire_faults import build_attachments, build_faults
 from mpsd.app.wire_sentinels import join_sentinels
-from mpsd.app.wire_services import join_failover
+from mpsd.app.wire_services import build_services
 from mpsd.app.wire_vault import join_vault
 from mpsd.commands.pool_board import DaemonBoard
 from mpsd.commands.sessions import Sessions
@@ -76,58 +78,67 @@ def build(found: Startup) -> Daemon:
     facts = ClientFacts(found.inspector)
     book = _open_book(found, pool, facts, events)
     sentinels = join_sentinels(found, pool)
-    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels)))
-    faults = join_faults(found, pool, book, stopper, events, facts)
-    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
-    failover = join_failover(found, pool, vault, stopper, faults, events)
+    attachments = build_attachments(found)
+    targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels))
+    stopper = Stopper(pool, targets, attachments.release)
+    faults = build_faults(found, pool, book, stopper, attachments, events, facts)
+    vault = join_vault(found, lambda: pool.devices, book, attachments, events)
+    failover = build_services(found, pool, vault, stopper, faults.outbox, events)
+    subscribe(pool, book, facts, faults, vault, failover)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(found, events, book)
-    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics, sentinels)
+    relayed = _build_relay(found, pool, admission, faults.incidents, refuser, facts, metrics, sentinels)
     ending = Shutdown(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
     health = _build_health(found, pool, book, relayed and relayed[1], faults, sentinels)
     services = Ports(
-        book,
-        DomainOperations(pool, upkeep, _wish(relayed), faults.attachments.standing, book.uid_of),
-        board,
-        stopper,
-        faults.desk,
-        processes.process_id,
-        _owner_uid,
-        processes.pid_namespaces,
-        lambda: pool.is_stopping,
-        health.problems,
-        time.time(),
-        {"backend": config.backend, "is_privileged": found.is_privileged},
-        faults.sources.standing,
-        vault.arenas,
-        vault.view,
-        failover,
-        lambda: ending.ends_at,
+        leases=book,
+        domains=DomainOperations(pool, upkeep, _wish(relayed), attachments.standing, book.uid_of),
+        board=board,
+        stopper=stopper,
+        faults=faults.incidents,
+        is_stopping=lambda: pool.is_stopping,
+        problems=health.problems,
+        fault_sources=faults.sources.standing,
+        arenas=vault.arenas,
+        keeper=vault.view,
+        failover=failover,
+        ends_at=lambda: ending.ends_at,
+        **_facts(found),
     )
     api = Api(services, settings.api(config), events, found.audit, found.ranges, found.admin_group.gid)
     daemon = Daemon(
-        claim.pipe,
-        pool,
-        upkeep,
-        Sessions(board, found.public.write, settings.sessions(config), found.ranges, found.admin_group.gid),
-        ending,
-        found.store,
-        Notifier(found.environ),
-        relayed,
-        book,
-        api,
-        events,
-        faults,
-        vault,
-        failover,
-        partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
-        claim.restore,
-        _ignore_signal,
+        pipe=claim.pipe,
+        pool=pool,
+        upkeep=upkeep,
+        sessions=Sessions(board, found.public.write, settings.sessions(config), found.ranges, found.admin_group.gid),
+        ending=ending,
+        store=found.store,
+        notifier=Notifier(found.environ),
+        relayed=relayed,
+        book=book,
+        api=api,
+        events=events,
+        faults=faults,
+        vault=vault,
+        failover=failover,
+        serve_metrics=partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
+        restore=claim.restore,
+        sentinels=sentinels,
+        beside=[health.run, partial(watch_vital_signs, pool.domains, pool.notify)],
     )
-    daemon.sentinels = sentinels
-    daemon.beside += [health.run, partial(watch_vital_signs, pool.domains, pool.notify)]
     return daemon
+
+
+def _facts(found: Startup) -> dict[str, Any]:
+    """Return what the methods of the socket use of the machine."""
+    return {
+        "find_process": processes.process_id,
+        "owner_of": _owner_uid,
+        "namespaces_of": processes.pid_namespaces,
+        "started_at": time.time(),
+        "facts": {"backend": found.config.backend, "is_privileged": found.is_privileged},
+    }
 
 
 def _build_metrics(found: Startup, events: EventBus, book: LeaseBook) -> tuple[Metrics | None, Admission]:
@@ -218,10 +229,6 @@ def _open_progress(path: Path, slots: int) -> Progress:
         return Progress(path, slots)
     except OSError as exc:
         raise UnusablePath(f"{path} cannot be used: {exc.strerror}") from None
-
-
-async def _ignore_signal(daemon: Daemon, number: int) -> None:
-    """Do nothing: the handler until the real one is set."""
 
 
 async def find_devices(config: Config) -> tuple[Device, ...]:

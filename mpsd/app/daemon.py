@@ -42,6 +42,7 @@ from mpsd.vault.lifecycle import Vault
 
 log = structlog.get_logger()
 UI_SOCKET = "mpsd-ui"
+TakeSignal = Callable[["Daemon", int], Awaitable[None]]
 Serve = Callable[[socket.socket, trio.Nursery], Awaitable[None]]
 _KEEPER_SECONDS = 0.5
 _COLLECT_SECONDS = 5.0
@@ -49,7 +50,7 @@ _REFUSAL_SECONDS = 4.0
 _REPLY_SECONDS = 1.0  # the answer to `quit` is still being sent when mpsd ends
 
 
-class Daemon(Struct):
+class Daemon(Struct, kw_only=True):
     """All parts of the daemon, connected."""
 
     pipe: PipeDirectory
@@ -68,14 +69,13 @@ class Daemon(Struct):
     failover: ServiceRequests
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: not configured
     restore: Callable[[], None]  # the pipe directory
-    on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: exit now, whatever still runs
     sentinels: Sentinels | None = None  # None: unprivileged
     beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # other tasks that run as long
     _services: trio.Nursery | None = None
     _listeners: list[socket.socket] = field(default_factory=list)
 
-    async def run(self, ready: Callable[[], None]) -> int:
+    async def run(self, ready: Callable[[], None], take_signal: TakeSignal) -> int:
         """Run until quit, or told to leave; return the exit status.  Raises MpsdError if it cannot start."""
         held, is_old = take_connections(self.relayed)
         async with trio.open_nursery() as services:
@@ -102,7 +102,7 @@ class Daemon(Struct):
                         places[name] = partial(self._open, name, mode, serve, conversations, listeners)
                         places[name]()
                     listeners.start_soon(PublicPaths(self.pipe, self.restore, places, lambda: self.pool.is_stopping).run)
-                    await services.start(self._take_signals)  # before ready: its receiver may send a signal
+                    await services.start(self._take_signals, take_signal)  # before ready: its receiver may send a signal
                     ready()
                     await self.stop.wait()  # for ever: this is the daemon's life
                     listeners.cancel_scope.cancel()
@@ -204,12 +204,14 @@ class Daemon(Struct):
                 log.error("keeper.absent", why=str(exc))
                 await trio.sleep(_KEEPER_SECONDS)
 
-    async def _take_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _take_signals(
+        self, take_signal: TakeSignal, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
             async for number in signals:
                 log.info("signal", name=signal.Signals(number).name)
-                await self.on_signal(self, number)
+                await take_signal(self, number)
 
 
 

@@ -77,7 +77,7 @@ class Signals:
         daemon.sessions.settings = settings.sessions(new)
         daemon.sessions.tell_suppressed()
         daemon.api.settings = settings.api(new)
-        daemon.faults.desk.configure(settings.faults(new))
+        daemon.faults.incidents.configure(settings.faults(new))
         daemon.faults.kmod_policy.configure(settings.kmod_mode(new))
         daemon.vault.configure(settings.vault(new))
         daemon.failover.configure(settings.failover(new))

@@ -135,7 +135,7 @@ async def _run(
         parts = (*stores, audit, inspector, allowance, ranges, admin_group)
         found = Startup(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = build(found)
-        daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance, admin_group).take
+        take_signal = Signals(config, invocation, journal, public, audit, allowance, admin_group).take
         write_back = Checkpointing(claim.state_directory)
         opened.callback(write_back.close)
         removed = RemovedState(claim, daemon.pool, write_back, daemon.move_state)
@@ -153,7 +153,7 @@ async def _run(
             answer_ready(invocation.ready_fd, 0)
             daemon.notifier.ready()
 
-        return await daemon.run(ready)
+        return await daemon.run(ready, take_signal)
 
 
 def _watch_loop(opened: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""The one place that builds services, and connects them with the vault, the domains and the fault sources."""
+"""Build the services; subscriptions.py connects them."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -13,10 +13,10 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.errors import NoSuchClient, VendorFailed
 from mpsd.faults.incidents import SUSPECT_SECONDS
-from mpsd.faults.lifecycle import Faults
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Target, TargetKind
+from mpsd.notify import Outbox
 from mpsd.services.coordinator import Coordinator, ServiceParts
 from mpsd.services.enlistment import Enlistment, FindPlace, Place
 from mpsd.services.requests import ServiceRequests
@@ -27,8 +27,8 @@ from mpsd.vault.lifecycle import Vault
 _OPERATOR = Asker(None, 0)
 
 
-def join_failover(
-    found: Startup, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
+def build_services(
+    found: Startup, pool: Pool, vault: Vault, stopper: Stopper, outbox: Outbox, events: EventBus
 ) -> ServiceRequests:
     """Build the failover services.  Raises UnusablePath."""
 
@@ -43,17 +43,11 @@ def join_failover(
         domain = pool.domains.get(name)
         return domain.gpus if domain is not None else ()
 
-    around = ServiceParts(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
-    desk = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config))
-    enlisted = Enlistment(desk, found.service_store, None if found.is_privileged else _finding(pool), found.ranges)
-    failover = ServiceRequests(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
-    vault.arenas.reserve(desk.is_served)
-    vault.arenas.on_told.append(desk.heard_of)
-    vault.arenas.on_state.append(lambda arena: desk.heard_of("state", arena))
-    faults.desk.on_seen.append(desk.see)
-    desk.on_protected = faults.haste.turn
-    pool.avoid = enlisted.avoid
-    return failover
+    around = ServiceParts(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish, outbox)
+    coordinator = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config))
+    find_place = None if found.is_privileged else _finding(pool)
+    enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges)
+    return ServiceRequests(coordinator, enlistment, Servers(coordinator, pool), vault.arenas.ready)
 
 
 def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[object]]:

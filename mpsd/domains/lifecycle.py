@@ -93,7 +93,7 @@ def _take_over_clients(pool: Pool, domain: Domain) -> None:
         domain.join(process, uid, domain.key)
         domain.attach(process)
         pool.watch(domain, process)
-        pool.on_adopted(process, domain)
+        pool.client_adopted.emit(process, domain)
 
 
 async def _serve(pool: Pool, domain: Domain) -> None:

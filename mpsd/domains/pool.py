@@ -34,6 +34,7 @@ from mpsd.host.process_exit import ProcessExit, wait_ended
 from mpsd.model.device import ComputeMode, Device
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
+from mpsd.notify import Changed, Signal
 
 log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
@@ -95,11 +96,11 @@ class Pool:
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
     run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (lifecycle.py)
     domains: dict[str, Domain] = field(default_factory=dict)
-    on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
-    on_gone: Callable[[ProcessId, ProcessExit | None], None] = lambda process, ending: None  # called after the end of a member
+    client_adopted: Signal[[ProcessId, Domain]] = field(default_factory=Signal)  # a client that an earlier mpsd admitted
+    client_ended: Signal[[ProcessId, ProcessExit | None]] = field(default_factory=Signal)
     avoid: Callable[[ProcessId | None], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
     sentinel_of: Callable[[Domain], SentinelPort] = lambda domain: NoSentinel()  # called with each new domain
-    on_news: Callable[[Domain, News], None] = lambda domain, news: None  # called with the news of a domain's log
+    log_told: Signal[[Domain, News]] = field(default_factory=Signal)  # the news of a domain's log
     stopping: trio.Event = field(default_factory=trio.Event)  # set: mpsd takes no new clients
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take no new client, by their UUIDs
     waits: PlacementWaits = field(default_factory=PlacementWaits)
@@ -109,7 +110,7 @@ class Pool:
     last_uid: int = 0  # the user for whom a spare's server is started
     _has_adopted: bool = False
     _next_number: int = 1
-    _change: trio.Event = field(default_factory=trio.Event)
+    _changed: Changed = field(default_factory=Changed)
     outlived: Outlived = field(default_factory=Outlived)
     _queue: PlacementQueue = field(init=False)
     _nursery: trio.Nursery | None = None
@@ -160,19 +161,18 @@ class Pool:
 
     def notify(self) -> None:
         """Wake all tasks that wait for a change."""
-        self._change.set()
-        self._change = trio.Event()
+        self._changed.notify()
         self._queue.look_soon()
 
     async def changed(self) -> None:
-        await self._change.wait()
+        await self._changed.wait()
 
     def hear(self, domain: Domain, news: News) -> None:
         """Take the news of a domain's log; drop what is about no server of the domain."""
         if not domain.is_plausible(news):
             return
         domain.hear(news)
-        self.on_news(domain, news)
+        self.log_told.emit(domain, news)
         self.notify()
 
     # -- placing -----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Pool:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes
         domain.leave(process)
         self.store.forget_member(process)
-        self.on_gone(process, ending)
+        self.client_ended.emit(process, ending)
         self.notify()
 
     # -- domains -----------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ kept apart (faults/rules/blame.py), the response acts (reactions.py).  Only wait
 import math
 import signal
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
 from heapq import merge
 
 import structlog
@@ -37,23 +37,22 @@ from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import ENDS_SERVER
+from mpsd.notify import Changed, Outbox, Signal
 
 log = structlog.get_logger()
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
 # Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _MOST_RECENT = 256
-_BREATH_SECONDS = 0.001
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
 
 class Incidents:
     """Guards that every observation is judged by mpsd's knowledge at that moment, and that the result is stored and published.
 
-    on_seen: called with each observation, with its domain if known, before anything else; returns whether a caller is being
-    answered now who must not wait for the rest, which then follows a moment later.
-    on_incident: called with each new revision of an incident, by which memory is held or released, and reactions start.
-    on_arrival: called for each connection of a client, and whether it is its first.  on_hang_up: for the end of each.
+    observed: each observation, with its domain if known, before it is judged.  revised: each new revision of an incident.
+    client_arrived: each connection of a client, and whether it is its first.  client_hung_up: the end of each.
+    guard: watches a client's guards in a range, and returns whether accesses to them will be seen.
     watches_since: when mpsd began to see clients come and go, on a machine that had clients before.
     """
 
@@ -64,6 +63,9 @@ class Incidents:
         settings: FaultSettings,
         describe: Callable[[ProcessId], Party],
         publish: Publish,
+        guard: Callable[[ProcessId, int, int], Awaitable[bool]],
+        outbox: Outbox,
+        *,
         clock: Callable[[], int] = time.monotonic_ns,
         watches_since: int | None = None,
     ) -> None:
@@ -80,13 +82,13 @@ class Incidents:
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
         self._unconfirmed = Unconfirmed()  # lines of the domains' logs
         self._acquit_at = math.inf  # trio time: then clients that wait for a suspected domain try again
-        self._news = trio.Event()
-        self.on_seen: list[Callable[[Observation], bool]] = []
-        self._later: deque[tuple[Observation, int]] = deque()  # observations to be judged, and when they came
-        self.on_incident: list[Callable[[Incident], None]] = []
-        self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
-        self.on_hang_up: list[Callable[[ProcessId], None]] = []
-        self.on_guard: Callable[[ProcessId, int, int], Awaitable[bool]] | None = None
+        self.guard = guard
+        self._outbox = outbox  # observations to be judged
+        self._changed = Changed()
+        self.observed = Signal[[Observation]]()
+        self.revised = Signal[[Incident]]()
+        self.client_arrived = Signal[[ProcessId, Domain, bool]]()
+        self.client_hung_up = Signal[[ProcessId]]()
 
     def configure(self, settings: FaultSettings) -> None:
         """Apply other settings from now on; convictions stay as they are."""
@@ -103,18 +105,12 @@ class Incidents:
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
             seen = replace(seen, domain=domain.name, gpu=gpu)
-        is_urgent = False
-        for tell in self.on_seen:
-            is_urgent |= tell(seen)
+        self.observed.emit(seen)
         if domain is not None:
             seen = replace(seen, present=self._present(domain))
             if (is_proof(seen) and not seen.is_contained) or seen.xid in ENDS_SERVER:
                 self._suspect(domain)
-        if self._later or (is_urgent and self._has_begun):
-            self._later.append((seen, self._clock()))
-            self._news.set()
-        else:
-            self._judge(seen, self._clock())
+        self._outbox.put(partial(self._judge, seen, self._clock()))
         if domain is not None and confirms_fault(seen):
             self.confirm(domain)
 
@@ -132,7 +128,7 @@ class Incidents:
         if domain.state is DomainState.FAULT or self._unconfirmed.hear(seen):
             self._believe(domain, (seen,))
         else:
-            self._news.set()
+            self._changed.notify()
 
     def confirm(self, domain: Domain) -> None:
         """Accept the earlier lines of the domain's log: its server, or the kernel, has confirmed the fault."""
@@ -160,10 +156,6 @@ class Incidents:
                 text=words[:TEXT_CHARACTERS],
             )
         )
-
-    async def guard(self, process: ProcessId, base: int, length: int) -> bool:
-        """Watch a client's guards in this range.  Returns whether accesses to them will be seen."""
-        return self.on_guard is not None and await self.on_guard(process, base, length)
 
     def _domain_of(self, seen: Observation) -> Domain | None:
         if seen.domain:
@@ -205,7 +197,7 @@ class Incidents:
         if domain.state is DomainState.READY:
             domain.suspect(SUSPECT_SECONDS)
             self._acquit_at = min(self._acquit_at, domain.suspect_until)
-            self._news.set()
+            self._changed.notify()
             self._pool.notify()
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -213,13 +205,11 @@ class Incidents:
     def arrived(self, process: ProcessId, domain: Domain) -> None:
         """Record a connection of a client that is placed in the domain; called for each of its connections."""
         is_new = self.parties.meet(process, domain.name)
-        for tell in self.on_arrival:
-            tell(process, domain, is_new)
+        self.client_arrived.emit(process, domain, is_new)
 
     def hung_up(self, process: ProcessId) -> None:
         """Record that one of its connections has ended."""
-        for tell in self.on_hang_up:
-            tell(process)
+        self.client_hung_up.emit(process)
 
     def left(self, process: ProcessId, ending: ProcessExit | None) -> None:
         """Record the end of a client.  ending: None if unknown; then a signal may have ended it in the middle of a kernel."""
@@ -262,14 +252,13 @@ class Incidents:
             else:
                 is_saved = self._store.save(incident)
             (self._unsaved.discard if is_saved else self._unsaved.add)(incident.number)
-            for told in self.on_incident:
-                told(incident)
+            self.revised.emit(incident)
         while len(self._recent) > _MOST_RECENT:
             oldest = next(iter(self._recent))
             del self._recent[oldest]
             self._unsaved.discard(oldest)
         if changed:
-            self._news.set()
+            self._changed.notify()
 
     # -- queries -----------------------------------------------------------------------------------------------------
 
@@ -316,12 +305,7 @@ class Incidents:
         """Settle incidents and let suspicions decay; run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_domains)
-            self._has_begun = True
             while True:
-                if self._later:
-                    await trio.sleep(_BREATH_SECONDS)
-                while self._later:
-                    self._judge(*self._later.popleft())
                 self._took(self._fusion.settle(self._clock()))
                 for name, lines in self._unconfirmed.drop_late(self._clock()).items():
                     log.warning("fault.unconfirmed", domain=name, lines=lines)
@@ -329,9 +313,8 @@ class Incidents:
                     self._store.save_blame(self._blame.state)
                     publish_blame(self._publish, changes)
                 self._acquit()
-                self._news = trio.Event()
                 with trio.move_on_after(self._pause()):
-                    await self._news.wait()
+                    await self._changed.wait()
 
     def _acquit(self) -> None:
         """Wake the clients that wait for a domain whose suspicion has ended."""
@@ -362,12 +345,12 @@ class Incidents:
                 if domain.state is DomainState.READY and before in was_ill:
                     self.parties.renew(name)
                     self._took(self._fusion.domain_recovered(name, self._clock()))
-                    self._news.set()
+                    self._changed.notify()
             for gone in self._states.keys() - self._pool.domains.keys():
                 del self._states[gone]
                 self._unconfirmed.forget_but(self._pool.domains.keys())
                 self._took(self._fusion.domain_recovered(gone, self._clock()))
-                self._news.set()
+                self._changed.notify()
             await self._pool.changed()
 
     def _at(self, moment_ns: int) -> float:

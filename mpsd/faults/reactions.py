@@ -22,6 +22,7 @@ from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Target, TargetKind
+from mpsd.notify import Changed
 from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
@@ -49,7 +50,7 @@ class Reactions:
         self._done: dict[int, set[Act]] = {}
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
-        self._revised = trio.Event()  # set and replaced at each revision of any incident
+        self._revised = Changed()  # any incident
 
     def consider(self, incident: Incident) -> None:
         """Start the reactions to a new revision of an incident.
@@ -67,8 +68,7 @@ class Reactions:
                 log.error("fault.not_answered", number=incident.number, act=repr(act), why=f"{_MOST} others come first")
         while len(self._done) > _MOST:
             del self._done[next(iter(self._done))]
-        self._revised.set()
-        self._revised = trio.Event()
+        self._revised.notify()
 
     async def run(self) -> None:
         """Run as long as mpsd."""

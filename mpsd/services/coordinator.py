@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
@@ -20,6 +20,7 @@ from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, ServiceView
+from mpsd.notify import Changed, Outbox, Signal
 from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
 from mpsd.services.handover import HandoverRecord
@@ -60,7 +61,8 @@ class ServiceParts(Struct, frozen=True):
     """What services use of the rest of the daemon.
 
     domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  gpus_of: of a
-    domain; empty: not known.  end: ends a process, its GPU work first; raises MpsdError.  clock: seconds since the epoch.
+    domain; empty: not known.  end: ends a process, its GPU work first; raises MpsdError.  outbox: events that
+    wait for the decisions.  clock: seconds since the epoch.
     """
 
     domain_of: Callable[[ProcessId], str]
@@ -68,6 +70,7 @@ class ServiceParts(Struct, frozen=True):
     gpus_of: Callable[[str], tuple[str, ...]]
     end: Callable[[ProcessId], Awaitable[object]]
     publish: Callable[[str, Mapping[str, Any]], None]
+    outbox: Outbox = field(default_factory=Outbox)
     clock: Callable[[], float] = time.time
     clock_ns: Callable[[], int] = time.monotonic_ns
 
@@ -80,14 +83,13 @@ class Coordinator:
     ) -> None:
         """Load the settings of services.  Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings
-        self.evidence, self.telling = Evidence(), ServiceEvents(around.publish)
+        self.evidence, self.telling = Evidence(), ServiceEvents(around.publish, around.outbox)
         self.ends = ProcessWatch(self._ended)
         self.entries: dict[int, ServiceRecord] = {}
-        self.on_fence: Callable[[ServiceRecord, ProcessId], None] = lambda entry, writer: None  # may be repeated
-        self.on_protected: Callable[[bool], None] = lambda is_any: None  # whether any service is protected; may repeat
-        self.on_end: list[Callable[[ProcessId], None]] = []
-        self._woken = trio.Event()
-        self._promotions = 0
+        self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
+        self.protected = Signal[[bool]]()  # whether any service is; may be repeated
+        self.process_ended = Signal[[ProcessId]]()
+        self.woken = Changed()
         self._store = store
         self._grace_until = -inf  # trio time: until then members of an earlier mpsd may rejoin
         known = {arena.id: arena for arena in vault.arenas()}
@@ -116,14 +118,6 @@ class Coordinator:
             entry.service = replace(entry.service, not_before=self._grace_until, is_empty=is_emptied(entry.arena))
         if entry.arena.writer is not None:
             self.tell(entry, Writing(entry.arena.writer))
-
-    def wake(self) -> None:
-        """Wake the tasks that wait for a deadline: one has become earlier."""
-        self._woken.set()
-        self._woken = trio.Event()
-
-    async def woken(self) -> None:
-        await self._woken.wait()
 
     def is_served(self, arena_id: int) -> bool:
         """Return whether the arena's service has members, or is stored and may get them back after a restart of mpsd."""
@@ -179,7 +173,7 @@ class Coordinator:
         seat = entry.seats.get(event.process) if isinstance(event, Fenced) else None
         if seat is not None and before.phase is Phase.FENCING:
             seat.dismissed = seat.dismissed or "it was fenced"
-        with self.telling.at_the_end():
+        with self.around.outbox.hold():
             note_times(entry, before, event, happened_ns, self.around.clock_ns(), self.around.clock())
             self.telling.tell(entry, before, event, why)
             for decision in decisions:
@@ -187,17 +181,15 @@ class Coordinator:
             self._show(entry)
         return ""
 
-    def see(self, seen: Observation) -> bool:
-        """Take an observation of a fault, as early as possible; return whether a member was promoted, who must not wait."""
-        before = self._promotions
+    def see(self, seen: Observation) -> None:
+        """Take an observation of a fault, as early as possible."""
         try:
             self.evidence.take(seen, self.settings.settle, self.around.clock_ns())
             if is_fault_of_domain(seen):
-                with self.telling.in_a_moment():
+                with self.around.outbox.hold():
                     self.fault(seen.domain, seen.seen_ns)
         except Exception:  # the other consumers have to get the fault too
             log.exception("service.bug", domain=seen.domain)
-        return self._promotions != before
 
     def fault(self, domain: str, happened_ns: int, process: ProcessId | None = None) -> None:
         """Record that all contexts of the domain are lost, or those of this process."""
@@ -208,7 +200,7 @@ class Coordinator:
             writer = entry.service.writer
             seat = entry.seats.get(writer) if writer is not None else None
             if seat is not None and entry.service.phase is Phase.FENCING and seat.domain == domain:
-                self.on_fence(entry, seat.process)  # the new observation may prove that it can no longer write
+                self.fence_wanted.emit(entry, seat.process)  # the new observation may prove that it can no longer write
 
     def _ended(self, process: ProcessId, seen_ns: int) -> None:
         try:
@@ -225,8 +217,7 @@ class Coordinator:
                 self.tell(entry, Ended(process), seen_ns)
             self._show(entry)
             self.leave_if_empty(entry)
-        for told in self.on_end:
-            told(process)
+        self.process_ended.emit(process)
 
     def heard_of(self, what: str, arena: Arena) -> None:
         """Take a change of an arena from the vault.  Never raises."""
@@ -272,7 +263,7 @@ class Coordinator:
                 self._promote(entry, process)
             case Fence(process):
                 self.telling.publish(entry, "fencing", pid=process.pid)
-                self.on_fence(entry, process)
+                self.fence_wanted.emit(entry, process)
             case Yield(process):
                 self.telling.publish(entry, "yielding", pid=process.pid)
             case Keep(process):
@@ -302,7 +293,7 @@ class Coordinator:
         if refusal is not None:
             self._not_promoted(entry, process, refusal)
             return
-        self._promotions += 1
+        self.around.outbox.answer_first()
         from_pid = handing.writer.pid if handing.writer else None
         self.telling.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
         if entry.service.is_empty and not entry.is_loss_told:
@@ -355,7 +346,7 @@ class Coordinator:
         if now != entry.shown:
             entry.shown, entry.revision = now, entry.revision + 1
         entry.instruct()
-        self.wake()
+        self.woken.notify()
 
     def _correct_unserved(self, entry: ServiceRecord) -> None:
         """Publish the reason again if it has changed, as when a standby is ready now, but may not be promoted yet."""
@@ -370,7 +361,7 @@ class Coordinator:
         self.telling.publish(entry, "unserved", why=why)
 
     def _tell_protected(self) -> None:
-        self.on_protected(any(map(is_protected, self.entries.values())))
+        self.protected.emit(any(map(is_protected, self.entries.values())))
 
     def _end_grace(self, entry: ServiceRecord) -> None:
         """End the grace period early, once every holder of the arena is a ready member."""

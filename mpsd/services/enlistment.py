@@ -46,7 +46,6 @@ class Enlistment:
         self._desk, self._store, self._find_place = desk, store, find_place
         self._plans = store.plans()
         self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
-        desk.on_end.append(self.forget)
 
     def resume(self) -> None:
         """Watch the processes that enlisted with an earlier mpsd."""

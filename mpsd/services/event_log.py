@@ -1,18 +1,18 @@
 """The log entries and events of services."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
-import trio
 
+from mpsd.model.arena import Arena
 from mpsd.model.service import Phase
+from mpsd.notify import Outbox
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Promoted, Ready, Service, Silent
 
 log = structlog.get_logger()
-_BREATH_SECONDS = 0.001
 _LET_GO = "it has let go, or has ended with all its work on the GPU"
 _LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "failed"})
 
@@ -20,56 +20,19 @@ _LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "fail
 class ServiceEvents:
     """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept."""
 
-    def __init__(self, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
-        self._publish = publish
-        self._depth = 0  # of nested events
-        self._unsaid: list[tuple[ServiceRecord, str, dict[str, object]]] = []
-        self._is_held = trio.Event()  # set when a held event is due
-
-    @contextmanager
-    def at_the_end(self) -> Iterator[None]:
-        """Hold events until the end of the outermost of these contexts, then publish them in order."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if not self._depth:
-                self._say()
-
-    @contextmanager
-    def in_a_moment(self) -> Iterator[None]:
-        """Defer events until callers have been answered."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            self._is_held.set()
-
-    async def run(self) -> None:
-        """Publish the held events a moment later; runs as long as mpsd."""
-        while True:
-            await self._is_held.wait()
-            self._is_held = trio.Event()
-            await trio.sleep(_BREATH_SECONDS)
-            self._say()
+    def __init__(self, publish: Callable[[str, Mapping[str, Any]], None], outbox: Outbox) -> None:
+        self._publish, self._outbox = publish, outbox
 
     def publish(self, entry: ServiceRecord, what: str, **facts: object) -> None:
-        self._unsaid.append((entry, what, facts))
-        if not self._depth:
-            self._say()
+        self._outbox.put(partial(self._say, entry.arena, what, facts))
 
-    def _say(self) -> None:
-        unsaid, self._unsaid = self._unsaid, []
-        for entry, what, facts in unsaid:
-            arena = entry.arena
-            if what in _LOUD:
-                log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
-            else:
-                log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
-            whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
-            self._publish(f"service.{what}", {**whose, **facts})
+    def _say(self, arena: Arena, what: str, facts: dict[str, object]) -> None:
+        if what in _LOUD:
+            log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+        else:
+            log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+        whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
+        self._publish(f"service.{what}", {**whose, **facts})
 
     def tell(self, entry: ServiceRecord, before: Service, event: Event, why: str) -> None:
         """Publish the event, before its consequences are carried out."""

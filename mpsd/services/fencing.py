@@ -33,7 +33,6 @@ class Fencing:
     def __init__(self, desk: Coordinator) -> None:
         self._desk = desk
         self._nursery: trio.Nursery | None = None
-        desk.on_fence = self.fence
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""

@@ -75,7 +75,7 @@ class Heartbeats:
             due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
         self._absolve()
         with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
-            await self._desk.woken()
+            await self._desk.woken.wait()
 
     def _absolve(self) -> None:
         """Clear the silence of writers from which no heartbeat is expected any more."""

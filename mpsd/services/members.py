@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-import trio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Instruction, Loss, MemberState, Order, Phase, Promotion, ServiceSettings, ServiceView
+from mpsd.notify import Changed
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.rules.promotion_types import Service
 
@@ -63,7 +63,7 @@ class ServiceRecord(Struct, eq=False):
     shown: ServiceView | None = None
     revision: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
     _serial: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
-    _changed: trio.Event = field(default_factory=trio.Event)
+    changed: Changed = field(default_factory=Changed)
 
     def sit(self, seat: MemberProcess) -> None:
         self.seats[seat.process] = seat
@@ -83,11 +83,7 @@ class ServiceRecord(Struct, eq=False):
                 if told.order is Order.SERVE:
                     for answer in seat.asking:
                         answer(seat.told)
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def changed(self) -> None:
-        await self._changed.wait()
+        self.changed.notify()
 
     def _instruction(self, seat: MemberProcess) -> Instruction:
         arena = self.arena

@@ -29,25 +29,24 @@ def _nobody(told: Instruction) -> None:
 class ServiceRequests:
     """Guards that a process can report only for itself, and that a silent one is noticed."""
 
-    def __init__(self, desk: Coordinator, enlisted: Enlistment, servers: Servers, ready: trio.Event) -> None:
+    def __init__(self, coordinator: Coordinator, enlistment: Enlistment, servers: Servers, ready: trio.Event) -> None:
         """ready: set when the vault is ready."""
-        self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
+        self.coordinator, self.enlistment, self._servers, self._ready = coordinator, enlistment, servers, ready
         self._begun = trio.Event()
         self._due = math.inf  # trio time of the next check
-        self._fencing, self._heartbeats = Fencing(desk), Heartbeats(desk)
+        self.fencing, self._heartbeats = Fencing(coordinator), Heartbeats(coordinator)
 
     def configure(self, settings: FailoverSettings) -> None:
-        self._desk.settings = settings
+        self.coordinator.settings = settings
 
     async def run(self) -> None:
         """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._desk.ends.run)
-            self._enlisted.resume()
-            await nursery.start(self._fencing.run)
-            nursery.start_soon(self._desk.telling.run)
+            await nursery.start(self.coordinator.ends.run)
+            self.enlistment.resume()
+            await nursery.start(self.fencing.run)
             await self._ready.wait()  # for ever, if the vault's keeper cannot start: then no process can join
-            self._desk.begin()
+            self.coordinator.begin()
             self._begun.set()
             nursery.start_soon(self._servers.run)
             nursery.start_soon(self._heartbeats.run)
@@ -56,7 +55,7 @@ class ServiceRequests:
     # -- members ---------------------------------------------------------------------------------------------------------
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
-        return await self._enlisted.enlist(name, owner_uid, process, uid)
+        return await self.enlistment.enlist(name, owner_uid, process, uid)
 
     async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
         """Make the process a member; no effect if it is one.
@@ -70,28 +69,28 @@ class ServiceRequests:
         return self._join(arena_id, process, rank, heartbeat_seconds)
 
     def _join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
-        desk = self._desk
+        coordinator = self.coordinator
         arena = self._held(arena_id, process)
         if arena.is_sealed:
             raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
-        desk.ends.watch(process)
-        entry = desk.entry(arena_id)
+        coordinator.ends.watch(process)
+        entry = coordinator.entry(arena_id)
         if (seat := entry.seats.get(process)) is not None:
             seat.heartbeat_seconds = heartbeat_seconds
             self._hear(entry, seat)
             return seat.told
-        around = desk.around
+        around = coordinator.around
         domain, now = around.domain_of(process), trio.current_time()
         told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)
         seat = MemberProcess(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
         entry.sit(seat)
-        if refused := desk.tell(entry, Joined(process, domain, rank)):
+        if refused := coordinator.tell(entry, Joined(process, domain, rank)):
             del entry.seats[process]
-            desk.leave_if_empty(entry)
+            coordinator.leave_if_empty(entry)
             raise BadRequest(f"pid {process.pid} cannot join service {arena.name}: {refused}")
-        desk.telling.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
+        coordinator.telling.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
         if domain and around.fault_since(domain) is not None:
-            desk.fault(domain, around.clock_ns(), process)
+            coordinator.fault(domain, around.clock_ns(), process)
         self._servers.look()
         return seat.told
 
@@ -100,7 +99,7 @@ class ServiceRequests:
         seat.is_ready = True
         member = entry.service.member(process)
         if member is not None and member.standing is not MemberState.FAULTED:
-            self._desk.tell(entry, Ready(process))
+            self.coordinator.tell(entry, Ready(process))
         self._hear(entry, seat)
         return seat.told
 
@@ -128,12 +127,12 @@ class ServiceRequests:
             self._hear(entry, seat)
             with trio.move_on_after(wait_seconds if after is not None else 0):
                 while after is not None and seat.told.serial <= after and entry.seats.get(process) is seat:
-                    await entry.changed()
+                    await entry.changed.wait()
         finally:
             seat.asking.remove(answer_what_is_new)
             seat.heard_at = trio.current_time()
             if self._silent_at(seat) < self._due:
-                self._desk.wake()
+                self.coordinator.woken.notify()
         if entry.seats.get(process) is not seat:
             raise NotAllowed(f"pid {process.pid} is no longer a member of service {entry.arena.name}")
         return seat.told
@@ -141,33 +140,33 @@ class ServiceRequests:
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
         entry, _ = self._seat(arena_id, process)
         self._check_writer(entry, generation, process)
-        self._desk.tell(entry, Promoted(process))
+        self.coordinator.tell(entry, Promoted(process))
 
     def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
         """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing."""
         entry, seat = self._seat(arena_id, process)
         if entry.arena.writer == process or generation > entry.arena.generation:
-            self._desk.tell(entry, Finished(process))  # refused if mpsd asked it to yield
-            self._desk.vault.step_down(arena_id, generation, process)
+            self.coordinator.tell(entry, Finished(process))  # refused if mpsd asked it to yield
+            self.coordinator.vault.step_down(arena_id, generation, process)
         return seat.told
 
     def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
         entry, seat = self._seat(arena_id, process)
         seat.dismissed = seat.dismissed or f"it reported that it failed: {why}"
         event = Failed(process) if entry.service.writer == process else Ended(process)
-        self._desk.telling.publish(entry, "failed", pid=process.pid, why=why)
-        self._desk.tell(entry, event, self._desk.around.clock_ns(), why)
+        self.coordinator.telling.publish(entry, "failed", pid=process.pid, why=why)
+        self.coordinator.tell(entry, event, self.coordinator.around.clock_ns(), why)
 
     def leave(self, arena_id: int, process: ProcessId) -> None:
         """End the membership; a writer has stopped writing before it calls this."""
         entry, _ = self._seat(arena_id, process)
         if entry.service.writer == process and entry.arena.writer == process:
-            self._desk.tell(entry, Finished(process))
-            self._desk.vault.step_down(arena_id, entry.arena.generation, process)
+            self.coordinator.tell(entry, Finished(process))
+            self.coordinator.vault.step_down(arena_id, entry.arena.generation, process)
         entry.seats.pop(process, None)
-        self._desk.tell(entry, Ended(process))
-        self._enlisted.forget(process)
-        self._desk.leave_if_empty(entry)
+        self.coordinator.tell(entry, Ended(process))
+        self.enlistment.forget(process)
+        self.coordinator.leave_if_empty(entry)
 
     # -- owners ----------------------------------------------------------------------------------------------------------
 
@@ -179,21 +178,21 @@ class ServiceRequests:
         entry = self._find(arena_id)
         with trio.move_on_after(wait_seconds if after is not None else 0):
             while after is not None and entry.revision <= after and not entry.is_removed:
-                await entry.changed()
+                await entry.changed.wait()
         return view(self._find(arena_id))
 
     def services(self) -> Sequence[ServiceView]:
         """Return all services, by id."""
-        return list(self._desk.views())
+        return list(self.coordinator.views())
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
         """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""
-        desk, entry = self._desk, self._find(arena_id)
+        coordinator, entry = self.coordinator, self._find(arena_id)
         name, began, from_ = entry.arena.name, trio.current_time(), entry.service.writer
         to = next((each.process for each in entry.service.members if each.process.pid == to_pid), None)
         if to_pid is not None and to is None:
             raise BadRequest(f"pid {to_pid} is not a member of service {name}")
-        if refused := desk.tell(entry, Asked(to), desk.around.clock_ns()):
+        if refused := coordinator.tell(entry, Asked(to), coordinator.around.clock_ns()):
             raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
         assert from_ is not None, "it serves"
         with trio.move_on_after(wait_seconds):
@@ -203,34 +202,34 @@ class ServiceRequests:
                     raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} continues, as no member is ready")
                 if phase is Phase.SERVING and writer is not None:
                     return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
-                await entry.changed()
+                await entry.changed.wait()
         raise ArenaBusy(f"service {name} is not handed over yet: it is {entry.service.phase}")
 
     def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
-        entry = self._desk.entry(arena_id)
-        self._desk.change(entry, settings)
+        entry = self.coordinator.entry(arena_id)
+        self.coordinator.change(entry, settings)
         return view(entry)
 
     def settings(self, arena_id: int) -> ServiceSettings:
-        entry = self._desk.entries.get(arena_id)
+        entry = self.coordinator.entries.get(arena_id)
         return entry.settings if entry else ServiceSettings()
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     def _find(self, arena_id: int) -> ServiceRecord:
-        if (entry := self._desk.entries.get(arena_id)) is None:
-            arena = self._desk.vault.find_id(arena_id)
+        if (entry := self.coordinator.entries.get(arena_id)) is None:
+            arena = self.coordinator.vault.find_id(arena_id)
             raise NoSuchArena(f"arena {arena.name} has no service")
         return entry
 
     def _held(self, arena_id: int, process: ProcessId) -> Arena:
-        arena = self._desk.vault.find_id(arena_id)
+        arena = self.coordinator.vault.find_id(arena_id)
         if process != arena.writer and process not in arena.readers:
             raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
         return arena
 
     def _seat(self, arena_id: int, process: ProcessId) -> tuple[ServiceRecord, MemberProcess]:
-        entry = self._desk.entries.get(arena_id)
+        entry = self.coordinator.entries.get(arena_id)
         if entry is None or (seat := entry.seats.get(process)) is None:
             raise NotAllowed(f"pid {process.pid} has not joined the service of arena {arena_id}")
         return entry, seat
@@ -249,33 +248,33 @@ class ServiceRequests:
         member = entry.service.member(seat.process)
         is_back = member is not None and member.standing is MemberState.SILENT and entry.service.writer != seat.process
         if is_back and seat.is_ready:
-            self._desk.tell(entry, Ready(seat.process))
+            self.coordinator.tell(entry, Ready(seat.process))
 
     async def _watch_time(self) -> None:
         """Apply the deadlines of services, find standbys that have stopped asking, and remove empty services."""
-        desk = self._desk
+        coordinator = self.coordinator
         while True:
             now, due = trio.current_time(), math.inf
-            for entry in list(desk.entries.values()):
+            for entry in list(coordinator.entries.values()):
                 if entry.service.deadline is not None and entry.service.deadline <= now:
-                    desk.tell(entry, Elapsed())
+                    coordinator.tell(entry, Elapsed())
                 for seat in self._standbys(entry):
                     if self._silent_at(seat) <= now:
-                        desk.tell(entry, Silent(seat.process))
-                desk.leave_if_empty(entry)
+                        coordinator.tell(entry, Silent(seat.process))
+                coordinator.leave_if_empty(entry)
                 due = min(due, self._next(entry))
             self._due = due
             with trio.move_on_at(due):
-                await desk.woken()
+                await coordinator.woken.wait()
 
     def _next(self, entry: ServiceRecord) -> float:
         """Return the trio time of the next check."""
         deadline = math.inf if entry.service.deadline is None else entry.service.deadline
-        emptied = math.inf if entry.is_removed else self._desk.may_leave_at(entry)
+        emptied = math.inf if entry.is_removed else self.coordinator.may_leave_at(entry)
         return min([deadline, emptied, *map(self._silent_at, self._standbys(entry))])
 
     def _silent_at(self, seat: MemberProcess) -> float:
-        return seat.heard_at + self._desk.settings.follow_grace
+        return seat.heard_at + self.coordinator.settings.follow_grace
 
     def _standbys(self, entry: ServiceRecord) -> list[MemberProcess]:
         """Return the ready standbys that are not asking at the moment."""

@@ -19,6 +19,7 @@ from mpsd.host.rules.descriptor_budget import may_take
 from mpsd.model.client import UNKNOWN, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
+from mpsd.notify import Signal
 from mpsd.uvm.client_watch import InThread, Watch, WatchParts
 from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
@@ -32,7 +33,8 @@ _MOST_REASONS = 64
 class Attachments:
     """Guards that each client is attached at most once, and no more than `settings.most` of them.
 
-    New `settings` apply to clients that connect afterwards.
+    New `settings` apply to clients that connect afterwards.  client_ended: a client that had asked for a context, its domain,
+    and whether it had one.
     """
 
     def __init__(
@@ -40,13 +42,13 @@ class Attachments:
         settings: UvmSettings,
         open_spaces: OpenSpaces,
         inspector: Inspector,
-        publish_observation: Callable[[Observation], None],
-        tell_end: Callable[[ProcessId, str, bool], None] = lambda process, domain, had_context: None,
         in_thread: InThread | None = None,
         ranges: UidRanges = NO_RANGES,
     ) -> None:
         """ranges: the uids of one range count as one user."""
         self.settings = settings
+        self.observed = Signal[[Observation]]()
+        self.client_ended = Signal[[ProcessId, str, bool]]()
         self._share_of = ranges.share_of
         self._shares: dict[ProcessId, int] = {}  # the share that each client counts against
         self._clients: Counter[int] = Counter()  # by share
@@ -56,11 +58,11 @@ class Attachments:
             self._count,
             self._may_take,
             inspector,
-            publish_observation,
+            self.observed.emit,
             in_thread or _threads(trio.CapacityLimiter(_THREADS)),
             in_thread or _threads(trio.CapacityLimiter(_THREADS)),
             self._tell_absent,
-            tell_end,
+            self.client_ended.emit,
         )
         self._watches: dict[ProcessId, Watch] = {}
         self._early: list[Watch] = []

@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -27,8 +27,7 @@ from mpsd.vault.store import Row, VaultStore
 class Allocations:
     """Guards that the keeper holds everything that is stored.
 
-    The methods are those of services.Arenas, for use once the keeper was compared.  on_state: called with the arena once a
-    forward state is stored; neither waits nor raises.
+    The methods are those of services.Arenas, for use once the keeper was compared.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class Allocations:
         self._keeper = keeper
         self._janitor = janitor
         self._check_memory = check_memory
-        self.on_state: list[Callable[[Arena], None]] = []
 
     async def put(
         self, entry: LiveArena, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
@@ -185,8 +183,7 @@ class Allocations:
             if (before := entry.row.state) is not None:
                 self._janitor.drop([state_name(before.serial)])
             arena = entry.become(replace(entry.row, state=kept))
-        for each in self.on_state:
-            each(arena)
+        self._shelf.arena_changed.emit("state", arena)
         return arena
 
     @asynccontextmanager

@@ -38,7 +38,7 @@ class Arenas:
     generation: StaleGeneration, ArenaBusy.  Changes are durable when a method returns; each may raise MpsdError.  A method owns
     the descriptors that it takes, even if it raises; the caller owns those that it gets.
 
-    on_state, on_told: called in the daemon after the event is stored (allocations.py, catalog.py).
+    changed: each event of an arena, after it is stored, with the name of the event.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class Arenas:
         self._lease_of = lease_of
         self.ready = trio.Event()  # the keeper was compared, or does not answer
         self.is_over = False  # mpsd quits, and keeps no arenas
-        self.on_state = filling.on_state
-        self.on_told = shelf.on_told
+        self.changed = shelf.arena_changed
 
     # -- views -----------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from mpsd.model.arena import Arena
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.process import ProcessId
+from mpsd.notify import Signal
 from mpsd.vault.live_arena import LiveArena, serial_of
 from mpsd.vault.rules import windows as arena_windows
 from mpsd.vault.rules.contents import Contents
@@ -29,7 +30,6 @@ from mpsd.vault.store import Row, VaultStore
 
 log = structlog.get_logger()
 _OFTEN = frozenset({"committed", "opened", "closed"})  # frequent events of a running program
-OnTold = Callable[[str, Arena], None]  # an event's name and its arena; neither waits nor raises
 LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or the lease has ended
 
 
@@ -57,7 +57,7 @@ class Catalog:
         self.schedule_changed = trio.Event()  # an arena may expire earlier than planned
         self._windows: list[arena_windows.Window] = []  # of all, in order
         self._opened: dict[ProcessId, dict[int, None]] = {}  # arenas that a process has open, and some that it had, by id
-        self.on_told: list[OnTold] = []
+        self.arena_changed = Signal[[str, Arena]]()  # the name of the event; after it is stored
         self._store = store
         self._serial = store.last_serial()
         for row in store.arenas():
@@ -185,8 +185,7 @@ class Catalog:
             log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid}
         self.around.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
-        for each in self.on_told:
-            each(what, arena)
+        self.arena_changed.emit(what, arena)
 
     # -- comparison with the keepers -------------------------------------------------------------------------------------
 

@@ -72,7 +72,9 @@ class Stage:
     def attachments(self, **settings: object) -> Attachments:
         wanted = UvmSettings(**settings)  # type: ignore[arg-type]
         devices = SimulatedDevices(self.place / "machine", INSPECTOR)
-        return Attachments(wanted, devices.open_spaces, INSPECTOR, self.observations.append)
+        made = Attachments(wanted, devices.open_spaces, INSPECTOR)
+        made.observed.subscribe(self.observations.append)
+        return made
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from mpsd.domains.domain import Domain
 from mpsd.errors import UnusablePath
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
@@ -71,6 +72,10 @@ class CoreDumps:
         self._total_bytes = total_bytes
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
         self._writers: FileWriters | None = None
+
+    def note_arrival(self, process: ProcessId, domain: Domain, is_new: bool) -> None:
+        if is_new:
+            self.meet(process)
 
     def meet(self, process: ProcessId) -> None:
         """Note the pid that the client has in its own namespace; call it while the client lives."""

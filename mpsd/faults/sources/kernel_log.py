@@ -13,7 +13,7 @@ The log is optional: if it cannot be read (a container without /dev/kmsg, no pri
 import os
 import select
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources.kernel_log_lines import Xid, observe, parse_xid
 from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
 from mpsd.model.device import Device
 from mpsd.model.fault import Observation
 from mpsd.native import lib
+from mpsd.notify import Changed
 
 log = structlog.get_logger()
 KERNEL_LOG = Path("/dev/kmsg")
@@ -38,8 +38,8 @@ _RECORD_BYTES = 8192  # the kernel's bound on one record
 class KernelLog:
     """Publishes each Xid as an event, and as an observation.  absent: why the log is not read; "" while it is.
 
-    domain_of: the domain of a server's or client's pid.  devices: those whose UUIDs it can name.  haste: while it is on, a
-    thread polls the device every `interval` seconds; 0: never.
+    domain_of: the domain of a server's or client's pid.  devices: those whose UUIDs it can name.  interval: seconds
+    between two looks of the thread that polls while latency counts (`hurry`); 0: it never does.
     """
 
     def __init__(
@@ -48,12 +48,17 @@ class KernelLog:
         domain_of: Callable[[int], Domain | None],
         tell: Callable[[str, Mapping[str, Any]], None],
         devices: Sequence[Device] = (),
-        haste: LatencyNeed | None = None,
         interval: float = 0.0,
     ) -> None:
         self.absent = "not started"
         self._path, self._domain_of, self._tell, self._devices = path, domain_of, tell, devices
-        self._haste, self._interval_ns = haste or LatencyNeed(), round(interval * 1e9)
+        self._interval_ns, self._is_hurried, self._changed = round(interval * 1e9), False, Changed()
+
+    def hurry(self, is_hurried: bool) -> None:
+        """Poll the device from now on, or no more: whether a standby waits to take over."""
+        if is_hurried != self._is_hurried:
+            self._is_hurried = is_hurried
+            self._changed.notify()
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
         """Run until cancelled; return if the log cannot be read."""
@@ -68,9 +73,16 @@ class KernelLog:
             return
         with closing(device):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(device.look, self._haste, self._interval_ns)
+                nursery.start_soon(self._poll, device)
                 await self._take(device.records(), publish)
                 nursery.cancel_scope.cancel()
+
+    async def _poll(self, device: "_Device") -> None:
+        while True:
+            if self._is_hurried and self._interval_ns:
+                await device.poll_until(self._changed.wait, self._interval_ns)
+            else:
+                await self._changed.wait()
 
     async def _take(self, lines: AsyncGenerator[str, None], publish: Callable[[Observation], None]) -> None:
         try:
@@ -153,23 +165,18 @@ class _Device:
                 yield record.decode(errors="replace")
                 await trio.lowlevel.checkpoint()
 
-    async def look(self, haste: LatencyNeed, interval_ns: int) -> None:
-        """Poll while haste is on, until cancelled.
+    async def poll_until(self, end: Callable[[], Awaitable[None]], interval_ns: int) -> None:
+        """Poll in a thread until `end` returns.
 
         The thread is stopped at once, and joined, since it uses the descriptors.
         """
-        while True:
-            turning = haste.turning
-            if not haste.is_on or not interval_ns:
-                await turning.wait()
-                continue
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._look, interval_ns)
-                try:
-                    await turning.wait()
-                finally:
-                    os.eventfd_write(self._stop, 1)
-            os.eventfd_read(self._stop)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look, interval_ns)
+            try:
+                await end()
+            finally:
+                os.eventfd_write(self._stop, 1)
+        os.eventfd_read(self._stop)
 
     async def _look(self, interval_ns: int) -> None:
         """Poll in a thread, without the interpreter's lock, until it is stopped."""

@@ -8,6 +8,7 @@ import trio
 from msgspec import Struct, field
 
 from mpsd.model.fault import Observation
+from mpsd.notify import Signal
 
 log = structlog.get_logger()
 See = Callable[[Observation], None]
@@ -26,23 +27,24 @@ class Sources(Struct, frozen=True):
 
     by_name: Mapping[str, SourceOfFaults]
     lost_gpus: Mapping[str, str] = field(default_factory=dict)
+    observed: Signal[[Observation]] = field(default_factory=Signal)
     _bugs: dict[str, str] = field(default_factory=dict)
 
-    async def run(self, see: See) -> None:
+    async def run(self) -> None:
         """Run until cancelled; a source that cannot run logs the reason and returns."""
         async with trio.open_nursery() as nursery:
             for name, source in self.by_name.items():
-                nursery.start_soon(self._run, name, source, see)
+                nursery.start_soon(self._run, name, source)
             await trio.sleep_forever()
 
     def standing(self) -> dict[str, str]:
         """Return each source for `mpsctl status`, with "works" or why it does not."""
         return {name: self._bugs.get(name) or source.absent or "works" for name, source in self.by_name.items()}
 
-    async def _run(self, name: str, source: SourceOfFaults, see: See) -> None:
+    async def _run(self, name: str, source: SourceOfFaults) -> None:
         """Run one source.  An error in here ends this source and nothing else."""
         try:
-            await source.run(see)
+            await source.run(self.observed.emit)
         except Exception as exc:
             self._bugs[name] = f"a bug ended it: {exc!r}"
             log.exception("faults.bug", source=name, effect="it reports nothing until mpsd is restarted")

@@ -16,6 +16,7 @@ from mpsd.host.process_exit import ProcessExit
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import FaultClass, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
+from mpsd.notify import Outbox
 
 SETTINGS = FaultSettings()
 BOOTED_NS = 10**12
@@ -40,10 +41,15 @@ class DeskRoom:
         self.pool = Pool(None, None, (), None, None, None, None)
         self.events: list[tuple[str, dict]] = []
         self.told: list[Incident] = []
+        self.outbox = Outbox()
         self.desk = Incidents(
-            self.pool, self.store, settings, describe, lambda *event: self.events.append(event), self.now_ns, watches_since
+            self.pool, self.store, settings, describe, lambda *event: self.events.append(event), self._guard, self.outbox,
+            clock=self.now_ns, watches_since=watches_since,
         )
-        self.desk.on_incident.append(self.told.append)
+        self.desk.revised.subscribe(self.told.append)
+
+    async def _guard(self, process: ProcessId, base: int, length: int) -> bool:
+        return False
 
     @staticmethod
     def now_ns() -> int:
@@ -117,4 +123,5 @@ class DeskRoom:
 
 
 def running(room: DeskRoom, nursery: trio.Nursery) -> None:
+    nursery.start_soon(room.outbox.run)
     nursery.start_soon(room.desk.run)

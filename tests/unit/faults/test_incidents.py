@@ -69,7 +69,7 @@ async def test_a_suspected_domain_is_let_go_after_two_seconds_and_whoever_waits_
 async def test_who_must_not_wait_is_told_before_the_rest_is_done_and_in_order(room, autojump_clock):
     """As a standby that takes over: an incident is stored, which takes as long as all the rest."""
     room.domain()
-    room.desk.on_seen.append(lambda seen: seen.xid == 43)
+    room.desk.observed.subscribe(lambda seen: seen.xid == 43 and room.outbox.answer_first())
     async with trio.open_nursery() as nursery:
         running(room, nursery)
         await trio.testing.wait_all_tasks_blocked()
@@ -223,8 +223,8 @@ async def test_a_client_says_so_itself(room, autojump_clock):
 
 async def test_arrivals_and_ends_of_connections_are_passed_on(room, autojump_clock):
     seen = []
-    room.desk.on_arrival.append(lambda process, domain, is_new: seen.append((process.pid, domain.name, is_new)))
-    room.desk.on_hang_up.append(lambda process: seen.append(process.pid))
+    room.desk.client_arrived.subscribe(lambda process, domain, is_new: seen.append((process.pid, domain.name, is_new)))
+    room.desk.client_hung_up.subscribe(lambda process: seen.append(process.pid))
     domain = room.domain()
     room.arrive(domain, 101, 101)
     room.desk.hung_up(ProcessId(101, 7))

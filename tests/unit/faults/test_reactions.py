@@ -48,7 +48,7 @@ class Reacting:
         self.reactions = Reactions(
             room.desk, room.pool, self.stopper, lambda *event: room.events.append(event), self._release, self._holds
         )
-        room.desk.on_incident.append(self.reactions.consider)
+        room.desk.revised.subscribe(self.reactions.consider)
 
     def _release(self, process: ProcessId) -> None:
         self.released.append((process, process_id(process.pid) == process))

@@ -187,7 +187,7 @@ class Room:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
         facts = (self.domain_of, self.faulted.get, lambda domain: ("GPU-a",))
-        around = ServiceParts(*facts, self._end, self._publish, trio.current_time, self.now_ns)
+        around = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns)
         try:
             self.desk = Coordinator(self.vault, around, store, self.settings)
             self.desk.ends = FakeEnds(self, self.desk._ended)  # type: ignore[assignment]
@@ -197,6 +197,8 @@ class Room:
             enlisted = Enlistment(self.desk, store, self.find_place, parse("eve:100000:65536\n"))
             self.failover = ServiceRequests(self.desk, enlisted, NoServers(), ready)  # type: ignore[arg-type]
             self.enlisted = enlisted
+            self.desk.fence_wanted.subscribe(self.failover.fencing.fence)
+            self.desk.process_ended.subscribe(enlisted.forget)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.failover.run)
                 await trio.sleep(0.001)

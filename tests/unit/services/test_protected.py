@@ -1,15 +1,8 @@
 """Whether a standby is ready to take over, for sources that then look for faults more often."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from mpsd.app.wire_services import join_failover
-from mpsd.config.options import Config
-from mpsd.fairness.uid_ranges import NO_RANGES
-from mpsd.faults.low_latency import LatencyNeed
 from mpsd.model.service import Order
-from mpsd.services.store import ServiceStore
 
 
 @pytest.fixture
@@ -23,7 +16,7 @@ def follow(room, told: list[bool]) -> None:
         if told[-1:] != [is_any]:
             told.append(is_any)
 
-    room.desk.on_protected = note
+    room.desk.protected.subscribe(note)
 
 
 async def test_a_standby_that_is_ready_protects_until_it_has_taken_over(room, told, autojump_clock):
@@ -78,17 +71,3 @@ async def test_where_there_is_no_service_nobody_is_protected(room, told, autojum
         assert told == [False, True, False]
         assert not room.desk.entries
         assert active in room.processes
-
-
-def test_what_sees_faults_is_told(tmp_path):
-    """With the connections of app.py."""
-    faults = SimpleNamespace(desk=SimpleNamespace(on_seen=[]), haste=LatencyNeed())
-    arenas = SimpleNamespace(arenas=list, ready=None, reserve=lambda is_served: None, on_told=[], on_state=[])
-    store = ServiceStore(tmp_path / "services.db")
-    found = SimpleNamespace(config=Config(), service_store=store, is_privileged=True, ranges=NO_RANGES)
-    events = SimpleNamespace(publish=None)
-    failover = join_failover(found, SimpleNamespace(), SimpleNamespace(arenas=arenas), None, faults, events)
-    assert not faults.haste.is_on
-    failover._desk.on_protected(True)
-    assert faults.haste.is_on
-    store.close()

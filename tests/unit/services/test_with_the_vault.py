@@ -37,8 +37,9 @@ async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator
         store = ServiceStore(house.directory / "services.db")
         desk = Coordinator(vault.arenas, around, store, FailoverSettings())
         failover = ServiceRequests(desk, Enlistment(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
-        vault.arenas.on_told.append(desk.heard_of)
+        desk.fence_wanted.subscribe(failover.fencing.fence)
         vault.arenas.reserve(desk.is_served)
+        vault.arenas.changed.subscribe(desk.heard_of)
         known = vault.arenas.arenas()
         arena = known[0] if known else await vault.arenas.create(SPEC, 1000, 1000, None)
         try:

@@ -12,11 +12,14 @@ from pathlib import Path
 import trio
 
 from mpsd.host import processes
+from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_messages import Pair
 from mpsd.model.client import ShieldState, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.client_watch import InThread
+from mpsd.uvm.holding import OpenSpaces
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, RangeResult
 from mpsd.uvm.status import UvmSettings
@@ -117,9 +120,17 @@ async def directly(function: Callable[..., object], *args: object) -> object:
     return function(*args)
 
 
+def watching(
+    settings: UvmSettings, open_spaces: OpenSpaces, inspector: Inspector, told: Told, in_thread: InThread | None = None
+) -> Attachments:
+    made = Attachments(settings, open_spaces, inspector, in_thread)
+    made.observed.subscribe(told)
+    return made
+
+
 def attachments(directory: Path, told: Told, in_thread: object = None, **settings: object) -> Attachments:
     wanted = UvmSettings(**settings)  # type: ignore[arg-type]
-    return Attachments(wanted, SimulatedDevices(directory, INSPECTOR).open_spaces, INSPECTOR, told, in_thread=in_thread)  # type: ignore[arg-type]
+    return watching(wanted, SimulatedDevices(directory, INSPECTOR).open_spaces, INSPECTOR, told, in_thread=in_thread)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -33,6 +33,7 @@ from tests.unit.uvm.house import (
     nobody,
     start,
     until,
+    watching,
 )
 
 LAID = "10000+1f0000s 200000+200000s"
@@ -203,7 +204,7 @@ async def test_what_cannot_be_is_said_once(client: FakeClient, tmp_path: Path, t
         raise Unavailable("there is no such device")
 
     with a_client(tmp_path) as second, structlog.testing.capture_logs() as lines:
-        made = Attachments(UvmSettings(), nothing_here, INSPECTOR, told)
+        made = watching(UvmSettings(), nothing_here, INSPECTOR, told)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
             made.watch(second.process, "default", (GPU,), company)
@@ -219,7 +220,7 @@ async def test_a_bug_ends_one_watch_and_leaves_nothing(client: FakeClient, tmp_p
 
     before = descriptors()
     with structlog.testing.capture_logs() as lines:
-        made = Attachments(UvmSettings(), fails, INSPECTOR, told)
+        made = watching(UvmSettings(), fails, INSPECTOR, told)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
             await until(lambda: made.count == 0)
@@ -325,7 +326,7 @@ class Greedy:
 async def test_however_many_descriptors_a_client_opens_mpsd_takes_a_few(tmp_path: Path, client: FakeClient, told: Told) -> None:
     """Eight more at each look, with up to eight others each, used up all that mpsd may open."""
     greedy = Greedy()
-    made = Attachments(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
+    made = watching(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
@@ -342,7 +343,7 @@ async def test_however_many_descriptors_a_client_opens_mpsd_takes_a_few(tmp_path
 async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path: Path, told: Told) -> None:
     """And what one of them gives back, another may take."""
     greedy = Greedy()
-    made = Attachments(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
+    made = watching(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
     with ExitStack() as clients, structlog.testing.capture_logs():
         crowd = [clients.enter_context(a_client(tmp_path)) for _ in range(6)]
         async with trio.open_nursery() as nursery:

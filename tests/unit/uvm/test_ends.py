@@ -13,7 +13,6 @@ import trio.testing
 
 from mpsd.model.client import ShieldState
 from mpsd.model.process import ProcessId
-from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
 from mpsd.uvm.status import UvmSettings
@@ -31,6 +30,7 @@ from tests.unit.uvm.house import (
     nobody,
     start,
     until,
+    watching,
 )
 
 
@@ -145,7 +145,7 @@ async def test_a_slow_driver_never_keeps_the_event_loop(tmp_path: Path, told: To
     """Twelve clients die at once, and the driver closes none for twenty seconds: no close moves to the event loop, and a
     newcomer is attached meanwhile."""
     driver = Driver()
-    made = Attachments(UvmSettings(events=False, shield="off", hold_seconds=0), driver.open_spaces, INSPECTOR, told)
+    made = watching(UvmSettings(events=False, shield="off", hold_seconds=0), driver.open_spaces, INSPECTOR, told)
     with ExitStack() as clients:
         dying = [clients.enter_context(a_client(tmp_path)) for _ in range(12)]
         async with trio.open_nursery() as nursery:
@@ -175,10 +175,11 @@ async def test_a_client_without_a_shield_counts_as_one_without_a_context_only_if
 ) -> None:
     """A busy mpsd took three jobs of a tenth of a second for failures, and replaced a healthy domain: 14 times in 500 jobs."""
     ends: list[tuple[str, bool]] = []
-    made = Attachments(
+    made = watching(
         UvmSettings(), SimulatedDevices(tmp_path, INSPECTOR).open_spaces, INSPECTOR, told,
-        tell_end=lambda process, *end: ends.append(end), in_thread=directly,
+        in_thread=directly,
     )  # fmt: skip
+    made.client_ended.subscribe(lambda process, *end: ends.append(end))
     client.ask("open")
     async with trio.open_nursery() as nursery:
         await start(nursery, made, client, nobody)

@@ -9,11 +9,10 @@ import trio.testing
 
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import Pair, Same
-from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
-from tests.unit.uvm.house import WATCHED, FakeClient, Told, directly, start
+from tests.unit.uvm.house import WATCHED, FakeClient, Told, directly, start, watching
 
 
 class LateInspector(Inspector):
@@ -47,7 +46,7 @@ async def test_it_is_read_again_until_it_is_attached(
 ) -> None:
     """Its descriptors cannot be read in time, twice, and then its memory map: nothing of the client wakes the watch."""
     late = LateInspector(fails=2)
-    made = Attachments(UvmSettings(), SimulatedDevices(tmp_path, late).open_spaces, late, told, in_thread=directly)
+    made = watching(UvmSettings(), SimulatedDevices(tmp_path, late).open_spaces, late, told, in_thread=directly)
     client.begin()
     async with trio.open_nursery() as nursery:
         await start(nursery, made, client)
@@ -63,7 +62,7 @@ async def test_a_client_that_makes_all_reads_wait_is_read_a_few_times(
     tmp_path: Path, client: FakeClient, told: Told, autojump_clock
 ) -> None:
     late = LateInspector(fails=1000)
-    made = Attachments(UvmSettings(), SimulatedDevices(tmp_path, late).open_spaces, late, told, in_thread=directly)
+    made = watching(UvmSettings(), SimulatedDevices(tmp_path, late).open_spaces, late, told, in_thread=directly)
     client.begin()
     async with trio.open_nursery() as nursery:
         await start(nursery, made, client)

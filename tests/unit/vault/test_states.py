@@ -56,7 +56,7 @@ async def test_a_standby_reads_what_the_writer_published_last(house, writer, oth
     """Also after the end of its writer, and after a restart of mpsd."""
     async with house.vault() as vault:
         told = []
-        vault.arenas.on_state.append(lambda arena: told.append(arena.state_serial))
+        vault.arenas.changed.subscribe(lambda what, arena: what == "state" and told.append(arena.state_serial))
         arena = await opened(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         assert await step_of(vault, arena, other.process) is None

@@ -286,7 +286,7 @@ async def test_who_is_hurried_is_let_go_when_it_has_ended(house, writer, ends_fi
 async def test_the_daemon_is_told_of_all_that_happens_to_an_arena(house, writer, other):
     async with house.vault() as vault:
         told: list[tuple[object, ...]] = []
-        vault.arenas.on_told.append(lambda what, arena: told.append((what, arena.writer, arena.readers)))
+        vault.arenas.changed.subscribe(lambda what, arena: told.append((what, arena.writer, arena.readers)))
         arena = await committed(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         other.kill()

@@ -14,7 +14,6 @@ import structlog
 import trio
 import trio.testing
 
-from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources import kernel_log
 from mpsd.model.fault import Observation
 from mpsd.native import lib
@@ -45,19 +44,28 @@ class Kernel:
     def __init__(self, looks: Looks) -> None:
         self.reader, self.writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.reader.setblocking(False)
-        self.looks, self.haste = looks, LatencyNeed()
+        self.looks, self.is_hurried = looks, False
+        self.source: kernel_log.KernelLog | None = None
         self._send, self.seen = trio.open_memory_channel[Observation](1000)
 
     def add(self, number: int) -> None:
         self.writer.send(f"4,1,1,-;NVRM: Xid (PCI:0000:00:06): {number}, pid=1\n".encode())
 
+    def hurry(self, is_hurried: bool) -> None:
+        self.is_hurried = is_hurried
+        if self.source is not None:
+            self.source.hurry(is_hurried)
+
     @asynccontextmanager
     async def heard(self, interval: float = INTERVAL) -> AsyncIterator[None]:
-        source = kernel_log.KernelLog(kernel_log.KERNEL_LOG, lambda pid: None, lambda *event: None, (), self.haste, interval)
+        self.source = source = kernel_log.KernelLog(
+            kernel_log.KERNEL_LOG, lambda pid: None, lambda *event: None, interval=interval
+        )
+        source.hurry(self.is_hurried)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run, self._send.send_nowait)
             await trio.testing.wait_all_tasks_blocked()
-            if self.haste.is_on:
+            if self.is_hurried:
                 assert await trio.to_thread.run_sync(self.looks.has_begun.wait, 5)
             yield
             nursery.cancel_scope.cancel()
@@ -95,7 +103,7 @@ def loses_one(read: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
 
 @pytest.mark.parametrize("is_on", [False, True])
 async def test_each_record_is_told_once_and_in_its_order(kernel: Kernel, is_on: bool) -> None:
-    kernel.haste.turn(is_on)
+    kernel.hurry(is_on)
     async with kernel.heard():
         for numbers in ([31], [43, 13, 45], [79]):
             for number in numbers:
@@ -104,7 +112,7 @@ async def test_each_record_is_told_once_and_in_its_order(kernel: Kernel, is_on: 
         assert (kernel.looks.begun, kernel.seen.statistics().current_buffer_used) == (int(is_on), 0)
 
 
-async def test_no_record_is_lost_or_told_twice_while_haste_comes_and_goes(kernel: Kernel) -> None:
+async def test_no_record_is_lost_or_told_twice_while_hurry_comes_and_goes(kernel: Kernel) -> None:
     numbers = list(range(1, 301))
 
     def write() -> None:
@@ -116,7 +124,7 @@ async def test_no_record_is_lost_or_told_twice_while_haste_comes_and_goes(kernel
     async with kernel.heard(), trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, write)
         while len(seen) < len(numbers):
-            kernel.haste.turn(not kernel.haste.is_on)
+            kernel.hurry(not kernel.is_hurried)
             seen.append(await kernel.next())
         await trio.testing.wait_all_tasks_blocked()
         assert kernel.seen.statistics().current_buffer_used == 0
@@ -128,6 +136,7 @@ async def test_what_wakes_no_reader_is_seen_by_looking(kernel: Kernel) -> None:
     """Such as a record before the console is written; here the reader is not woken at all."""
     device = kernel_log._Device(os.dup(kernel.reader.fileno()))
     device._either.unregister(device._device)
+    source = kernel_log.KernelLog(kernel_log.KERNEL_LOG, lambda pid: None, lambda *event: None, interval=INTERVAL)
     seen = trio.Event()
 
     async def read() -> None:
@@ -138,19 +147,19 @@ async def test_what_wakes_no_reader_is_seen_by_looking(kernel: Kernel) -> None:
     with closing(device):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            nursery.start_soon(device.look, kernel.haste, round(INTERVAL * 1e9))
+            nursery.start_soon(source._poll, device)
             await trio.testing.wait_all_tasks_blocked()
             kernel.add(43)
             await trio.testing.wait_all_tasks_blocked()
             assert not seen.is_set()
-            kernel.haste.turn(True)
+            source.hurry(True)
             with trio.fail_after(5):
                 await seen.wait()
             nursery.cancel_scope.cancel()
 
 
 async def test_whoever_is_cancelled_leaves_no_thread_and_no_descriptor(kernel: Kernel) -> None:
-    kernel.haste.turn(True)
+    kernel.hurry(True)
     before = set(os.listdir("/proc/self/fd"))
     async with kernel.heard():
         began = time.monotonic()
@@ -161,7 +170,7 @@ async def test_whoever_is_cancelled_leaves_no_thread_and_no_descriptor(kernel: K
 
 @pytest.mark.parametrize("is_on", [False, True])
 async def test_overwritten_records_are_a_gap(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
-    kernel.haste.turn(is_on)
+    kernel.hurry(is_on)
     async with kernel.heard():
         monkeypatch.setattr(kernel_log.os, "read", loses_one(os.read))
         kernel.add(31)
@@ -180,7 +189,7 @@ async def test_without_a_standby_nobody_ever_looks(kernel: Kernel) -> None:
 
 async def test_it_can_be_said_that_nobody_ever_looks(kernel: Kernel) -> None:
     async with kernel.heard(interval=0.0):
-        kernel.haste.turn(True)
+        kernel.hurry(True)
         kernel.add(31)
         assert await kernel.next() == 31
     assert kernel.looks.begun == 0
@@ -193,7 +202,7 @@ async def test_without_a_thread_it_waits_as_ever(kernel: Kernel, monkeypatch: py
     monkeypatch.setattr(kernel_log.trio, "to_thread", SimpleNamespace(run_sync=refuse))
     with structlog.testing.capture_logs() as logs:
         async with kernel.heard():
-            kernel.haste.turn(True)
+            kernel.hurry(True)
             await trio.testing.wait_all_tasks_blocked()
             kernel.add(31)
             assert await kernel.next() == 31

@@ -38,9 +38,10 @@ ERRORS = [
 async def test_a_bug_in_one_ends_that_one_and_is_loud(autojump_clock, error):
     heard = []
     sources = Sources({"bad": FakeSource(error), "good": FakeSource(), "none": FakeSource(absent="not there")})
+    sources.observed.subscribe(heard.append)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sources.run, heard.append)
+            nursery.start_soon(sources.run)
             await trio.sleep(1)
             assert not nursery.cancel_scope.cancel_called
             nursery.cancel_scope.cancel()
@@ -55,7 +56,7 @@ async def test_when_they_are_stopped_that_is_no_bug(autojump_clock):
     sources = Sources({"good": FakeSource()})
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sources.run, lambda seen: None)
+            nursery.start_soon(sources.run)
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
     assert (logs, sources.standing()) == ([], {"good": "works"})

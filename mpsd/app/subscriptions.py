@@ -1,0 +1,75 @@
+"""The table of subscriptions: which part of the daemon is told of what, and in which order.
+
+A signal calls its subscribers in the order in which they stand here.  A fault goes through the table from top to bottom: a
+source sees it, the coordinator of services promotes a standby, and then the incident is judged, which starts the reactions.
+"""
+
+from functools import partial
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.newcomers import ROOM_FOR_A_CONTEXT_BYTES, Newcomers
+from mpsd.domains.pool import Pool
+from mpsd.faults.lifecycle import Faults
+from mpsd.host import processes
+from mpsd.host.client_facts import ClientFacts
+from mpsd.host.process_exit import ProcessExit
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.model.domain import DomainState
+from mpsd.model.process import Credentials, ProcessId
+from mpsd.services.requests import ServiceRequests
+from mpsd.uvm.attachments import Attachments
+from mpsd.vault.lifecycle import Vault
+
+
+def subscribe(
+    pool: Pool, book: LeaseBook, facts: ClientFacts, faults: Faults, vault: Vault, services: ServiceRequests
+) -> None:
+    incidents, attachments, coordinator = faults.incidents, faults.attachments, services.coordinator
+    # clients
+    pool.client_adopted.subscribe(partial(_adopt, book), incidents.arrived)
+    incidents.client_arrived.subscribe(partial(_watch, attachments, book))
+    if faults.core_dumps:
+        incidents.client_arrived.subscribe(faults.core_dumps.note_arrival)
+    incidents.client_hung_up.subscribe(attachments.note_leaving)
+    attachments.client_ended.subscribe(partial(_note_end, Newcomers(pool), faults))
+    pool.client_ended.subscribe(incidents.left, partial(_leave, book, facts))
+    # a fault, from its sources to the promotion of a standby and to the reactions
+    pool.log_told.subscribe(faults.kmod_policy.hear, incidents.hear)
+    attachments.observed.subscribe(incidents.see)
+    faults.sources.observed.subscribe(incidents.see)
+    incidents.observed.subscribe(coordinator.see)
+    coordinator.fence_wanted.subscribe(services.fencing.fence)
+    incidents.revised.subscribe(faults.reactions.consider)
+    # services
+    pool.avoid = services.enlistment.avoid
+    vault.arenas.reserve(coordinator.is_served)
+    coordinator.protected.subscribe(faults.kernel_log.hurry)
+    coordinator.process_ended.subscribe(services.enlistment.forget)
+    vault.arenas.changed.subscribe(coordinator.heard_of)
+
+
+def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
+    if (owner := processes.owner(process.pid)) is not None:
+        book.adopt(process, Credentials(process.pid, *owner))
+
+
+def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain: Domain, is_new: bool) -> None:
+    grant = book.grant_of(process)
+    is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
+    attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process), is_roomy)
+
+
+def _has_company(domain: Domain, process: ProcessId) -> bool:
+    """Return whether the client's end could harm another client."""
+    others = {*domain.members, *domain.connected} - {process}
+    return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
+
+
+def _note_end(newcomers: Newcomers, faults: Faults, process: ProcessId, domain: str, had_context: bool) -> None:
+    party = faults.incidents.parties.find(process)
+    newcomers.note_end(domain, had_context, party.uid if party else None)
+
+
+def _leave(book: LeaseBook, facts: ClientFacts, process: ProcessId, ending: ProcessExit | None) -> None:
+    book.leave(process)
+    facts.forget(process)
