@@ -6,13 +6,13 @@ import functools
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import LogLine, News, OwnCommands, parse_line, read_news
+from mpsd.domains.store import SqliteStore
 from mpsd.errors import VendorFailed
 from mpsd.fairness.rates import Rate, Rates
 from mpsd.host.growing_file import GrowingFile
@@ -31,13 +31,6 @@ _REPORT_SECONDS = 10.0
 _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow the handshakes that cause them
 
 
-class Positions(Protocol):
-    """The read position in each log, kept across restarts of mpsd."""
-
-    def save_log_position(self, path: str, position: int) -> None: ...
-    def log_position(self, path: str) -> int | None: ...
-
-
 async def keep_log_room(domain: Domain) -> None:
     """Reserve disk space for the logs of a new vendor daemon: mpsd identifies clients by them.  Raise VendorFailed."""
     for name in LOG_NAMES:
@@ -47,7 +40,7 @@ async def keep_log_room(domain: Domain) -> None:
 
 async def follow_logs(
     domain: Domain,
-    positions: Positions,
+    positions: SqliteStore,
     publish: Publish,
     hear: Hear,
 ) -> None:
@@ -63,7 +56,7 @@ async def follow_logs(
 
 async def _follow(
     domain: Domain,
-    positions: Positions,
+    positions: SqliteStore,
     publish: Publish,
     hear: Hear,
 ) -> None:
@@ -96,7 +89,7 @@ class _Log:
     counted there."""
 
     def __init__(
-        self, domain: Domain, name: str, positions: Positions, own: OwnCommands, publish: Publish, hear: Hear
+        self, domain: Domain, name: str, positions: SqliteStore, own: OwnCommands, publish: Publish, hear: Hear
     ) -> None:
         self.path = domain.control.log_directory / name
         self.file = GrowingFile(self.path, positions.log_position(str(self.path)) or 0)

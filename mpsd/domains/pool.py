@@ -8,10 +8,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 import trio
@@ -24,8 +23,8 @@ from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.rules.log_lines import LogLine, News
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
-from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
+from mpsd.domains.store import SqliteStore
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
@@ -39,23 +38,6 @@ from mpsd.notify import Changed, Signal
 log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
 _REMOVE_SECONDS = 5.0
-
-
-class Store(Protocol):
-    """The database of the domains, which outlives mpsd (domains/store.py)."""
-
-    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool, key: str = "") -> None: ...
-    def forget_domain(self, name: str) -> None: ...
-    def members(self, name: str) -> Iterable[tuple[ProcessId, int]]: ...
-    def save_member(self, name: str, process: ProcessId, uid: int) -> None: ...
-    def forget_member(self, process: ProcessId) -> None: ...
-    def forget_members(self, name: str) -> None: ...
-    def save_log_position(self, path: str, position: int) -> None: ...
-    def log_position(self, path: str) -> int | None: ...
-    def save_baselines(self, name: str, baselines: Mapping[int, ClientLimits]) -> None: ...
-    def forget_baselines(self, name: str) -> None: ...
-    def baselines(self, name: str) -> dict[int, ClientLimits] | None: ...
-    def save_defaults(self, defaults: Defaults) -> None: ...
 
 
 class PoolSettings(Struct, frozen=True):
@@ -92,7 +74,7 @@ class Pool:
     program: VendorProgram
     devices: tuple[Device, ...]
     defaults: Defaults
-    store: Store
+    store: SqliteStore
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
     run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (lifecycle.py)
     domains: dict[str, Domain] = field(default_factory=dict)

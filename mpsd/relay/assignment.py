@@ -18,9 +18,8 @@ from mpsd.domains.rules import vendor_limits as terms
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
-from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
+from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE, ClientFacts
 from mpsd.host.inspector import Unreadable
-from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model.process import Credentials, ProcessId
@@ -39,13 +38,6 @@ class Admission(Protocol):
     def identity_of(self, process: ProcessId) -> Identity | None: ...
     def leave(self, process: ProcessId) -> None: ...
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
-
-
-class StartReader(Protocol):
-    """Reads what a client was started with (host/client_facts.py)."""
-
-    async def read(self, process: ProcessId) -> StartFacts:
-        """Return the facts.  Raise Unreadable."""
 
 
 class Separation(Protocol):
@@ -76,7 +68,7 @@ class Assignment(Struct):
     admission: Admission
     separation: Separation
     is_per_gpu: bool
-    reader: StartReader
+    reader: ClientFacts
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
     _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process with the same lease or cgroup
 

@@ -2,27 +2,16 @@
 
 import select
 import socket
-from typing import Protocol
 
 import trio
 from msgspec import Struct, field
 
-from mpsd.host.arrivals import Arrival
 from mpsd.host.client_facts import NOTHING
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.forwarding import Forwarding
 
 _LOOK_SECONDS = 1.0  # between looks at a client that has sent what is not read
-
-
-class Keeper(Protocol):
-    """Holds connections across the death of mpsd (keeper/connections.py)."""
-
-    def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None: ...
-    async def until_it_keeps_up(self) -> None: ...
-    def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None: ...
-    def drop(self, name: str) -> None: ...
 
 
 def client_id(number: int, door: str) -> str:

@@ -20,9 +20,10 @@ from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.keeper.connections import KeeperClient
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Assignment
-from mpsd.relay.client_connection import ClientConnection, Keeper, has_ended, until_ended
+from mpsd.relay.client_connection import ClientConnection, has_ended, until_ended
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
@@ -53,7 +54,7 @@ class Conversations(Struct):
     """What the conversations share: admission, refusals, and the offences of clients that have kept a domain waiting."""
 
     pool: Pool
-    keeper: Keeper
+    keeper: KeeperClient
     progress: Progress
     settings: RelaySettings
     entrance: Assignment

@@ -8,7 +8,6 @@ readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
 import structlog
 import trio
@@ -21,6 +20,7 @@ from mpsd.host import processes
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
+from mpsd.uvm.attachments import Attachments
 from mpsd.vault.rules.spec import check_readers
 
 log = structlog.get_logger()
@@ -29,13 +29,6 @@ MOST_OF_USER = 1024  # so that one user cannot keep the others out
 _ROOT = 0
 
 Gone = Callable[[ProcessId, float], Awaitable[None]]  # and the seconds from the process's end to this call
-
-
-class HeldResources(Protocol):
-    """The resources of its clients that mpsd holds (uvm/attachments.py)."""
-
-    def release(self, process: ProcessId) -> None: ...
-    async def wait_over(self, process: ProcessId) -> None: ...
 
 
 class _Wait(Struct, frozen=True, eq=False):
@@ -52,7 +45,7 @@ class ArenaHolders:
     is_awaited: whether mpsd has to release at once what it holds of a dead process.  ranges: whose uids count as one user.
     """
 
-    def __init__(self, holding: HeldResources, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
+    def __init__(self, holding: Attachments, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
         self._share_of = ranges.share_of
         self._holding = holding
         self._is_awaited = is_awaited
