@@ -118,6 +118,17 @@ def pid_namespaces(pid: int) -> tuple[int, ...]:
         return ()
 
 
+def uids_to_take(pid: int) -> list[tuple[int, int]]:
+    """Return the uids that the user namespace of the process maps, as ranges, each its first and its last.
+
+    Raises OSError if they are not known.
+    """
+    if (text := _read(pid, "uid_map")) is None:
+        raise ProcessLookupError(errno.ESRCH, f"pid {pid} has gone")
+    lines = [list(map(int, line.split())) for line in text.splitlines()]
+    return [(first, first + count - 1) for _, first, count in lines]
+
+
 def open_pidfd(process: ProcessId) -> int | None:
     """Return a descriptor that is readable once the process has ended; None if it has been reaped.
 

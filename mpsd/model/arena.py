@@ -61,6 +61,7 @@ class Arena(Struct, frozen=True):
     writer: the process that may change it, also while it is being fenced.  unheld_since: None while a process has it open.
     state_serial: of the forward state that is kept with it; 0: none.  state_generation: of the writer that gave it.
     pid_namespace: of the process that made it, by its inode; None: mpsd's own, or an operator made it; 0: not known.
+    is_of_owner: it counts as its owner's, and not as the namespace's: its maker's user namespace has a user's uids alone.
     """
 
     id: int
@@ -88,6 +89,7 @@ class Arena(Struct, frozen=True):
     state_serial: int = 0
     state_generation: int = 0
     pid_namespace: int | None = None
+    is_of_owner: bool = False
 
     @property
     def is_held(self) -> bool:

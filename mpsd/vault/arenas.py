@@ -24,6 +24,7 @@ from mpsd.vault.rules import windows
 from mpsd.vault.rules.contents import Contents
 from mpsd.vault.rules.eviction import plan_eviction
 from mpsd.vault.rules.spec import check_fits, check_spec
+from mpsd.vault.rules.usage import are_of_one_user
 from mpsd.vault.store import Row, VaultStore
 from mpsd.vault.writers import Writers
 
@@ -76,9 +77,18 @@ class Arenas:
     # -- create, change, remove ------------------------------------------------------------------------------------------
 
     async def create(
-        self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
+        self,
+        spec: ArenaSpec,
+        uid: int,
+        gid: int,
+        process: ProcessId | None,
+        pid_namespace: int | None = None,
+        uids: Sequence[tuple[int, int]] | None = None,
     ) -> Arena:
-        """Create an arena.  process: its lease is charged.  Raises NoRoom, NoSuchDevice, BadRequest (the name is taken)."""
+        """Create an arena.  process: its lease is charged.  uids: ranges of those that its maker can take; None: any.
+
+        Raises NoRoom, NoSuchDevice, BadRequest (the name is taken).
+        """
         await self._begin()
         shelf = self._shelf
         device = find_device(shelf.around.devices(), spec.gpu)
@@ -91,9 +101,11 @@ class Arenas:
             raise BadRequest(f"an arena has the name {spec.name} already{whose}")
         now = shelf.around.clock()
         lease_id = None if process is None else self._lease_of(process)
+        is_of_owner = uids is not None and uid not in shelf.settings.operators and are_of_one_user(uids)
         arena = Arena(
             0, spec.name, uid, gid, spec.mode, gpu, 0, window, capacity, now,
             lease_id=lease_id, ttl_seconds=spec.ttl_seconds, unheld_since=now, pid_namespace=pid_namespace,
+            is_of_owner=is_of_owner,
         )  # fmt: skip
         bounds = shelf.bounds(arena)
         shelf.account.check_number(arena, bounds)

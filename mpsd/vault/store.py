@@ -22,7 +22,7 @@ from mpsd.model.arena import Access, Allocation, Arena, KeptState
 from mpsd.model.process import ProcessId
 from mpsd.storage.database import Write, close, open_database, write
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _STATES = """
 CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
                      bytes INTEGER NOT NULL);
@@ -34,7 +34,7 @@ _COLUMNS = {  # of an arena, after its id
     "capacity_bytes": "INTEGER NOT NULL", "created_at": "REAL NOT NULL", "layout_hash": "TEXT NOT NULL",
     "layout_bytes": "INTEGER NOT NULL", "layout_serial": "INTEGER", "commits": "INTEGER NOT NULL",
     "generation": "INTEGER NOT NULL", "is_sealed": "INTEGER NOT NULL", "lease_id": "INTEGER", "ttl_seconds": "REAL",
-    "unheld_since": "REAL", "pid_namespace": "INTEGER",
+    "unheld_since": "REAL", "pid_namespace": "INTEGER", "is_of_owner": "INTEGER NOT NULL DEFAULT 0",
 }  # fmt: skip
 _SCHEMA = f"""
 CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, {', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())});
@@ -47,10 +47,12 @@ CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_tim
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 {_KEEPERS}{_STATES}"""
-_SINCE_2 = "ALTER TABLE arenas ADD COLUMN pid_namespace INTEGER;"
+_SINCE_3 = "ALTER TABLE arenas ADD COLUMN is_of_owner INTEGER NOT NULL DEFAULT 0;"
+_SINCE_2 = f"ALTER TABLE arenas ADD COLUMN pid_namespace INTEGER; {_SINCE_3}"
 _UPGRADES = {
     1: f"{_STATES}{_KEEPERS} INSERT INTO keepers SELECT 0, pid, start_time FROM keeper; DROP TABLE keeper; {_SINCE_2}",
     2: _SINCE_2,
+    3: _SINCE_3,
 }
 _CHANGING = (
     "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
@@ -202,8 +204,8 @@ class VaultStore:
         by_access = [(ProcessId(pid, start), access) for pid, start, access in holders]
         writer = next((process for process, access in by_access if access == Access.WRITE), None)
         readers = tuple(process for process, access in by_access if access != Access.WRITE)
-        sealed = bool(stored["is_sealed"])
-        arena = Arena(arena_id, **{**stored, "is_sealed": sealed, "writer": writer, "readers": readers})
+        flags = {name: bool(stored[name]) for name in ("is_sealed", "is_of_owner")}
+        arena = Arena(arena_id, **{**stored, **flags, "writer": writer, "readers": readers})
         states = self._read("SELECT serial, generation, bytes FROM states WHERE arena_id = ?", (arena_id,))
         return Row(arena, commits, layout_serial, KeptState(*states[0]) if states else None)
 

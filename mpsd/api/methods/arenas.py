@@ -3,14 +3,15 @@
 A process holds an arena, not a connection: it may reconnect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
 from mpsd.api.ports import Ports
-from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
+from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NoSuchClient, NotAllowed
+from mpsd.host import processes
 from mpsd.model import arena_names
 from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.model.arena_mode import may
@@ -138,7 +139,20 @@ async def create(call: Call[CreateArena]) -> Map:
         raise NotAllowed(f"arena {ask.name} does not exist, and you are user {peer.uid}: user {owner} has to make it")
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     namespace = EVERYTHING if peer.is_operator else peer.bound
-    return arena_results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace))
+    uids = _uids_to_take(call) if namespace else None
+    made = await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace, uids)
+    return arena_results.arena(made)
+
+
+def _uids_to_take(call: Call[CreateArena]) -> Sequence[tuple[int, int]]:
+    """Return the uids that the caller can take in its user namespace.  Raises NoSuchClient."""
+    process = call.process()
+    try:
+        return processes.uids_to_take(process.pid)
+    except OSError:
+        raise NoSuchClient(f"the user namespace of pid {process.pid} cannot be read: has it ended?") from None
+    finally:
+        call.process()  # otherwise they are another process's
 
 
 async def get(call: Call[ArenaName]) -> Map:

@@ -1,7 +1,7 @@
 """Count how much arenas hold by GPU, user and lease, and check whether more fits.  Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ from mpsd.model.quantities import GIB, MIB
 from mpsd.vault.rules.settings import VaultSettings
 
 _WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
+_MOST_OF_USER = 1 << 20  # uids: one's own and ranges of /etc/subuid, which usually have 65,536
 _USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 
@@ -36,6 +37,11 @@ class Bounds(Struct, frozen=True):
         return arena.owner_uid in self.settings.operators and arena.pid_namespace is None
 
 
+def are_of_one_user(uids: Iterable[tuple[int, int]]) -> bool:
+    """Return whether a user may have made the user namespace that maps these ranges of uids, each with its first and last."""
+    return sum(last - first + 1 for first, last in uids) <= _MOST_OF_USER
+
+
 class ArenaAccount:
     """Guards that each byte is counted once: `move` is the only way to count."""
 
@@ -56,7 +62,9 @@ class ArenaAccount:
 
         Processes there can take any uid: they have one share together.
         """
-        return -arena.pid_namespace if arena.pid_namespace else self._share_of(arena.owner_uid)
+        if arena.pid_namespace and not arena.is_of_owner:
+            return -arena.pid_namespace
+        return self._share_of(arena.owner_uid)
 
     @property
     def arenas(self) -> int:

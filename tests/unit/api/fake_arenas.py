@@ -97,7 +97,13 @@ class FakeArenas:
         return arena
 
     async def create(
-        self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
+        self,
+        spec: ArenaSpec,
+        uid: int,
+        gid: int,
+        process: ProcessId | None,
+        pid_namespace: int | None = None,
+        uids: Sequence[tuple[int, int]] | None = None,
     ) -> Arena:
         if any(arena.name == spec.name for arena in self.made.values()):
             raise BadRequest(f"an arena has the name {spec.name} already")

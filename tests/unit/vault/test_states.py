@@ -315,21 +315,29 @@ PRAGMA user_version=2;
 """
 
 
+THIRD = f"""
+{SECOND}
+ALTER TABLE arenas ADD COLUMN pid_namespace INTEGER;
+PRAGMA user_version=3;
+"""
+
+
 def test_a_pid_namespace_is_known_until_the_next_boot(tmp_path):
     """Then another container may have its inode."""
     path = tmp_path / "vault.db"
     store = VaultStore(path, "this boot")
     arena = Arena(0, "of-a-container", 0, 0, 0o600, "GPU", 1 << 45, 1 << 31, 1 << 30, 1e9, pid_namespace=4026532000)
     store.add(arena)
-    store.add(replace(arena, name="of-the-host", pid_namespace=None))
+    store.add(replace(arena, name="of-the-host", pid_namespace=None, is_of_owner=True))
     store.close()
     for boot, expected in (("this boot", [4026532000, None]), ("the next", [0, None])):
         store = VaultStore(path, boot)
         assert [row.arena.pid_namespace for row in store.arenas()] == expected
+        assert [row.arena.is_of_owner for row in store.arenas()] == [False, True]
         store.close()
 
 
-@pytest.mark.parametrize("made", [FIRST, SECOND], ids=["first", "second"])
+@pytest.mark.parametrize("made", [FIRST, SECOND, THIRD], ids=["first", "second", "third"])
 def test_what_an_earlier_version_stored_is_read(tmp_path, made):
     path = tmp_path / "vault.db"
     database = sqlite3.connect(path)

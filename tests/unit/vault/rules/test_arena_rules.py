@@ -12,7 +12,7 @@ from mpsd.model.process import ProcessId
 from mpsd.vault.rules.eviction import expires_at, plan_eviction
 from mpsd.vault.rules.settings import Eviction, VaultSettings
 from mpsd.vault.rules.spec import MOST_READERS, check_readers, check_spec
-from mpsd.vault.rules.usage import ArenaAccount, Bounds
+from mpsd.vault.rules.usage import ArenaAccount, Bounds, are_of_one_user
 
 GIB = 1 << 30
 USER, OTHER, OPERATOR = 1000, 1001, 0
@@ -193,6 +193,20 @@ def test_what_may_be_asked_for(capacity, window, expected):
         return
     with pytest.raises(BadRequest):
         check_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("uids", "expected"),
+    [
+        pytest.param([], True, id="none mapped yet"),
+        pytest.param([(1000, 1000)], True, id="unshare -U"),
+        pytest.param([(1000, 1000), (100_000, 165_535)], True, id="with subordinate uids"),
+        pytest.param([(0, 2**32 - 2)], False, id="a container's, with all"),
+        pytest.param([(1_000_000, 1_000_999_999)], False, id="a container's, with a billion"),
+    ],
+)
+def test_which_user_namespaces_a_user_may_have_made(uids: list[tuple[int, int]], expected: bool) -> None:
+    assert are_of_one_user(uids) == expected
 
 
 def test_readers_have_a_limit():
