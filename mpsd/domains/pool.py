@@ -237,9 +237,10 @@ class Pool:
         return domain
 
     def watch(self, domain: Domain, process: ProcessId | None) -> None:
-        """Store that the process is a member, and remove it once it has ended."""
+        """Store that the process is a member, unless it bypassed mpsd; and remove it once it has ended."""
         if process is not None and self._nursery is not None:
-            self.store.save_member(domain.name, process, domain.uids[process])
+            if (uid := domain.uids.get(process)) is not None:
+                self.store.save_member(domain.name, process, uid)
             self._nursery.start_soon(self._watch, domain, process)
 
     async def _watch(self, domain: Domain, process: ProcessId) -> None:

@@ -1,12 +1,14 @@
 """A client with a channel to a server and no context: no list of the vendor's shows it, and its domain is not empty."""
 
 import os
+from pathlib import Path
 
 import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.domains.store import SqliteStore
 from mpsd.domains.upkeep import Upkeep
 from mpsd.host import processes
 from mpsd.model.domain import Defaults, DomainState
@@ -41,6 +43,22 @@ async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump
     domain._asked_at = trio.current_time() + 60.0
     await trio.sleep(60.0)
     assert domain.occupancy == 0
+
+
+async def test_a_client_that_bypassed_mpsd_is_watched_but_no_member(tmp_path: Path) -> None:
+    """A list of the vendor's showed it, and mpsd ended with a KeyError."""
+    process = processes.process_id(os.getpid())
+    store = SqliteStore(tmp_path / "mpsd.db")
+    pool = Pool(None, None, (), Defaults(), store, None, None)  # type: ignore[arg-type]
+    domain = pool.domains["default"] = a_domain(Vendor())
+    async with trio.open_nursery() as pool._nursery:
+        pool.watch(domain, process)
+        assert list(store.members("default")) == []
+        domain.join(process, 1000)
+        pool.watch(domain, process)
+        assert list(store.members("default")) == [(process, 1000)]
+        pool._nursery.cancel_scope.cancel()
+    store.close()
 
 
 async def test_no_server_of_another_user_is_started_where_a_client_came_first() -> None:
