@@ -55,7 +55,7 @@ def test_every_place_and_target_that_contributing_names_exists() -> None:
     """A newcomer follows CONTRIBUTING.md word by word: files, constants, targets of make."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     written = set(re.findall(r"`([\w./]+/[\w./]*|[\w/]+\.(?:py|md))`", page)) | set(re.findall(r" (tests/\S+)", page))
-    examples = {"mpsd/faults/sources/NAME.py", "mpsd/api/methods/SUBJECT.py"}
+    examples = {"mpsd/faults/sources/NAME.py", "mpsd/api/methods/SUBJECT.py", "mpsd/wire/SUBJECT_results.py"}
     bases = (ROOT, ROOT / "mpsd", ROOT / "tests", ROOT / "clients", ROOT / "native", ROOT / "mpsd/wire", ROOT / "mpsd/config")
     assert [each for each in sorted(written - examples) if not any((base / each).exists() for base in bases)] == []
     makefile = (ROOT / "Makefile").read_text()
