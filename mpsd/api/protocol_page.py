@@ -61,7 +61,6 @@ def render(page: str) -> str:
 
 
 def section(page: str, name: str) -> str:
-    """Return the page's section on a method."""
     return page.partition(f"\n### `{name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
 
 

@@ -69,14 +69,14 @@ class Daemon(Struct, kw_only=True):
     failover: ServiceRequests
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: not configured
     restore: Callable[[], None]  # the pipe directory
-    stop: trio.Event = field(default_factory=trio.Event)  # set: exit now, whatever still runs
+    stop: trio.Event = field(default_factory=trio.Event)  # set: exit now, even if tasks still run
     sentinels: Sentinels | None = None  # None: unprivileged
     beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # other tasks that run as long
     _services: trio.Nursery | None = None
     _listeners: list[socket.socket] = field(default_factory=list)
 
     async def run(self, ready: Callable[[], None], take_signal: TakeSignal) -> int:
-        """Run until quit, or told to leave; return the exit status.  Raises MpsdError if it cannot start."""
+        """Run until `quit` or a signal; return the exit status.  Raises MpsdError if it cannot start."""
         held, is_old = take_connections(self.relayed)
         async with trio.open_nursery() as services:
             self._services = services

@@ -120,7 +120,7 @@ class Sessions:
         ranges: UidRanges = NO_RANGES,
         admin_gid: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """admin_gid: the group of operators; None while there is none, or it is not known."""
+        """admin_gid: the group of operators; None while it does not exist or is not known."""
         self._admin_gid = admin_gid
         self._board = board
         self._write_log = write_log

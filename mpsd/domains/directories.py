@@ -1,7 +1,7 @@
 """Manage a domain's directories: the access to the vendor's files in them, and the identity of the vendor daemon there.
 
 The vendor opens its files to all users (measured, driver 580): `control`, `control_lock` and the pid file are 0666, the FIFO
-`log` is 0777, whatever the umask.  Its servers run as their clients' users and connect to `control` by its path.  So the
+`log` is 0777 under any umask.  Its servers run as their clients' users and connect to `control` by its path.  So the
 directory above is closed on the host (0700), and the vendor's programs run in a mount namespace where it is open
 (native/launcher).  Where that is not possible the directory is 0711, and other users reach the files.
 Prose: docs/domains.md, "Private directories".
@@ -82,7 +82,7 @@ class DomainDirectories(Struct, frozen=True):
     def record(self, process: ProcessId) -> None:
         """Record the daemon for the next mpsd, and make the vendor's pid file 0600, which is 0666.  Call it in a thread.
 
-        A full disk costs the record; then find_by_pid_file finds the process, and checks what the file says.
+        A full disk costs the record; then find_by_pid_file finds the process, and checks the contents of the file.
         """
         new = self.path / f".{_RECORD}.new"
         with suppress(OSError):

@@ -46,7 +46,8 @@ async def follow_logs(
 ) -> None:
     """Follow the logs until cancelled, or until they cannot be read: then mpsd only asks the domain now and then.
 
-    Every line is published once, in its file's order, except those of mpsd's own commands.  hear: gets the news of the lines.
+    Every line is published once, in its file's order, except those of mpsd's own commands.  hear: called
+    with the events that the lines report.
     """
     try:
         await _follow(domain, positions, publish, hear)
@@ -80,7 +81,7 @@ async def _follow(
             if not has_more:
                 with trio.move_on_after(_REPORT_SECONDS if is_flooded else math.inf):
                     await changed()
-            # With limits of each client's own, clients wait for what the lines say.
+            # Where each client has limits, clients wait for events in these lines.
             await trio.sleep(0 if domain.guard.is_on and not is_flooded else _BURST_SECONDS)
 
 

@@ -42,13 +42,13 @@ class PublicLog:
         self.lost = 0  # lines since the files could last be opened; written under the lock
         self._lock = threading.Lock()  # protects `lost`; no other lock is taken while it is held
         self._tried_at = -math.inf
-        self._troubles: dict[str, str] = {}  # why files could not be opened, as it was told
+        self._troubles: dict[str, str] = {}  # the logged reasons why files could not be opened
         self._reopen()
         self._must_reopen = threading.Event()
         self._background = Background("mpsd-public-log", self._do, self._close_files)
 
     def reopen(self) -> None:
-        """Open the files again soon, for log rotation (SIGHUP); tell why where one cannot be opened, also if that was told."""
+        """Open the files again soon, for log rotation (SIGHUP); log why one cannot be opened, also if it was logged before."""
         self._must_reopen.set()
         self._background.put(lambda: None)
 

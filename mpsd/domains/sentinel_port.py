@@ -23,7 +23,7 @@ class SentinelPort(Protocol):
 
 
 class NoSentinel:
-    """The sentinel of a domain that has none."""
+    """Stands for the sentinel in a domain without one."""
 
     pids: frozenset[int] = frozenset()
 

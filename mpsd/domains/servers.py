@@ -36,7 +36,7 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
 
 
 async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, told: set[int] | None = None) -> None:
-    """Ask the servers of other users without clients to shut down; each once: `told` has the servers that were asked."""
+    """Ask the servers of other users without clients to shut down; once for each server: `told` has those that were asked."""
     told = set() if told is None else told
     for server in await domain.fresh_servers():
         if not is_multiuser and server.uid != uid and not server.client_pids and server.pid not in told:

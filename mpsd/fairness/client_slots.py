@@ -15,7 +15,7 @@ _FEW = 4
 def hindrance_of_slots(most: int, own: int, total: int, is_operator: bool, what: str = "clients") -> str:
     """Return why a user with `own` of the `total` clients gets no kept slot, in words without changing figures.
 
-    Empty if the slots in use do not reach the kept ones, and if no slot is left: the caller says that, with the figures.
+    Empty if the slots in use do not reach the kept ones, and if no slot is left: the caller reports that, with the figures.
     `what`: the name of what is counted.
     """
     if total >= most:

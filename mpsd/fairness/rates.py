@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 
 from msgspec import Struct
 
-OTHERS = "others"  # the shared key of all that came when there were too many keys
+OTHERS = "others"  # the shared key of all that came after the last free key was taken
 _MOST_KEYS = 1024
 _TIDY_SECONDS = 1.0  # between searches of a full table for idle keys: a user with many uids must not cause more of them
 

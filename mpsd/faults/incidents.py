@@ -236,7 +236,6 @@ class Incidents:
     # -- incidents ---------------------------------------------------------------------------------------------------
 
     def note(self, incident: Incident, text: str) -> None:
-        """Record an action on an incident."""
         log.info("fault.deed", number=incident.number, text=text)
         self._took(self._fusion.note(incident.number, Deed(self._clock(), text)))
 
@@ -354,5 +353,4 @@ class Incidents:
             await self._pool.changed()
 
     def _at(self, moment_ns: int) -> float:
-        """Convert to seconds since the epoch."""
         return time.time() - (self._clock() - moment_ns) / 1e9

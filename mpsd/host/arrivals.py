@@ -24,7 +24,7 @@ ACCEPTED = 64  # connections, in one turn of the event loop
 BEGUN = 8
 _TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
 MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
-_PAUSE_SECONDS = 0.1  # where nobody can be accepted: most likely the limit of open files
+_PAUSE_SECONDS = 0.1  # after a connection could not be accepted: most likely the limit of open files
 _NO_REQUEST = b""
 
 

@@ -53,5 +53,4 @@ class ClientFacts:
         return self._known.get(process, NOTHING).variables.get(JOB_NAME_VARIABLE, "")
 
     def forget(self, process: ProcessId) -> None:
-        """Forget a process that has ended."""
         self._known.pop(process, None)

@@ -23,7 +23,7 @@ class Datagram(Struct, frozen=True):
 
 
 def receive_now(sock: socket.socket, most_bytes: int) -> Datagram:
-    """Receive one datagram without waiting; a longer one is cut, and its flags say so.
+    """Receive one datagram without waiting; a longer one is cut, and its flags report that.
 
     Raises BlockingIOError if none is queued, OSError.
     """

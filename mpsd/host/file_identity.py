@@ -1,4 +1,4 @@
-"""Recognise a file, whatever its path is now."""
+"""Recognise a file also after it was renamed."""
 
 import os
 from contextlib import suppress

@@ -93,7 +93,7 @@ class FileWriters:
 
 
 def _pidfd(more: bytes) -> int | None:
-    """Return the pidfd from the bytes after an event's head; negative if its process has ended, None if there is none."""
+    """Return the pidfd from the bytes after an event's head; negative if its process has ended, None if they lack one."""
     if len(more) < _PIDFD.size:
         return None
     kind, _, _, pidfd = _PIDFD.unpack_from(more)

@@ -25,7 +25,7 @@ class GrowingFile:
         return at - len(self._rest)
 
     def read_lines(self) -> list[str]:
-        """Return what came since the last call, at most READ_LINES lines; none where there is no whole line more.
+        """Return what came since the last call, at most READ_LINES lines; an empty list until another line is complete.
 
         An absent file has no lines yet; a shortened one is read from its start.
         """

@@ -131,7 +131,7 @@ class Inspector:
     ) -> Child:
         """Start a program, named by its full path, in a session of its own and in `/`; blocks until it is executed.
 
-        descriptors: its numbers 0, 1, 2, and 3 if there are four.  uid: its user and group; None: mpsd's.  Raises OSError.
+        descriptors: its numbers 0, 1, 2, and 3 if four are given.  uid: its user and group; None: mpsd's.  Raises OSError.
         """
         variables = [f"{name}={value}" for name, value in environment.items() if not name.startswith("/")]
         question = Question(InspectorOp.RUN, words=[*variables, *command])
@@ -150,7 +150,7 @@ class Inspector:
         return child
 
     def _child(self, end: socket.socket, pid: int) -> Child:
-        """Return the process that says its pid at `end`.  Raises OSError."""
+        """Return the process that sends its pid to `end`.  Raises OSError."""
         if not self._has_answer(end, pid):
             raise OSError(errno.ETIMEDOUT, "the inspector started no process in time")
         if not (answer := end.recv(_ANSWER_BYTES)):

@@ -51,7 +51,7 @@ def peer_process(connection: socket.socket, credentials: Credentials) -> Process
 
 
 def _lives(connection: socket.socket) -> bool:
-    """Return whether the process lives for certain; False if the kernel cannot tell.  Raise PeerEnded."""
+    """Return whether the process lives for certain; False if the kernel does not know.  Raise PeerEnded."""
     try:
         pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as exc:

@@ -185,7 +185,7 @@ def start_readers_by(start: Callable[[], InspectorProcess]) -> None:
 
 
 def linked_file(pid: int, name: str) -> LinkedFile | None:
-    """Return what its link `exe` or `root` leads to; None if the process has gone, has none, or cannot be read."""
+    """Return what its link `exe` or `root` leads to; None if the process has gone, lacks the link, or cannot be read."""
     try:
         return reader.linked_file(pid, name)
     except (OSError, ProtocolError):
@@ -285,6 +285,6 @@ def collect(pid: int) -> bool:
 
 
 reader = ProcessReader(real_uid, state)
-searcher = ProcessReader(real_uid, state)  # 65,536 links take it 50 ms: meanwhile the other one answers
+searcher = ProcessReader(real_uid, state)  # 65,536 links take it 50 ms: the other one answers in that time
 atexit.register(reader.close)
 atexit.register(searcher.close)

@@ -16,7 +16,7 @@ def device_number(path: str) -> tuple[int, int, int]:
 
 
 def type_of(descriptor: int) -> int:
-    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has none cached."""
+    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has not cached it."""
     found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
     return stat.S_IFMT(found.stx_mode) if found is not None else 0
 

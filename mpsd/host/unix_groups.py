@@ -14,7 +14,7 @@ from mpsd.host.user_database import UserDatabase, ask_now, is_member
 
 log = structlog.get_logger()
 _SILENT = "the user database does not answer"
-_MOST_USERS = 1 << 16  # more than can have a lease, a client or a place in the queue; those heard of longest ago go first
+_MOST_USERS = 1 << 16  # more than can have a lease, a client or a place in the queue; the longest unused ones go first
 
 
 class UnixGroups:

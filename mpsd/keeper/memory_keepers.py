@@ -84,7 +84,6 @@ class VaultKeepers:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of the known keepers."""
         return [keeper.pid for _, keeper in sorted(self._keepers.items()) if keeper.pid]
 
     @property
@@ -106,7 +105,7 @@ class VaultKeepers:
     async def put(self, items: Sequence[Item], beside: str | None = None) -> None:
         """Store the items: when this returns, a keeper holds all of them; after an error, none.
 
-        Starts a keeper if none has room.  beside: a name; the items go to the keeper that has it, if there is room.  Raise
+        Starts a keeper if all others are full.  beside: a name; the items go to the keeper that has it, if they fit.  Raise
         KeeperFailed or NoRoom.  No other task runs between the last confirmation and the return.
         """
         for _ in range(MOST_KEEPERS):
@@ -266,7 +265,6 @@ class VaultKeepers:
         self._collect()
 
     def _collect(self) -> None:
-        """Reap the children that have ended."""
         for process in [process for process in self._processes if process.has_ended()]:
             process.reap()
             self._processes.remove(process)

@@ -95,7 +95,6 @@ class ActiveLeases:
                     del self._by_process[named]
 
     def due(self, now: float) -> list[Lease]:
-        """Return the leases that have expired."""
         found = {}
         while self._ends and self._ends[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._ends)[1])

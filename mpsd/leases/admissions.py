@@ -180,7 +180,7 @@ class Admissions:
         ranked = queue.in_order((entry.waiting for entry in entries.values()), order)
         reasons = queue.plan(ranked, limits, used, order).reasons
         for one in ranked:
-            if one.key in reasons:  # else there is room, and its reason is the disk
+            if one.key in reasons:  # else it would fit, and its reason is the disk
                 entries[one.key].reason = queue.in_words(reasons[one.key], one, limits, used)
         return [_show(number, entries[one.key], order.now) for number, one in enumerate(ranked, 1)]
 

@@ -209,7 +209,6 @@ class LeaseBook:
 
     @property
     def queued(self) -> int:
-        """The number of taken places in the queue."""
         return len(self._admissions.line)
 
     def queue(self) -> Sequence[QueueEntry]:

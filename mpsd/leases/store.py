@@ -44,7 +44,6 @@ class LeaseStore:
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     def leases(self) -> list[Lease]:
-        """Return all leases in the order of their ids."""
         return [lease_of(row) for row in self._read("SELECT * FROM leases ORDER BY id")]
 
     def add(self, lease: Lease) -> Lease:

@@ -123,7 +123,6 @@ class WaitQueue:
             entry.waiting = replace(entry.waiting, hindrance=hindrance)
 
     def clients_by_lease(self) -> Counter[int]:
-        """Return how many clients of each lease wait."""
         return Counter(each.lease_id for each in self._placed.values() if each.client and each.lease_id is not None)
 
     def _place(self, entry: WaitQueueEntry) -> None:

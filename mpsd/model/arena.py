@@ -111,7 +111,7 @@ class Portion(Struct, frozen=True):
 
 
 class ArenaSpec(Struct, frozen=True):
-    """The request for an arena.  window_bytes: None: twice the capacity, so that there is room between allocations."""
+    """The request for an arena.  window_bytes: None: twice the capacity, which leaves gaps between allocations."""
 
     name: str
     gpu: str

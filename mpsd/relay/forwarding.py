@@ -45,7 +45,7 @@ class _Turn(Enum):
 class Forwarding(Struct):
     """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
-    It is None once the handshake cannot be repeated: the domain has passed descriptors, or there were too many messages.
+    It is None once the handshake cannot be repeated: the domain has passed descriptors, or the transcript became too long.
     """
 
     client: socket.socket
@@ -101,7 +101,6 @@ class Forwarding(Struct):
             _stop(self.client, socket.SHUT_RDWR)
 
     def _close(self, message: Message) -> None:
-        """Close the descriptors of a client's message."""
         message.close(partial(self.closings.begin, self.share))
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ _STEPS = {
 
 
 class SentinelReport(Struct, frozen=True):
-    """A report.  The header's table says what the fields mean for each kind."""
+    """A report.  The header's table has the meaning of the fields for each kind."""
 
     kind: SentinelKind
     pid: int = 0

@@ -37,7 +37,7 @@ def start_sentinel(
                 child = inspector.start_program(command, environment, (listener.fileno(), null.fileno(), null.fileno()))
         except OSError as exc:
             raise VendorFailed(f"{command[0]} cannot be run: {exc.strerror}") from None
-        os.close(child.pidfd)  # it tells its pid itself, as it does to the next mpsd
+        os.close(child.pidfd)  # it sends its pid itself, also to the next mpsd
         found = connect_sentinel(path)
     if found is None:
         raise VendorFailed("the sentinel ended at once")

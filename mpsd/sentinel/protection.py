@@ -23,7 +23,7 @@ from mpsd.sentinel.watcher import Watcher
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
-_KNOWN_SECONDS = 2.0  # until a running one has told its client's pid
+_KNOWN_SECONDS = 2.0  # until a running one has reported its client's pid
 _LOOK_SECONDS = 0.02
 _LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "LD_PRELOAD")  # of mpsd's environment
 
@@ -38,7 +38,7 @@ class SentinelSettings(Struct, frozen=True):
 
 
 class Protection(Struct):
-    """Guards that the sentinels of a domain are all in its present server, and that no client of theirs counts as one.
+    """Guards that the sentinels of a domain are all in its present server, and that their clients do not count.
 
     spawn: runs a task as long as mpsd.  heard: gets each report.
     """
@@ -50,7 +50,7 @@ class Protection(Struct):
     heard: Callable[["Protection", Watcher, SentinelReport], None]
     watchers: dict[str, Watcher] = field(default_factory=dict)  # by GPU
     server: ServerView | None = None  # in which they are
-    why_not: str = ""  # why it has none that is ready
+    why_not: str = ""  # why no sentinel is ready
     _asides: int = 0  # blocks that forbid a start
     _retry_at: float = -math.inf  # trio time
     _one_at_a_time: trio.Lock = field(default_factory=trio.Lock)

@@ -45,11 +45,10 @@ class Sentinels(Struct):
 
     @property
     def pids(self) -> frozenset[int]:
-        """The pids of all their processes."""
         return frozenset[int]().union(*(each.own_pids for each in self._protections.values()))
 
     def problems(self) -> list[str]:
-        """Return the domains with clients that should have a sentinel and have none."""
+        """Return the domains with clients that lack the sentinel that they should have."""
         if not self.settings.is_on:
             return []
         return [

@@ -65,7 +65,6 @@ class Watcher:
 
     @property
     def own_pids(self) -> frozenset[int]:
-        """The pids of both its processes."""
         return self.pids | ({self._process.pid} if self._process else set())
 
     async def add(self, process: ProcessId) -> None:

@@ -21,7 +21,7 @@ from mpsd.wire.forward_state import CONTROL_AT, HEAD, parse_head
 log = structlog.get_logger()
 _MARKS_BYTES = 16
 _LOOKS = 4  # in the time after which a writer is silent
-_LEAST_SECONDS = 0.005  # each round costs as much as there are services: one user may have some hundred
+_LEAST_SECONDS = 0.005  # the cost of a round grows with the services: one user may have some hundred
 
 
 class _Pulse(Struct, eq=False):

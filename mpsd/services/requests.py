@@ -182,7 +182,6 @@ class ServiceRequests:
         return view(self._find(arena_id))
 
     def services(self) -> Sequence[ServiceView]:
-        """Return all services, by id."""
         return list(self.coordinator.views())
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:

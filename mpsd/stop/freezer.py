@@ -118,7 +118,7 @@ def unified_hierarchy() -> Path | None:
 
 
 def unified_path(pid: int) -> str | None:
-    """Return the process's path in the unified hierarchy; None if it has none, or is in the root."""
+    """Return the process's path in the unified hierarchy; None without one, or in the root."""
     try:
         with open(f"/proc/{pid}/cgroup", errors="backslashreplace") as file:
             for line in file:

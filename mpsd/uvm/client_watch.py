@@ -1,7 +1,7 @@
 """Watch one client from its first connection until after its end: attach, shield, listen, hold, release.
 
     the client                              mpsd
-    connects                                looks for its descriptors; again soon while there are none
+    connects                                looks for its descriptors; again soon until it finds some
     makes a context (connects again)        tries the shield every 5 ms until it holds
     closes them, starts another program     releases them, looks for others
     exits                                   releases everything at once

@@ -21,7 +21,7 @@ OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]
 class HeldSpace(Struct, eq=False):
     """Owns one space and its queue.
 
-    no_queue: why it has none, although it should.  no_plan: why no shield is planned yet; another attempt may succeed.
+    no_queue: why it lacks the queue that it should have.  no_plan: why no shield is planned yet; another attempt may succeed.
     """
 
     space: Space

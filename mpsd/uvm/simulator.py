@@ -98,7 +98,7 @@ def _page(descriptor: int) -> tuple[mmap.mmap, SpacePage] | None:
 
 
 class SimulatedSpace(Struct):
-    """Owns the duplicates, and the mapping of the page.  `events`: None where the client has none yet."""
+    """Owns the duplicates, and the mapping of the page.  `events`: None before the client has some."""
 
     pid: int
     number: int

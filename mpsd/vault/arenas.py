@@ -235,7 +235,6 @@ class Arenas:
         return self._terms.promote(self._shelf.find_id(arena_id), process, fenced)
 
     def tell_promoted(self, arena: Arena) -> None:
-        """Publish the promotion to all others."""
         self._terms.tell_promoted(arena)
 
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:

@@ -97,7 +97,7 @@ class ArenaHolders:
         return uid
 
     def check_reader(self, arena: Arena, process: ProcessId) -> None:
-        """Check whether the process may be one more reader of the arena, beside those of other users.  Raise TooMany."""
+        """Check whether the process may be one more reader of the arena, with those of other users.  Raise TooMany."""
         uid = _uid(process)
         check_readers(arena, self._count(uid, arena.readers), is_preferred=uid in (_ROOT, arena.owner_uid))
 
@@ -120,7 +120,7 @@ class ArenaHolders:
             wait.scope.cancel()
 
     def expel(self, process: ProcessId) -> None:
-        """Expel a process that was fenced and may still live: it can open no arena, and is waited for whatever it has open."""
+        """Expel a process that was fenced and may still live: it can open no arena, and mpsd waits for its end in any case."""
         self.restore(process)
         self._expelled.add(process)
 

@@ -41,7 +41,7 @@ class Field(NamedTuple):
 class Result:
     """The map of a result.
 
-    name: of the class in the Python client, empty if it has none; what: its docstring.  extends: the result whose fields come
+    name: of the class in the Python client, empty without one; what: its docstring.  extends: the result whose fields come
     first.  descriptors: the field in which the class has the descriptors of the answer, as Python source.
     """
 

@@ -1,7 +1,7 @@
 """The minor version of the protocol that introduced each method, parameter and code.
 
 What is not named here was in minor 0, or came with its method.  A change that adds something adds it here and raises
-`messages.MINOR`, once for a release.  Topics (api/topic_table.py) and fields of results (fields.py) have theirs beside them.
+`messages.MINOR`, once for a release.  Topics (api/topic_table.py) and fields of results (fields.py) declare theirs themselves.
 """
 
 from collections.abc import Mapping

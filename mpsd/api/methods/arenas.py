@@ -104,7 +104,7 @@ def _may(peer: Peer, arena: Arena, access: Access) -> bool:
 
 
 def arenas_of(services: Ports) -> Arenas:
-    """Return the vault.  Raises KeeperFailed if this mpsd has none."""
+    """Return the vault.  Raises KeeperFailed if this mpsd runs without it."""
     if services.arenas is None:
         raise KeeperFailed("this mpsd keeps no memory")
     return services.arenas
@@ -119,7 +119,7 @@ def find_named(arenas: Arenas, text: str) -> Arena:
 
 
 def check_whose(peer: Peer, text: str, arena: Arena) -> None:
-    """Raise NotAllowed if this name does not permit the use: a name without a uid is for one's own arenas and root's,
+    """Raise NotAllowed if this name does not permit the use: a name without a uid is for arenas of the caller and of root,
     as far as no other container made them.
 
     Check it before a process uses an arena, for operators too.

@@ -42,7 +42,7 @@ def _show(peer: Peer, numbered: tuple[int, Event]) -> Map:
 
 
 def _drop(events: EventBus, listener: Listener) -> int:
-    """End the subscription; return how many events it has lost, 0 if the connection has none."""
+    """End the subscription; return how many events it has lost, 0 without a subscription."""
     subscription, listener.subscription = listener.subscription, None
     if subscription is None:
         return 0

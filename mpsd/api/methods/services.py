@@ -31,7 +31,7 @@ _NOBODY = -1  # the uid of no user
 
 
 def failover_of(services: Ports) -> ServiceRequests:
-    """Return the failover services.  Raises KeeperFailed if this mpsd has none."""
+    """Return the failover services.  Raises KeeperFailed if this mpsd runs without them."""
     if services.failover is None:
         raise KeeperFailed("this mpsd has no vault, and so no services")
     return services.failover

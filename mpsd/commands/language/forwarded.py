@@ -42,7 +42,7 @@ async def device_query(ask: CommandCall[DeviceQuery]) -> Answer:
 
 
 async def pass_on(ask: CommandCall[PassOn]) -> Answer:
-    """Return the default domain's own answer; if there are several domains, stderr names the one that was asked."""
+    """Return the default domain's own answer; with several domains, stderr names the one that was asked."""
     if len(ask.request.line.encode()) > MAX_FORWARDED_BYTES:
         raise BadRequest(f"a command of {len(ask.request.line.encode())} bytes is not passed on to the vendor's daemon")
     answer = await ask.board.forward(None, ask.request.line)

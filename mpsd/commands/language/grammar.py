@@ -3,7 +3,7 @@
     line     = [ name { blank word } ] [ NUL anything ]      blank: space, tab, CR, LF, VT, FF
     name     = a key of commands.COMMANDS
     word     = its meaning depends on the command; words that a command does not use are ignored
-    PID, UID = the leading digits of a word (`5x` is 5), 0 if it has none
+    PID, UID = the leading digits of a word (`5x` is 5), 0 without a digit
 
 Odd cases are the vendor's, observed with driver 580 (tests/contract/vendor_580.toml).  The meaning of a pid, a device or a
 limit is not known here.  Prose: docs/commands.md.
@@ -195,7 +195,7 @@ def parse_priority(words: tuple[str, ...]) -> SetPriority:
 
 
 def parse_lspart(_: tuple[str, ...]) -> PassOn:
-    """Every user may say it: no word that they choose reaches the vendor's daemon, which runs as root."""
+    """Every user may send it: no word that they choose reaches the vendor's daemon, which runs as root."""
     return PassOn(line="lspart")
 
 

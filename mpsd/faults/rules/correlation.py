@@ -13,7 +13,7 @@ FRESH_NS = SECOND_NS // 5  # no client faults on fresh servers so soon: a server
 
 
 def opens(seen: Observation) -> bool:
-    """Return whether the observation alone shows that there was a fault, and so opens an incident."""
+    """Return whether the observation alone shows a fault, and so opens an incident."""
     if is_proof(seen) or is_of_device(seen):
         return True
     if not seen.domain or seen.clears:

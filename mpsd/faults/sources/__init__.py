@@ -1,1 +1,1 @@
-"""The sources of faults: one file each, with its parser beside it."""
+"""The sources of faults: one file each, and its parser in the same folder."""

@@ -6,7 +6,7 @@
             core.HOST.PID.SECONDS
 
 All files there are untrusted.  A file counts if it is a regular one with one name, in the file system of the directory: a user
-can mount a file system on a file of theirs, which then may never answer.  It belongs to its owner, and is complete once its
+can mount a file system on an own file, which then may never answer.  It belongs to its owner, and is complete once its
 writer has closed it, or has not touched it for a while, and no process has it open for writing.  A dump that was read is
 deleted or kept; any other file is deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any
 temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
@@ -222,7 +222,7 @@ def _open_regular(name: str, directory: int) -> int | None:
 
 @contextlib.contextmanager
 def _open_path(name: str, directory: int) -> Iterator[int | None]:
-    """Open the path alone, which asks no file system of a mount on it; None if there is one.  Raises OSError."""
+    """Open the path alone, which asks no file system of a mount on it; None if it has one.  Raises OSError."""
     found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         yield found if _mount_of(found) == _mount_of(directory) else None
@@ -236,7 +236,8 @@ def _mount_of(descriptor: int) -> str:
 
 
 def _keep_writers_out(descriptor: int) -> bool:
-    """Take a lease: a process that opens the file for writing waits until mpsd closes it.  False if there are no leases.
+    """Take a lease: a process that opens the file for writing waits until mpsd closes it.  False if the file
+    system does not support leases.
 
     Raises BlockingIOError if a process has it open for writing.
     """

@@ -17,7 +17,7 @@ Which rows identify the culprit (8 dumps of an H200 under MPS, driver 580, are i
 | any grid | all four | the culprit alone |
 
 No I/O: the caller passes `read_at`.  Any user can write such a file, so it is read through elf_tables.py, which bounds what is
-read, whatever sizes the file claims.  Prose: docs/faults.md.
+read, even if the file claims larger sizes.  Prose: docs/faults.md.
 """
 
 import struct
@@ -184,7 +184,7 @@ def _place(reader: BoundedReader, sections: Sections, warps: Section, number: in
 
 
 def _without_doubles(lanes: list[GpuException], warps: list[GpuException]) -> tuple[GpuException, ...]:
-    """Return lanes with an exception first, and whole warps only if the dump has none of their lanes."""
+    """Return lanes with an exception first, and whole warps only if the dump lacks their lanes."""
     told = {(each.sm, each.block, each.warp) for each in lanes}
     more = [each for each in warps if (each.sm, each.block, each.warp) not in told]
     return tuple(sorted(lanes + more, key=lambda each: each.kind == TRAP))

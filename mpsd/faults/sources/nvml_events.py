@@ -1,7 +1,8 @@
 """NVML's events as a source: the GPU and the number of an Xid, but neither the process nor the domain.
 
-Newer drivers also report that a GPU has to be reset, or is unavailable.  For where the kernel log cannot be read: it says the
-same, and more, a millisecond sooner.  Each GPU is followed on its own: when NVML loses one, the events of the others go on.
+Newer drivers also report that a GPU has to be reset, or is unavailable.  It serves where the kernel log cannot be read,
+which has the same and more a millisecond sooner.  mpsd follows each GPU alone: when
+NVML loses one, the events of the others go on.
 """
 
 import time

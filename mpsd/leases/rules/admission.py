@@ -19,7 +19,7 @@ _SAME = MILLIONTHS // 1000  # a share that differs by less counts as the lease's
 
 
 def refusal_of(lease: Lease | None, settings: AdmissionSettings) -> str:
-    """Return why a client may not run whatever is free, in words; empty if it may."""
+    """Return in words why a client may not run, however much is free; empty if it may."""
     return NO_LEASE if lease is None and settings.default == "refuse" else ""
 
 

@@ -27,7 +27,7 @@ _ROOT = "/"
 
 
 class LeaseIndex:
-    """Guards that every lease is found by its selector, however many others there are."""
+    """Guards that every lease is found by its selector, in a time that does not grow with their number."""
 
     def __init__(self, leases: Iterable[Lease] = ()) -> None:
         self._places: dict[Place, dict[int, Lease]] = {}
@@ -38,7 +38,6 @@ class LeaseIndex:
         return bool(self._places)
 
     def put(self, lease: Lease) -> None:
-        """Add a lease, or replace it by its new value."""
         self._places.setdefault(place_of(lease), {})[lease.id] = lease
 
     def take(self, lease: Lease) -> None:

@@ -70,9 +70,7 @@ class AdmissionSettings(Struct, frozen=True):
 
     @property
     def quota_groups(self) -> tuple[str, ...]:
-        """The Unix groups with a quota."""
         return tuple(dict.fromkeys([*self.group_quotas, *self.group_totals]))
 
     def quota_of(self, groups: tuple[str, ...]) -> Quota:
-        """Return the quota of a user in these groups."""
         return next((quota for name, quota in self.group_quotas.items() if name in groups), self.user_quota)

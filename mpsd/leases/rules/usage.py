@@ -86,7 +86,7 @@ class Account:
             self._settle(key)
 
     def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: ClientUsage | None) -> None:
-        """Enter a client that is let in.  owner: the user whose quota of clients applies.  lease: None if it has none now."""
+        """Enter a client that is let in.  owner: the user whose quota of clients applies.  lease: None without one."""
         self.ledger.hold(("client", process), client_amounts(owner, lease))
         self._clients[process] = owner, held
         if held is None:

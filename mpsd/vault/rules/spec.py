@@ -1,4 +1,4 @@
-"""Check the specification of an arena.  Pure.  usage.py checks whether there is room."""
+"""Check the specification of an arena.  Pure.  usage.py checks whether it fits."""
 
 from mpsd.errors import BadRequest, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
