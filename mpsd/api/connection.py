@@ -29,6 +29,7 @@ from mpsd.api.ports import Ports
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
 from mpsd.host.descriptors import Closings, Descriptors
+from mpsd.notify import Changed
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
 from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map
@@ -59,7 +60,7 @@ class Connection(Struct, eq=False):
     turn: trio.Lock  # of this user; a user's requests begin one after the other, so that opening many connections gains nothing
     subscription: Subscription | None = None
     _told: Subscription | None = None  # whose events are sent: its response has been sent
-    _told_changed: trio.Event = field(default_factory=trio.Event)
+    _told_changed: Changed = field(default_factory=Changed)
     _has_greeted: bool = False
     _program: str = ""
     _is_answered: bool = False  # whether the request that runs now has been answered
@@ -116,7 +117,7 @@ class Connection(Struct, eq=False):
             given.close()
         if self._told is not self.subscription:
             self._told = self.subscription
-            self._told_changed.set()
+            self._told_changed.notify()
 
     async def _carry_out(self, request: Request, taken: Descriptors, given: Descriptors) -> None:
         """Run the request and answer at once: a standby that waits for the answer continues without delay."""
@@ -222,7 +223,6 @@ class Connection(Struct, eq=False):
         """
         while True:
             while (subscription := self._told) is None or subscription.is_over:
-                self._told_changed = trio.Event()
                 await self._told_changed.wait()  # for ever: not every client subscribes
             await subscription.changed()
             async with self._sending:

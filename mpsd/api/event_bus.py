@@ -11,13 +11,13 @@ from functools import cached_property
 from typing import Any
 
 import structlog
-import trio
 from msgspec import Struct, field
 
 from mpsd.api import topics
 from mpsd.api.authority import Peer
 from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ProtocolError
+from mpsd.notify import Changed
 from mpsd.wire.plain import plain
 from mpsd.wire.rpc import Notification, encode
 
@@ -57,14 +57,14 @@ class Subscription(Struct, eq=False):
     lost: int = 0
     is_over: bool = False
     _queue: deque[bytes | int] = field(default_factory=deque)  # a number stands for so many lost events
-    _waiting: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+    _changed: Changed = field(default_factory=Changed)
 
     def offer(self, event: Event) -> None:
         if not self.patterns.match(event.topic) or not topics.may_see(self.peer, event.topic, event.facts):
             return
         if len(self._queue) < self.most:
             self._queue.append(event.full if self.peer.is_operator else event.public)
-            self._waiting.unpark()
+            self._changed.notify()
             return
         self.lost += 1
         last = self._queue[-1]
@@ -83,11 +83,11 @@ class Subscription(Struct, eq=False):
     async def changed(self) -> None:
         """Wait until an event is queued, or the subscription is over."""
         while not (self._queue or self.is_over):
-            await self._waiting.park()  # for ever: nothing may happen
+            await self._changed.wait()  # for ever: nothing may happen
 
     def end(self) -> None:
         self.is_over = True
-        self._waiting.unpark_all()
+        self._changed.notify()
 
 
 class EventBus:

@@ -29,6 +29,7 @@ from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings, close_apart
 from mpsd.host.peers import caller_of
 from mpsd.model.authority import Caller
+from mpsd.notify import Changed
 
 log = structlog.get_logger()
 _COMMAND_BYTES = 64 * 1024  # a longer command is cut, and refused like any over grammar.MAX_LINE_BYTES
@@ -130,7 +131,7 @@ class Sessions:
         self._closings = Closings()
         self._running: dict[int, trio.Semaphore] = {}  # by the uid whose share they are of
         self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
-        self._ended = trio.Event()
+        self._ended = Changed()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled."""
@@ -189,8 +190,7 @@ class Sessions:
                 await close_apart(session.connection.close)  # also closes its unread datagrams and their descriptors
             finally:
                 self._open.remove(session)
-                self._ended.set()
-                self._ended = trio.Event()
+                self._ended.notify()
 
     async def _serve(self, session: _Session) -> None:
         caller = self._caller(session.connection)

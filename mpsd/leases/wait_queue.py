@@ -8,7 +8,6 @@ without a place, not listed and not considered, until a place is free.  The conn
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 
-import trio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from mpsd.leases.rules.queue import Demand, Waiting
 from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.model.lease import Grant, Identity
 from mpsd.model.process import Credentials
+from mpsd.notify import Changed
 
 NO_PLACE = "the queue has no place for its user"
 
@@ -45,7 +45,7 @@ class WaitQueueEntry(Struct, eq=False):
     reason: str = ""
     outcome: Grant | Refused | None = None
     callers: int = 0
-    changed: trio.Event = field(default_factory=trio.Event)
+    changed: Changed = field(default_factory=Changed)
 
     def tell(self, blocked: Scope | str, words: Callable[[], str]) -> None:
         """Report what is lacking: once for each scope or text, not each time that a figure changes."""
@@ -58,8 +58,7 @@ class WaitQueueEntry(Struct, eq=False):
         self._wake()
 
     def _wake(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+        self.changed.notify()
 
 
 class WaitQueue:

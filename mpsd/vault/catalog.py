@@ -9,7 +9,6 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
-import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,7 +18,7 @@ from mpsd.model.arena import Arena
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.process import ProcessId
-from mpsd.notify import Signal
+from mpsd.notify import Changed, Signal
 from mpsd.vault.live_arena import LiveArena, serial_of
 from mpsd.vault.rules import windows as arena_windows
 from mpsd.vault.rules.contents import Contents
@@ -54,7 +53,7 @@ class Catalog:
         self.by_id: dict[int, LiveArena] = {}
         self.by_name: dict[str, LiveArena] = {}
         self.ends: dict[int, float] = {}  # expiry times of unheld arenas; an arena that is opened stays in it until then
-        self.schedule_changed = trio.Event()  # an arena may expire earlier than planned
+        self.schedule_changed = Changed()  # an arena may expire earlier than planned
         self._windows: list[arena_windows.Window] = []  # of all, in order
         self._opened: dict[ProcessId, dict[int, None]] = {}  # arenas that a process has open, and some that it had, by id
         self.arena_changed = Signal[[str, Arena]]()  # the name of the event; after it is stored
@@ -152,7 +151,7 @@ class Catalog:
         self.account.remove(arena)
         self._windows.remove(_window(arena))
         self.ends.pop(arena.id, None)
-        entry.notify()
+        entry.changed.notify()
 
     def change(self, entry: LiveArena, row: Row) -> Arena:
         """Take over `row`, which is stored."""
@@ -171,7 +170,7 @@ class Catalog:
             self.ends.pop(arena.id, None)
         else:
             self.ends[arena.id] = end
-            self.schedule_changed.set()
+            self.schedule_changed.notify()
 
     def count(self, entry: LiveArena, bytes_before: int, count_before: int) -> None:
         """Update the account after a change of the contents, from their size before."""

@@ -90,13 +90,12 @@ class Vault(Struct):
     async def _expire(self) -> None:
         await self.arenas.ready.wait()
         while True:
-            changed = self.shelf.schedule_changed = trio.Event()
             now, ends = self.shelf.around.clock(), self.shelf.ends
             for arena_id in [arena_id for arena_id, end in ends.items() if end <= now]:
                 self._expire_one(arena_id, now)
             left = max(0.0, min(ends.values(), default=math.inf) - now)
             with trio.move_on_after(min(left, _LOOK_SECONDS if ends else math.inf)):
-                await changed.wait()
+                await self.shelf.schedule_changed.wait()
 
     def _expire_one(self, arena_id: int, now: float) -> None:
         self.shelf.schedule(self.shelf.by_id[arena_id].arena)  # a process may have it open

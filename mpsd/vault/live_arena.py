@@ -12,6 +12,7 @@ from mpsd.errors import ArenaSealed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.keeper.messages import KeeperEntry as Held
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
+from mpsd.notify import Changed
 from mpsd.vault.rules.contents import Contents
 from mpsd.vault.store import Row
 
@@ -51,7 +52,7 @@ class LiveArena(Struct, eq=False):
     queue: deque[object] = field(default_factory=deque)  # requests that wait to write, in order
     openings: dict[ProcessId, int] = field(default_factory=dict)  # how often each holder has opened it with this mpsd
     is_removed: bool = False
-    _changed: trio.Event = field(default_factory=trio.Event)
+    changed: Changed = field(default_factory=Changed)
 
     @property
     def arena(self) -> Arena:
@@ -70,7 +71,7 @@ class LiveArena(Struct, eq=False):
             state_serial=serial, state_generation=given,
         )  # fmt: skip
         self.row = replace(row, arena=counted)
-        self.notify()
+        self.changed.notify()
         return counted
 
     def held(self) -> list[Held]:
@@ -120,15 +121,6 @@ class LiveArena(Struct, eq=False):
         self.check_there()
         if not self.is_held_by(process):
             raise NotAllowed(f"pid {process.pid} has arena {self.arena.name} not open")
-
-    # -- waiting ---------------------------------------------------------------------------------------------------------
-
-    def notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def changed(self) -> None:
-        await self._changed.wait()
 
 
 def without(readers: Sequence[ProcessId], process: ProcessId) -> tuple[ProcessId, ...]:

@@ -11,6 +11,7 @@ import trio
 
 from mpsd.errors import KeeperFailed, UnusablePath
 from mpsd.keeper.memory_keepers import VaultKeepers
+from mpsd.notify import Changed
 from mpsd.vault.store import VaultStore
 
 log = structlog.get_logger()
@@ -24,21 +25,21 @@ class Reclaimer:
         self._store = store
         self._names: deque[list[str]] = deque()
         self._arenas: deque[int] = deque()
-        self._work = trio.Event()
+        self._added = Changed()
         self._done = 0  # batches
         self._given = 0
-        self._progress = trio.Event()
+        self._progress = Changed()
 
     def drop(self, names: Iterable[str]) -> None:
         if batch := list(names):
             self._names.append(batch)
             self._given += 1
-            self._work.set()
+            self._added.notify()
 
     def forget(self, arena_ids: Iterable[int]) -> None:
         """Forget the stored allocations of removed arenas."""
         self._arenas.extend(arena_ids)
-        self._work.set()
+        self._added.notify()
 
     async def settled(self) -> None:
         """Wait until all names given so far have been dropped, or will be when their keeper is reached again."""
@@ -49,8 +50,8 @@ class Reclaimer:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            await self._work.wait()  # for ever: there may never be a drop
-            self._work = trio.Event()
+            while not (self._names or self._arenas):
+                await self._added.wait()  # for ever: there may never be a drop
             while self._names:
                 await self._drop(self._names.popleft())
             await self._forget()
@@ -61,8 +62,7 @@ class Reclaimer:
         except KeeperFailed as exc:
             log.warning("vault.drop_later", count=len(names), why=str(exc))
         self._done += 1
-        self._progress.set()
-        self._progress = trio.Event()
+        self._progress.notify()
 
     async def _forget(self) -> None:
         try:

@@ -67,10 +67,10 @@ class Writers:
                         return self._admit(entry, Access.WRITE, process, writer=process, **facts)
                     if arena.writer is not None and self._shelf.settings.is_prompt:
                         self._holders.release(arena.writer)
-                    await entry.changed()
+                    await entry.changed.wait()
         finally:
             entry.queue.remove(ticket)
-            entry.notify()
+            entry.changed.notify()
         raise ArenaBusy(self._why_busy(entry.arena))
 
     def _why_busy(self, arena: Arena) -> str:
