@@ -38,6 +38,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "domain.ready": Topic("it takes clients", "the same"),
     "domain.fault": Topic("a fatal GPU error; it takes no new client until its own have ended", "the same"),
+    "domain.contained": Topic("an SM exception was contained; its clients continue, and it takes no other", "the same"),
     "domain.silent": Topic("its vendor daemon does not answer", "the same"),
     "domain.recycling": Topic("its servers are being replaced", "the same"),
     "domain.draining": Topic("it is being emptied", "the same"),

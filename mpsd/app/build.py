@@ -84,7 +84,7 @@ def build(found: Startup) -> Daemon:
     faults = build_faults(found, pool, book, stopper, attachments, events, facts)
     vault = join_vault(found, lambda: pool.devices, book, attachments, events)
     failover = build_services(found, pool, vault, stopper, faults.outbox, events)
-    subscribe(pool, book, facts, faults, vault, failover)
+    subscribe(pool, book, facts, faults, vault, failover, sentinels)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(found, events, book)
     relayed = _build_relay(found, pool, admission, faults.incidents, refuser, facts, metrics, sentinels)

@@ -87,6 +87,7 @@ def sentinel(config: Config) -> SentinelSettings:
         is_on=config.sentinel.mode != "off",
         is_required=config.sentinel.mode == "required",
         start_seconds=config.sentinel.start_seconds,
+        drain_seconds=config.sentinel.drain_seconds,
         program=paths.sentinel(),
     )
 

@@ -16,13 +16,20 @@ from mpsd.host.process_exit import ProcessExit
 from mpsd.leases.lease_book import LeaseBook
 from mpsd.model.domain import DomainState
 from mpsd.model.process import Credentials, ProcessId
+from mpsd.sentinel.sentinels import Sentinels
 from mpsd.services.requests import ServiceRequests
 from mpsd.uvm.attachments import Attachments
 from mpsd.vault.lifecycle import Vault
 
 
 def subscribe(
-    pool: Pool, book: LeaseBook, facts: ClientFacts, faults: Faults, vault: Vault, services: ServiceRequests
+    pool: Pool,
+    book: LeaseBook,
+    facts: ClientFacts,
+    faults: Faults,
+    vault: Vault,
+    services: ServiceRequests,
+    sentinels: Sentinels | None,
 ) -> None:
     incidents, attachments, coordinator = faults.incidents, faults.attachments, services.coordinator
     # clients
@@ -37,6 +44,10 @@ def subscribe(
     pool.log_told.subscribe(faults.kmod_policy.hear, incidents.hear)
     attachments.observed.subscribe(incidents.see)
     faults.sources.observed.subscribe(incidents.see)
+    if sentinels:
+        sentinels.is_told = incidents.knows
+        sentinels.observed.subscribe(incidents.see)
+        incidents.observed.subscribe(sentinels.give_way)
     incidents.observed.subscribe(coordinator.see)
     coordinator.fence_wanted.subscribe(services.fencing.fence)
     incidents.revised.subscribe(faults.reactions.consider)

@@ -11,10 +11,10 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.domains.rules.vendor_limits import of_defaults
 from mpsd.domains.servers import make_way
-from mpsd.domains.terminate_client import terminate_client
+from mpsd.domains.terminate_client import contained, terminate_client
 from mpsd.errors import MpsdError, TooMany, VendorFailed
 from mpsd.model.device import Device
-from mpsd.model.domain import Defaults, ServerView
+from mpsd.model.domain import Defaults, DomainState, ServerView
 
 log = structlog.get_logger()
 _OF_ONE_SERVER = frozenset(
@@ -77,6 +77,11 @@ class DaemonBoard:
 
     async def shutdown_server(self, pid: int, force: bool) -> str:
         domain = self._pool.domain_of_server(pid)
+        if domain.state is DomainState.CONTAINED:
+            if not force:
+                raise VendorFailed(contained(domain))
+            await domain.control.kill()  # its server carries out no command; its domain's task starts another
+            return ""
         return await self._tell(domain, f"shutdown_server {pid}{' -f' if force else ''}")
 
     async def terminate_client(self, server_pid: int, client_pid: int) -> str:
@@ -89,6 +94,8 @@ class DaemonBoard:
 
     async def forward(self, server_pid: int | None, line: str) -> str:
         domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
+        if domain.state is DomainState.CONTAINED:
+            raise VendorFailed(contained(domain))
         if server_pid is None or not domain.guard.is_on or line.split()[0] not in _OF_ONE_SERVER:
             return _without(domain.sentinel.pids, await domain.control.command(line))
         return await self._at_baseline(domain, server_pid, line)

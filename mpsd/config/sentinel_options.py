@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpsd.config.schema import option
-from mpsd.config.value_checks import POSITIVE
+from mpsd.config.value_checks import NOT_NEGATIVE, POSITIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +19,10 @@ class SentinelOptions:
     )
     start_seconds: float = option(
         10.0, "How long a domain's first client waits for it.", accept=POSITIVE, needs_restart=True
+    )
+    drain_seconds: float = option(
+        3600.0,
+        "After a contained exception the domain takes no new client; after so long mpsd ends its remaining ones. 0: never.",
+        accept=NOT_NEGATIVE,
+        needs_restart=True,
     )

@@ -20,6 +20,7 @@ from mpsd.domains.rules import log_lines, server_answers, vendor_limits
 from mpsd.domains.rules.line_alarm import LineAlarm
 from mpsd.domains.rules.log_lines import News
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
+from mpsd.domains.server_questions import ask_servers
 from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
@@ -61,6 +62,7 @@ class Domain:
     trouble: str = ""  # why its vendor daemon last failed
     is_adopted: bool = False  # the servers are older than the part of the log that mpsd has read
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
+    ends_by: float = math.inf  # when mpsd ends the clients of a CONTAINED one (trio time)
     fault_since: float = math.inf  # the start of FAULT (trio time)
     suspect_until: float = -math.inf  # until then signs other than the vendor daemon's answers show a fault (trio time)
     admitted: dict[int, ProcessId] = field(default_factory=dict)  # by the pid that servers may list
@@ -98,7 +100,7 @@ class Domain:
         )  # fmt: skip
 
     def _trouble(self, state: DomainState) -> str:
-        if state in (DomainState.DEAD, DomainState.STARTING):
+        if state in (DomainState.DEAD, DomainState.STARTING, DomainState.CONTAINED):
             return self.trouble
         return self.hindrance if state is DomainState.SILENT else ""
 
@@ -276,12 +278,10 @@ class Domain:
         self.contexts.clear()
         self._ready_since.clear()
         self.guard.forget()
-        self.key = ""
+        self.key = self.hindrance = ""
         self.silenced = trio.Event()
         self._silent_since = self.unanswered_since = math.inf
-        self.hindrance = ""
-        self.joined_uid = None
-        self.applied_defaults = None
+        self.joined_uid = self.applied_defaults = None
 
     # -- questions to the vendor daemon ------------------------------------------------------------------------------
 
@@ -347,9 +347,14 @@ class Domain:
             self._fail()
             self.mark_stale()
 
+    def contain(self, why: str, ends_by: float) -> None:
+        """Note a contained exception: its server takes no client and answers nothing from now on."""
+        self.state, self.trouble, self.ends_by = DomainState.CONTAINED, why, ends_by
+        self.silenced.set()  # clients without a context leave
+        self.mark_stale()
+
     def _fail(self) -> None:
-        self.state = DomainState.FAULT
-        self.fault_since = trio.current_time()
+        self.state, self.fault_since = DomainState.FAULT, trio.current_time()
 
     @property
     def has_recovered(self) -> bool:
@@ -358,27 +363,14 @@ class Domain:
         return self.state is DomainState.FAULT and not still and not self.news.is_set()
 
     async def _ask(self) -> dict[int, ServerView]:
-        """Ask the vendor daemon for its servers, but not about one that is starting.
-
-        The daemon can hang if it is asked about a server that is just reporting to it (measured, two GPUs).  Each session
-        starts a vendor program: while the only server stays the same, one session asks everything.
-        """
-        servers = {}
-        known = [pid for pid in self.servers if self._is_started(pid)]
-        only = known[0] if len(self.servers) == len(known) == 1 else None
-        pids, told = server_answers.split_list(await self.control.commands(server_answers.questions(only)))
-        if only and not told:  # without a state between them, the two lists look like one
-            pids, _ = server_answers.split_list(await self.control.commands(server_answers.questions(None)))
-        for pid in pids:
-            status, clients = "INITIALIZING", list[int]()
-            if self._is_started(pid):
-                if pid != only or not told:
-                    told = await self.control.commands(server_answers.about(pid))
-                status, clients = server_answers.parse_server(told)
-            if owner := processes.owner(pid):  # None: it ended between the list and the question
-                listed = tuple(each for each in clients if each not in self.sentinel.pids)
-                servers[pid] = ServerView(pid, owner[0], status, listed, self.name, self.gpus)
-        return servers
+        """Ask the vendor daemon for its servers; the sentinel's clients are in no view of them."""
+        if self.state is DomainState.CONTAINED:
+            return server_answers.living(self.servers, processes.process_id)
+        views = {}
+        for pid, uid, status, clients in await ask_servers(self.control, self.servers.keys(), self._is_started):
+            listed = tuple(each for each in clients if each not in self.sentinel.pids)
+            views[pid] = ServerView(pid, uid, status, listed, self.name, self.gpus)
+        return views
 
     def _is_started(self, pid: int) -> bool:
         """Return whether the server has started: by the log, or since it is older than mpsd or than _STARTING_SECONDS."""

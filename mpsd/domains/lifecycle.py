@@ -65,7 +65,8 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
     try:
         if is_new:
             await keep_log_room(domain)
-        await domain.apply_defaults(pool.defaults)
+        if domain.state is not DomainState.CONTAINED:
+            await domain.apply_defaults(pool.defaults)
         domain.mark_stale()
         await domain.refresh()
     except MpsdError:

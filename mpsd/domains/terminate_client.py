@@ -16,9 +16,16 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> 
     """
     if domain.state is DomainState.FAULT:
         raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no GPU work left")
+    if domain.state is DomainState.CONTAINED:
+        raise VendorFailed(contained(domain))
     try:
         answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
     finally:
         domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
     log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
     return answer
+
+
+def contained(domain: Domain) -> str:
+    """Return why a command about a server of a contained domain is refused."""
+    return f"domain {domain.name}: its server answers no command since {domain.trouble}; end the process instead (mpsctl stop)"

@@ -62,6 +62,8 @@ class Upkeep:
                 self._begin(nursery, domain, self._finish_draining)
             elif domain.has_recovered or (domain.state is DomainState.READY and self._is_outdated(domain)):
                 self._begin(nursery, domain, self.recycle)
+            elif domain.state is DomainState.CONTAINED and (now >= domain.ends_by or not self._lives(domain)):
+                self._begin(nursery, domain, self._end_contained)
             elif self._is_overdue(domain, now):
                 self._begin(nursery, domain, self._restart)
             elif domain.state is DomainState.READY and domain.applied_defaults != self._pool.defaults:
@@ -82,13 +84,18 @@ class Upkeep:
         if domain.state is not DomainState.FAULT:
             self._deserted_since.pop(domain.name, None)
             return False
-        if any(processes.process_id(pid) for pid in domain.client_pids | {process.pid for process in domain.members}):
+        if self._lives(domain):
             self._deserted_since.pop(domain.name, None)
         else:
             self._deserted_since.setdefault(domain.name, now)
         deserted = now - self._deserted_since.get(domain.name, now)
         limit = self._pool.settings.recycle_seconds
         return deserted > _DESERTED_SECONDS or 0 < limit < now - domain.fault_since
+
+    @staticmethod
+    def _lives(domain: Domain) -> bool:
+        """Return whether a client of the domain lives."""
+        return any(processes.process_id(pid) for pid in domain.client_pids | {process.pid for process in domain.members})
 
     def _begin(self, nursery: trio.Nursery, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
         self._busy.add(domain.name)
@@ -182,6 +189,15 @@ class Upkeep:
         is_deserted = domain.name in self._deserted_since
         why = "its clients have ended and it stays in FAULT" if is_deserted else "clients of before its fault do not end"
         log.warning("domain.kill", domain=domain.name, why=why, clients=domain.occupancy)
+        await domain.control.kill()
+
+    async def _end_contained(self, domain: Domain) -> None:
+        """End what is left of a domain with a contained exception: its server serves no client any more."""
+        left = [pid for pid in sorted(domain.client_pids) if processes.process_id(pid)]
+        why = "sentinel.drain_seconds are over" if left else "its clients have ended after a contained exception"
+        log.warning("domain.kill", domain=domain.name, why=why, clients=len(left))
+        if domain.number > 1:
+            domain.state = DomainState.STOPPING
         await domain.control.kill()
 
     async def recycle(self, domain: Domain) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from heapq import merge
+from itertools import islice
 
 import structlog
 import trio
@@ -27,7 +28,7 @@ from mpsd.faults.rules.correlation import is_elsewhere
 from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.rules.unconfirmed_lines import Unconfirmed, confirms_fault
-from mpsd.faults.rules.verdict import is_proof
+from mpsd.faults.rules.verdict import WINDOW_NS, is_proof
 from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
 from mpsd.host import processes
@@ -263,6 +264,11 @@ class Incidents:
 
     def incidents(self, after: int) -> Iterable[Incident]:
         return self._listed(self._store.incidents(after), [each for each in self._unsaved if each > after], 1)
+
+    def knows(self, domain: str, at_ns: int) -> bool:
+        """Return whether one of the last faults was in this domain at that time."""
+        last = islice(self.incidents_before(None), _MOST_RECENT)
+        return any(each.domain == domain and abs(each.began_ns - at_ns) < WINDOW_NS for each in last)
 
     def incidents_before(self, before: int | None) -> Iterable[Incident]:
         unsaved = [each for each in self._unsaved if before is None or each < before]

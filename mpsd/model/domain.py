@@ -11,7 +11,8 @@ from mpsd.model.lease import FULL_PERCENT, NO_LIMITS
 class DomainState(StrEnum):
     """The life of a fault domain.
 
-    STARTING -> READY <-> FAULT -> (RECYCLING -> READY | STOPPING -> GONE); any state -> DEAD when its vendor daemon dies,
+    STARTING -> READY <-> FAULT -> (RECYCLING -> READY | STOPPING -> GONE); READY -> CONTAINED -> DEAD | STOPPING;
+    any state -> DEAD when its vendor daemon dies,
     DEAD -> STARTING after a backoff.  SILENT and DRAINING are shown for a READY one while its vendor daemon does not answer,
     and while it is being emptied.
     """
@@ -20,6 +21,7 @@ class DomainState(StrEnum):
     READY = "ready"  # takes clients
     FAULT = "fault"  # a fatal GPU error: takes no client until its clients have ended
     SILENT = "silent"  # its vendor daemon lives and does not answer: takes no client until it does
+    CONTAINED = "contained"  # an SM exception was contained: its clients continue, and it takes no other
     RECYCLING = "recycling"  # its servers are being replaced; takes no client for a moment
     DRAINING = "draining"  # an operator wants it emptied: takes no client, and ends with its last one
     STOPPING = "stopping"  # mpsd has sent it quit

@@ -30,6 +30,7 @@ class Source(StrEnum):
     NVML = "nvml"  # Xid events
     VENDOR_LOG = "vendor_log"  # a domain's server.log
     CORE_DUMP = "core_dump"  # CUDA core dumps
+    SENTINEL = "sentinel"  # mpsd-sentinel, of SM exceptions in a domain that has one
     REPORT = "report"  # a client's report of its own first CUDA error (fault.report)
     PROCESS = "process"  # the end of a client's process
 

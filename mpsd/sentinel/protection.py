@@ -9,8 +9,10 @@ from pathlib import Path
 import structlog
 import trio
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.leftovers import children, is_vendors
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits
 from mpsd.domains.servers import ensure_server
@@ -34,6 +36,7 @@ class SentinelSettings(Struct, frozen=True):
     is_on: bool
     is_required: bool
     start_seconds: float
+    drain_seconds: float
     program: Path
 
 
@@ -85,6 +88,11 @@ class Protection(Struct):
         finally:
             self._asides -= 1
             self.pool.notify()
+
+    async def give_way(self) -> None:
+        """End it, and start none until the domain's server has reported the fault."""
+        self._retry_at = trio.current_time() + _AGAIN_SECONDS
+        await self.end()
 
     async def end(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -178,15 +186,31 @@ class Protection(Struct):
             for watcher in self.watchers.values():
                 self.spawn(partial(watcher.attach, server))
 
-    async def name_clients(self) -> None:
-        """Name the domain's clients to each sentinel: it holds their descriptors from an exception on."""
+    def restore(self, pid: int) -> None:
+        """Note a client of a contained domain that a restarted mpsd cannot ask for."""
+        domain, vendor, process = self.domain, self.domain.control.process, processes.process_id(pid)
+        if process is None or process in domain.members or vendor is None:
+            return
+        for server_pid in [each for each in children(vendor.pid) if is_vendors(each)][:1]:
+            uid = processes.real_uid(server_pid)
+            known = domain.servers.get(server_pid) or ServerView(server_pid, uid, "ACTIVE", (), domain.name, domain.gpus)
+            domain.servers[server_pid] = replace(known, client_pids=(*known.client_pids, pid))
+        domain.members[process] = trio.current_time()
+        domain.uids[process] = processes.real_uid(pid)
+        self.pool.watch(domain, process)
+        self.pool.client_adopted.emit(process, domain)
+
+    async def name_clients(self) -> bool:
+        """Name the domain's clients to each sentinel, which then holds them after an exception; return whether any is new."""
+        is_new = False
         members = {each.pid: each for each in self.domain.members}
         strangers = self.domain.client_pids - members.keys()
         listed = [found for pid in strangers if (found := processes.process_id(pid))]
         for watcher in list(self.watchers.values()):
             watcher.forget_gone()
             for process in (*members.values(), *listed):
-                await watcher.add(process)
+                is_new |= await watcher.add(process)
+        return is_new
 
     def _adopt(self, gpu: str, watcher: Watcher) -> None:
         self.watchers[gpu] = watcher
@@ -202,6 +226,9 @@ class Protection(Struct):
             del self.watchers[watcher.gpu]
         if watcher.why:
             self.why_not = watcher.why
+        if self.domain.state is DomainState.CONTAINED and self.domain.client_pids and not self._asides:
+            self.domain.state = DomainState.READY
+            self.domain.fail()  # now the server ends its clients, as without a sentinel
         log.info("sentinel.gone", domain=self.domain.name, gpu=watcher.gpu, why=watcher.why)
         self.pool.notify()
 

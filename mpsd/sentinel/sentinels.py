@@ -10,7 +10,10 @@ from msgspec import Struct, field
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import VendorFailed
-from mpsd.sentinel.messages import SentinelReport
+from mpsd.model.fault import FaultClass, Observation
+from mpsd.notify import Signal
+from mpsd.sentinel.containment import Containment
+from mpsd.sentinel.messages import SentinelKind, SentinelReport
 from mpsd.sentinel.protection import Protection, SentinelSettings
 from mpsd.sentinel.watcher import Watcher
 
@@ -22,6 +25,9 @@ class Sentinels(Struct):
 
     pool: Pool
     settings: SentinelSettings
+    observed: Signal[[Observation]] = field(default_factory=lambda: Signal[[Observation]]())
+    is_told: Callable[[str, int], bool] = lambda domain, time_ns: False  # whether a fault there and then is known
+    _contained: dict[tuple[str, str], Containment] = field(default_factory=dict)  # by domain and GPU
     _protections: dict[str, Protection] = field(default_factory=dict)
     _nursery: trio.Nursery | None = None
 
@@ -42,6 +48,13 @@ class Sentinels(Struct):
             await ready.wait()  # a start ends within its seconds
         if self.settings.is_required and not protection.serves(uid):
             raise VendorFailed(f"domain {domain.name} has no sentinel: {protection.why_not}")
+
+    def give_way(self, seen: Observation) -> None:
+        """End the sentinels of a domain with a proven memory fault: its server can then end its clients, as without them."""
+        protection = self._protections.get(seen.domain)
+        is_ended = seen.fault_class is FaultClass.MMU and seen.is_proof and not seen.is_contained
+        if is_ended and protection is not None and protection.watchers:
+            self._spawn(protection.give_way)
 
     @property
     def pids(self) -> frozenset[int]:
@@ -64,21 +77,32 @@ class Sentinels(Struct):
             while True:
                 for name in self._protections.keys() - self.pool.domains.keys():
                     del self._protections[name]
-                for protection in list(self._protections.values()):
-                    await self._look(protection)
-                await self.pool.changed()
+                    self._contained = {key: each for key, each in self._contained.items() if key[0] != name}
+                if not any([await self._look(each) for each in list(self._protections.values())]):
+                    await self.pool.changed()
 
-    async def _look(self, protection: Protection) -> None:
+    async def _look(self, protection: Protection) -> bool:
+        """Do what is due; return whether it took time, in which changes can have been missed."""
         domain = protection.domain
         if not self.settings.is_on and protection.watchers:
             self._spawn(protection.end)  # sentinels were on in an earlier mpsd
-            return
+            return False
         protection.find_server()
-        await protection.name_clients()
+        is_new = await protection.name_clients()
         if protection.server and domain.client_pids and not protection.is_ready and protection.may_start:
             self._spawn(partial(protection.start, protection.server.uid))
+        return is_new
 
     def _hear(self, protection: Protection, watcher: Watcher, report: SentinelReport) -> None:
+        domain, name = protection.domain, (protection.domain.name, watcher.gpu)
+        if report.kind is SentinelKind.STARTED:
+            seconds = self.settings.drain_seconds
+            self._contained[name] = Containment(domain, watcher.gpu, seconds, self.observed.emit, self.is_told)
+        if (contained := self._contained.get(name)) is not None:
+            contained.hear(report, set(watcher.added), self._spawn)
+            if report.kind is SentinelKind.HOLDS:
+                protection.restore(report.pid)
+            self.pool.notify()
         log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid)
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:

@@ -41,7 +41,7 @@ class Watcher:
         self._peer = peer
         self._hear, self._ended = hear, ended
         self._process: ProcessId | None = None
-        self._added: set[ProcessId] = set()
+        self.added: set[ProcessId] = set()  # the clients that it knows
         self._sending = trio.Lock()
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Watcher:
 
     def forget_gone(self) -> None:
         """Forget clients that have ended: the program does so by itself."""
-        self._added = {each for each in self._added if processes.is_alive(each)}
+        self.added = {each for each in self.added if processes.is_alive(each)}
 
     @property
     def pids(self) -> frozenset[int]:
@@ -67,11 +67,13 @@ class Watcher:
     def own_pids(self) -> frozenset[int]:
         return self.pids | ({self._process.pid} if self._process else set())
 
-    async def add(self, process: ProcessId) -> None:
-        """Name a client of the server to it, once."""
-        if process not in self._added:
-            self._added.add(process)
-            await self._send_process(SentinelOp.ADD, process)
+    async def add(self, process: ProcessId) -> bool:
+        """Name a client of the server to it, once; return whether that was necessary, and so may have taken time."""
+        if process in self.added:
+            return False
+        self.added.add(process)
+        await self._send_process(SentinelOp.ADD, process)
+        return True
 
     async def attach(self, server: ProcessId) -> None:
         """Name the server to it: they end together."""

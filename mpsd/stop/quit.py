@@ -110,7 +110,7 @@ class Shutdown(Struct):
             await self._end_clients_and_daemon(domain, failures)
 
     async def _end_clients_and_daemon(self, domain: Domain, failures: list[str]) -> None:
-        for server in list(domain.servers.values()):
+        for server in list(domain.servers.values()) if domain.state is not DomainState.CONTAINED else ():
             for client in server.client_pids:
                 await self._terminate(domain, server.pid, client)
         servers = [process for pid in domain.servers if (process := processes.process_id(pid))]

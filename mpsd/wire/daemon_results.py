@@ -108,7 +108,7 @@ DOMAIN = Result(
     "Domain", "A fault domain.",
     Field("name", TEXT),
     Field("number", WHOLE, "order of creation"),
-    Field("state", TEXT, '"starting", "ready", "fault", "silent", "recycling", "draining", "stopping", "dead": '
+    Field("state", TEXT, '"starting", "ready", "fault", "silent", "contained", "recycling", "draining", "stopping", "dead": '
           "[domains.md](domains.md)"),
     Field("gpus", UUIDS, "those it was started with"),
     Field("uid", maybe(WHOLE), "the user it serves; nil: no user now"),

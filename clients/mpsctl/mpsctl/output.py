@@ -24,6 +24,7 @@ STYLES = {  # colours of states
     "fault": "bold red", "dead": "bold red", "silent": "red", "queued": "yellow", "waiting": "yellow", "starting": "cyan",
     "draining": "yellow", "recycling": "cyan", "stopping": "yellow", "active": "green", "ready": "green", "running": "green",
     "serving": "green", "promoting": "cyan", "warming": "cyan", "yielding": "yellow", "idle": "yellow", "fencing": "red",
+    "contained": "yellow",
     "faulted": "bold red",
 }  # fmt: skip
 

@@ -103,7 +103,7 @@ class Domain:
 
     name: str
     number: int  # order of creation
-    state: str  # "starting", "ready", "fault", "silent", "recycling", "draining", "stopping", "dead": domains.md
+    state: str  # "starting", "ready", "fault", "silent", "contained", "recycling", "draining", "stopping", "dead": domains.md
     gpus: tuple[str, ...]  # those it was started with
     uid: int | None  # the user it serves; None: no user now
     clients: int  # places taken: contexts, and clients on their way

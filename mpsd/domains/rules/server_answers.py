@@ -1,6 +1,11 @@
 """Questions about servers to a vendor daemon, and its answers."""
 
+from collections.abc import Callable, Mapping
 from itertools import takewhile
+
+from msgspec.structs import replace
+
+from mpsd.model.domain import ServerView
 
 LIST = "get_server_list"
 
@@ -30,3 +35,12 @@ def parse_server(answer: str) -> tuple[str, list[int]]:
 def parse_pids(text: str) -> list[int]:
     """Parse the pids of an answer; other words are left out."""
     return [int(word) for word in text.split() if word.isdecimal() and len(word) <= 10]
+
+
+def living(servers: Mapping[int, ServerView], find: Callable[[int], object]) -> dict[int, ServerView]:
+    """Return the servers with the clients that still live; of a server that cannot be asked."""
+    return {
+        pid: replace(server, client_pids=tuple(each for each in server.client_pids if find(each)))
+        for pid, server in servers.items()
+        if find(pid)
+    }

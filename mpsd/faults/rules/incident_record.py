@@ -21,7 +21,8 @@ _MOST_XIDS = 16
 _MOST_DEEDS = 32
 _RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain with fresh servers
 _QUIET_NS = 30 * SECOND_NS  # in any other
-_WORTH = (Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP, *(each for each in Source if each not in verdict.PROOFS))
+_PROOFS = (Source.KMOD, Source.UVM_EVENTS, Source.SENTINEL, Source.CORE_DUMP)
+_WORTH = (*_PROOFS, *(each for each in Source if each not in verdict.PROOFS))
 
 PartyOf = Callable[[ProcessId], Party | None]
 AtOf = Callable[[int], float]

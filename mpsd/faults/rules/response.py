@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from msgspec import Struct
 
 from mpsd.faults.rules.settings import FaultSettings
-from mpsd.model.fault import Confidence, FaultClass, Incident, Source
+from mpsd.model.fault import Confidence, FaultClass, Incident, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import must_drain
 
@@ -78,8 +78,14 @@ def is_stopped(incident: Incident, process: ProcessId) -> bool:
 
 def _contained(incident: Incident) -> tuple[ProcessId, ...]:
     """Return the processes with a contained fault; another culprit has a separate incident."""
-    found = dict.fromkeys(seen.process for seen in incident.evidence if seen.is_contained and seen.process is not None)
+    contained = (seen for seen in incident.evidence if seen.is_contained and _is_frozen(seen))
+    found = dict.fromkeys(seen.process for seen in contained if seen.process is not None)
     return tuple(process for process in found if incident.culprit in (None, process))
+
+
+def _is_frozen(seen: Observation) -> bool:
+    """Return whether its process reads wrong data.  The culprit of a contained SM exception has its error instead."""
+    return seen.source is not Source.SENTINEL
 
 
 def _against_contained(incident: Incident, is_alive: Lives) -> Iterator[Act]:

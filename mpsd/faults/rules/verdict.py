@@ -53,7 +53,7 @@ from mpsd.model.xid import ENDS_SERVER, meaning_of
 SECOND_NS = 1_000_000_000
 WINDOW_NS = 2 * SECOND_NS  # observations further apart are not of one fault
 
-PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP})  # the sources that can prove, the best first
+PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.SENTINEL, Source.CORE_DUMP})  # what can prove, the best first
 
 _END_SEEN_NS = SECOND_NS // 2
 _SM_XIDS, _STOPPED_XID, _MMU_XID = frozenset({13, 69}), 43, 31
@@ -133,8 +133,8 @@ def _who(
 
 
 def confirms(seen: Observation) -> bool:
-    """Return whether the domain's own server reports the fault.  An Xid may name a client that has just moved elsewhere."""
-    return seen.source is Source.VENDOR_LOG
+    """Return whether the domain's server, or its sentinel, reports the fault.  An Xid may name a client that has moved."""
+    return seen.source in (Source.VENDOR_LOG, Source.SENTINEL)
 
 
 def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: Iterable[ProcessId]) -> FaultClass:
@@ -178,7 +178,8 @@ def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
 
 def _is_sm_for_certain(evidence: Sequence[Observation]) -> bool:
     """Return whether the fault is an SM exception without doubt, so that a dump without an exception clears."""
-    return bool(_told(evidence) & _SM_XIDS) and not _may_be_mmu(evidence)
+    is_told = bool(_told(evidence) & _SM_XIDS) or any(each.source is Source.SENTINEL for each in evidence)
+    return is_told and not _may_be_mmu(evidence)
 
 
 def _is_stopped(evidence: Sequence[Observation]) -> bool:
@@ -198,6 +199,8 @@ def _may_be_mmu(evidence: Iterable[Observation]) -> bool:
 def _is_contained(evidence: Iterable[Observation]) -> bool:
     """Return whether the patched module, or a client's guard, absorbed the whole fault, and no server seems to have ended."""
     told = [each for each in evidence if tells_of_fault(each)]
+    if by_sentinel := [each.is_contained for each in told if each.source is Source.SENTINEL]:
+        return all(by_sentinel)
     proofs = [each for each in told if is_proof(each)]
     by_module = [each.is_contained for each in proofs if each.source is Source.KMOD]
     absorbed = by_module or [each.is_contained for each in proofs if each.source is Source.UVM_EVENTS]

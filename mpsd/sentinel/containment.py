@@ -1,0 +1,85 @@
+"""What follows from an exception in a domain with a sentinel: the domain is closed, the culprit is looked for.
+
+The program acts by itself (native/sentinel); this only takes its reports.  Prose: docs/sentinel.md.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import structlog
+import trio
+from msgspec import Struct, field
+
+from mpsd.domains.domain import Domain
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.fault import Observation
+from mpsd.model.process import ProcessId
+from mpsd.sentinel.messages import SentinelKind, SentinelReport
+from mpsd.sentinel.rules.blame import containment_failed, exception_seen, judge_clients
+
+log = structlog.get_logger()
+_LOOK_SECONDS = 1.0  # a client that could not be looked at in this time may be hostile
+
+
+class Containment(Struct):
+    """Guards that each exception is one fault, and that its domain takes no client afterwards.
+
+    see: takes observations.  is_told: whether an earlier mpsd saw a fault in the domain then.
+    drain_seconds: 0: clients may stay for ever.
+    """
+
+    domain: Domain
+    gpu: str
+    drain_seconds: float
+    see: Callable[[Observation], None]
+    is_told: Callable[[str, int], bool]
+    clients: set[ProcessId] = field(default_factory=set)  # at the last exception
+    _fault: SentinelReport | None = None
+    _knows_all: bool = False  # a restarted mpsd learns of the clients one by one
+    _holds: dict[ProcessId, SentinelReport] = field(default_factory=dict)
+
+    def hear(self, report: SentinelReport, clients: set[ProcessId], spawn: Callable[..., None]) -> None:
+        match report.kind:
+            case SentinelKind.FAULT:
+                self._begin(report, clients)
+                spawn(self._judge_late)
+            case SentinelKind.HOLDS:
+                self._note(report)
+            case SentinelKind.FAILED if self.domain.state is DomainState.CONTAINED:
+                self.see(containment_failed(report, self.domain.name, self.gpu))
+
+    def _begin(self, report: SentinelReport, clients: set[ProcessId]) -> None:
+        self._fault, self._holds, self.clients, self._knows_all = report, {}, clients, bool(clients)
+        since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd hears of it late
+        ends_at = since + self.drain_seconds if self.drain_seconds else math.inf
+        why = "an SM exception was contained; it takes no new client"
+        if ends_at < math.inf:
+            clock = time.strftime("%H:%M:%S", time.localtime(ends_at))
+            why += f", and its clients are ended at {clock} (sentinel.drain_seconds)"
+        log.error("domain.contained", domain=self.domain.name, gpu=self.gpu, pc=report.pc, sms=report.count, why=why)
+        self.domain.contain(why, trio.current_time() + ends_at - time.time())
+        if self.is_told(self.domain.name, report.time_ns):
+            self._fault = None  # an earlier mpsd has judged it
+        else:
+            self.see(exception_seen(report, self.domain.name, self.gpu))
+
+    def _note(self, report: SentinelReport) -> None:
+        process = next((each for each in self.clients if each.pid == report.pid), None) or processes.process_id(report.pid)
+        if process is not None and self._fault is not None:
+            self.clients.add(process)  # the next mpsd learns of it in this way
+            self._holds[process] = report
+            if self._knows_all and self._holds.keys() >= self.clients:
+                self._judge()
+
+    async def _judge_late(self) -> None:
+        await trio.sleep(_LOOK_SECONDS)
+        self._judge()
+
+    def _judge(self) -> None:
+        if self._fault is None:
+            return
+        fault, self._fault = self._fault, None
+        for seen in judge_clients(fault, self._holds, tuple(self.clients), self.domain.name, self.gpu):
+            self.see(seen)

@@ -1,0 +1,203 @@
+"""An SM exception in a domain with a sentinel, on the simulator: who is named, who continues, what becomes of the domain."""
+
+import os
+import signal
+
+import pytest
+from mpsd_client import calls, values
+
+from mpsd.domains.leftovers import children
+from tests.integration.client import Client
+from tests.integration.machine import Machine
+from tests.integration.process import is_running, wait_for
+from tests.integration.test_sentinels import ON, sentinel, started
+
+pytestmark = pytest.mark.root
+LEAVE = f'{ON}[faults]\nculprit = "leave"\n'
+
+
+def fault(machine: Machine, mode: str = "misaligned") -> tuple[Client, Client]:
+    """Return a client that continues beside one that has faulted; the domain is contained."""
+    victim = machine.counter().ready()
+    culprit = machine.client("faulter", mode, "--after", "0.3", "--linger", "60").ready()
+    machine.wait_for_journal("domain.contained")
+    return victim, culprit
+
+
+def incident(machine: Machine) -> values.IncidentReport:
+    machine.wait_for_journal("fault.opened")
+    [number] = {event["number"] for event in machine.journal("fault.opened")}
+    with machine.mpsd() as mpsd:
+        return mpsd.ask(calls.fault_get(number))
+
+
+def states(machine: Machine) -> dict[str, str]:
+    with machine.mpsd() as mpsd:
+        return {each.name: each.state for each in mpsd.ask(calls.domain_list()).items}
+
+
+def named(machine: Machine) -> values.IncidentReport:
+    machine.wait_for_journal("fault.culprit")
+    return incident(machine)
+
+
+def test_the_culprit_is_named_and_the_others_continue(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim, culprit = fault(machine)
+    found = named(machine)
+    assert found.culprit
+    assert (found.culprit.pid, found.confidence, found.fault_class, found.victims) == (culprit.pid, "proven", "sm", ())
+    victim.goes_on()
+    assert len(machine.journal("fault.opened")) == 1
+
+
+def test_without_a_program_counter_all_are_suspects(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim, culprit = fault(machine, "trap")
+    wait_for("the suspects", lambda: incident(machine).confidence == "suspected")
+    assert {each.pid for each in incident(machine).suspects} == {victim.pid, culprit.pid}
+    victim.goes_on()
+
+
+def test_alone_it_is_the_culprit_without_a_program_counter(machine: Machine) -> None:
+    started(machine, LEAVE)
+    culprit = machine.client("faulter", "trap", "--after", "0.3", "--linger", "60").ready()
+    found = named(machine)
+    assert found.culprit
+    assert (found.culprit.pid, found.confidence) == (culprit.pid, "alone")
+
+
+def test_the_domain_takes_no_newcomer_and_answers_from_what_mpsd_knows(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim, culprit = fault(machine)
+    server = machine.server_of(victim)
+    assert states(machine)["default"] == "contained"
+    newcomer = machine.counter().ready()
+    assert machine.server_of(newcomer) != server
+    assert set(machine.numbers(f"get_client_list {server}")) == {victim.pid, culprit.pid}
+    for command in (f"terminate_client {server} {victim.pid}", f"shutdown_server {server}", f"device_query {server}"):
+        refused = machine.ask(command)
+        assert "answers no command" in refused.stdout + refused.stderr, command
+    victim.goes_on()
+    newcomer.goes_on()
+
+
+def test_it_starts_afresh_after_its_last_client(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim, culprit = fault(machine)
+    for each in (culprit, victim):
+        each.end(signal.SIGKILL)
+    wait_for("a fresh domain", lambda: states(machine).get("default") == "ready" and machine.journal("domain.kill"))
+    assert not set(sentinel_pids(machine)) & set(machine.processes())
+    machine.counter().ready()
+
+
+def sentinel_pids(machine: Machine) -> list[int]:
+    return [pid for event in machine.journal("sentinel.ready") for pid in event["pids"]][:1]
+
+
+@pytest.mark.parametrize("mode", ["misaligned", "stack_overflow"])
+def test_mpsd_ends_the_culprit_and_the_others_continue(machine: Machine, mode: str) -> None:
+    """One that hangs too: the sentinel holds its descriptors."""
+    started(machine, f"{ON}[faults]\nculprit_seconds = 0.2\n")
+    victim, culprit = fault(machine, mode)
+    culprit.process.wait(20)
+    victim.goes_on()
+
+
+def test_a_co_runner_that_ends_does_not_harm_the_others(machine: Machine) -> None:
+    started(machine, LEAVE)
+    third = machine.counter().ready()
+    victim, _ = fault(machine)
+    third.end(signal.SIGKILL)
+    victim.goes_on()
+
+
+def test_after_the_deadline_the_rest_is_ended(machine: Machine) -> None:
+    started(machine, '[sentinel]\nmode = "on"\ndrain_seconds = 2.0\n[faults]\nculprit = "leave"\n')
+    victim, _ = fault(machine)
+    [told] = machine.journal("domain.contained")
+    assert "its clients are ended at" in told["why"]
+    assert victim.error() != 0
+    assert machine.wait_for_journal("domain.kill")["why"] == "sentinel.drain_seconds are over"
+    machine.counter().ready()
+
+
+def test_the_next_mpsd_keeps_the_domain_contained(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim, culprit = fault(machine)
+    server = machine.server_of(victim)
+    machine.kill_daemon()
+    machine.start()
+    assert states(machine)["default"] == "contained"
+    wait_for("both in the list", lambda: set(machine.numbers(f"get_client_list {server}")) == {victim.pid, culprit.pid})
+    victim.goes_on()
+    newcomer = machine.counter().ready()
+    assert machine.server_of(newcomer) != server
+    assert len({event["number"] for event in machine.journal("fault.opened")}) == 1
+    victim.goes_on()
+
+
+def test_an_exception_while_no_mpsd_runs_is_contained(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim = machine.counter().ready()
+    culprit = machine.client("faulter", "misaligned", "--after", "1.5", "--linger", "60").ready()
+    watcher, _ = sentinel(machine)
+    wait_for("the pidfds of the server and of both clients", lambda: pidfds(watcher) == 4)
+    machine.kill_daemon()
+    wait_for("their holders", lambda: len(children(watcher)) == 3)
+    machine.start()
+    found = named(machine)
+    assert found.culprit
+    assert found.culprit.pid == culprit.pid
+    assert states(machine)["default"] == "contained"
+    victim.goes_on()
+
+
+def pidfds(watcher: int) -> int:
+    """Return how many the watcher has: one of its client, of the server, and of each client."""
+    folder = f"/proc/{watcher}/fd"
+    return sum("pidfd" in os.readlink(f"{folder}/{each}") for each in os.listdir(folder))
+
+
+def test_a_second_exception_is_contained_and_is_another_fault(machine: Machine) -> None:
+    started(machine, LEAVE)
+    third = machine.client("faulter", "misaligned", "--after", "6", "--linger", "60").ready()
+    victim, _ = fault(machine)
+    wait_for("the second", lambda: len(machine.journal("domain.contained")) == 2)
+    wait_for("its culprit", lambda: len(machine.journal("fault.culprit")) == 2)
+    numbers = [event["number"] for event in machine.journal("fault.culprit")]
+    with machine.mpsd() as mpsd:
+        culprits = [mpsd.ask(calls.fault_get(number)).culprit for number in numbers]
+    assert [each.pid for each in culprits if each][1:] == [third.pid]
+    victim.goes_on()
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["watcher", "stopped client"])
+def test_a_part_that_is_killed_ends_it_as_on_stock_mps(machine: Machine, part: int) -> None:
+    started(machine, LEAVE)
+    victim, _ = fault(machine)
+    before = sentinel(machine)
+    os.kill(before[part], signal.SIGKILL)
+    assert victim.error() != 0
+    wait_for("its end", lambda: not any(map(is_running, before)))
+    machine.counter().ready()
+
+
+def test_quit_ends_a_contained_domain(machine: Machine) -> None:
+    started(machine, LEAVE)
+    fault(machine)
+    assert machine.ask("quit -t 0").returncode == 0
+    assert not machine.processes("mpsd-sentinel")
+    assert not machine.processes("nvidia-cuda-mps-server")
+
+
+def test_a_memory_fault_ends_the_sentinel_and_then_all_clients(machine: Machine) -> None:
+    """A stopped client would keep the server from it."""
+    started(machine, LEAVE)
+    victim = machine.counter().ready()
+    machine.client("faulter", "oob_write", "--after", "0.3", "--linger", "60").ready()
+    before = sentinel(machine)
+    assert victim.error() == 700
+    wait_for("its end", lambda: not any(map(is_running, before)))
+    assert not machine.journal("domain.contained")
