@@ -80,8 +80,8 @@ HEALTH = Result(
     "Health", "Whether mpsd would serve a client that comes now.",
     Field("ok", BOOLEAN, "a client that comes now would be served"),
     Field("state", _STATE),
-    Field("problems", TEXTS, "why not"),
     Field("uptime_seconds", NUMBER),
+    Field("problems", TEXTS, "why not"),
 )  # fmt: skip
 
 DEVICE = Result(

@@ -68,8 +68,8 @@ class Health:
 
     ok: bool  # a client that comes now would be served
     state: str
-    problems: tuple[str, ...]  # why not
     uptime_seconds: float
+    problems: tuple[str, ...]  # why not
 
 
 @dataclass(frozen=True, slots=True)
