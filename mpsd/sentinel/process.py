@@ -50,10 +50,11 @@ def connect_sentinel(path: Path) -> socket.socket | None:
     end.settimeout(_CONNECT_SECONDS)
     try:
         end.connect(str(path))
-    except OSError:
+    except OSError as exc:
         end.close()
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+        if isinstance(exc, ConnectionRefusedError):  # a dead one's
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         return None
     end.setblocking(False)
     return end
