@@ -42,4 +42,4 @@ async def settle(
             relayed[1].stop()  # it holds no descriptors yet
         raise
     if relayed:
-        relayed[0].conversations.entrance.may_place.set()
+        relayed[0].begin_placing()

@@ -67,7 +67,7 @@ def _build_pool(found: Startup) -> Pool:
 
 
 def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, int | None, str], None] | None:
-    return None if relayed is None else relayed[0].conversations.entrance.wish
+    return None if relayed is None else relayed[0].wish
 
 
 def build(found: Startup) -> Daemon:
@@ -187,8 +187,8 @@ def _readings(found: Startup, relayed: tuple[Relay, KeeperClient] | None, api: A
 
 
 def _build_relay(
-    found: Startup, pool: Pool, book: Admission, desk: Incidents, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None,
-    sentinels: Sentinels | None,
+    found: Startup, pool: Pool, book: Admission, incidents: Incidents, refuser: Refuser, facts: ClientFacts,
+    metrics: Metrics | None, sentinels: Sentinels | None,
 ) -> tuple[Relay, KeeperClient] | None:
     if not found.is_privileged:
         return None
@@ -196,10 +196,10 @@ def _build_relay(
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(found.inspector, program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
-    entrance = Assignment(pool, book, desk, config.domains.per_gpu == "auto", facts)
+    assignment = Assignment(pool, book, incidents, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
-    conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
+    conversations = Conversations(pool, keeper, progress, relay_settings, assignment, refusals)
     conversations.prepare = sentinels.prepare if sentinels else None
     if metrics:
         conversations.took_handshake = metrics.took_handshake

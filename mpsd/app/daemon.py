@@ -142,7 +142,7 @@ class Daemon(Struct, kw_only=True):
         """Let the keeper and the progress of connections continue in a state directory that was made again.  Raises OSError."""
         if self.relayed:
             relay, keeper = self.relayed
-            relay.conversations.progress.move()
+            relay.move_state()
             keeper.kill()  # _keep_keeper starts its successor
 
     def clean_up(self) -> None:

@@ -38,14 +38,14 @@ class Reactions:
 
     def __init__(
         self,
-        desk: Incidents,
+        incidents: Incidents,
         pool: Pool,
         stopper: Stopper,
         publish: Callable[[str, Mapping[str, Any]], None],
         release: Callable[[ProcessId], None],
         holds: Callable[[ProcessId], bool],
     ) -> None:
-        self._desk, self._pool, self._stopper = desk, pool, stopper
+        self._incidents, self._pool, self._stopper = incidents, pool, stopper
         self._publish, self._release, self._holds = publish, release, holds
         self._done: dict[int, set[Act]] = {}
         self._room = trio.Semaphore(_MOST)
@@ -58,7 +58,7 @@ class Reactions:
         A process that must be frozen is frozen when this returns: what it reads from the GPU is already wrong.
         """
         done = self._done[incident.number] = self._done.pop(incident.number, set())
-        for act in plan(incident, self._desk.settings, frozenset(done), processes.is_alive):
+        for act in plan(incident, self._incidents.settings, frozenset(done), processes.is_alive):
             if isinstance(act, Freeze):
                 _freeze(incident, act.process)
             try:
@@ -84,7 +84,8 @@ class Reactions:
                 case End(process):
                     await self._end(incident, process)
                 case Freeze(process):
-                    self._desk.note(incident, f"pid {process.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros")
+                    deed = f"pid {process.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros"
+                    self._incidents.note(incident, deed)
                 case Finish(process):
                     await self._finish(incident, process)
                 case Drain(gpu):
@@ -99,7 +100,7 @@ class Reactions:
         self._pool.drain_gpu(gpu, why)
         log.critical("gpu.drained", gpu=gpu, number=incident.number, xids=list(incident.xids))
         self._publish("gpu.drained", {"gpu": gpu, "number": incident.number, "xids": list(incident.xids)})
-        self._desk.note(incident, "the GPU takes no new clients: it has to be reset or looked at")
+        self._incidents.note(incident, "the GPU takes no new clients: it has to be reset or looked at")
 
     async def _end(self, incident: Incident, process: ProcessId) -> None:
         """End the culprit after culprit_seconds, unless it ends before: it can clean up in that time."""
@@ -107,16 +108,16 @@ class Reactions:
         if pidfd is None:
             return
         try:
-            seconds = self._desk.settings.culprit_seconds
+            seconds = self._incidents.settings.culprit_seconds
             with trio.move_on_after(seconds):
                 await trio.lowlevel.wait_readable(pidfd)
                 return  # it has ended by itself
             if not self._is_still_to_end(incident, process):
                 return
             told = await self._end_now(process, pidfd)
-            self._desk.note(incident, f"the culprit, pid {process.pid}, {told}, {seconds:g} s after it was known")
+            self._incidents.note(incident, f"the culprit, pid {process.pid}, {told}, {seconds:g} s after it was known")
         except (OSError, MpsdError) as exc:
-            self._desk.note(incident, f"the culprit, pid {process.pid}, could not be ended: {exc}")
+            self._incidents.note(incident, f"the culprit, pid {process.pid}, could not be ended: {exc}")
         finally:
             os.close(pidfd)
 
@@ -137,7 +138,7 @@ class Reactions:
                 told = _kill_held(pidfd)
             else:
                 told = await self._end_frozen(incident, process, pidfd)
-            self._desk.note(incident, f"pid {process.pid}, whose fault was contained, {told}")
+            self._incidents.note(incident, f"pid {process.pid}, whose fault was contained, {told}")
         except (OSError, MpsdError) as exc:
             self._tell_left(incident, process, str(exc))
         finally:
@@ -213,11 +214,11 @@ class Reactions:
     def _is_still_to_end(self, incident: Incident, process: ProcessId) -> bool:
         """Return whether the latest revision still blames the process, and the settings end culprits."""
         latest = self._latest(incident)
-        return self._desk.settings.ends_culprit and latest.culprit == process and is_known(latest)
+        return self._incidents.settings.ends_culprit and latest.culprit == process and is_known(latest)
 
     def _latest(self, incident: Incident) -> Incident:
         try:
-            return self._desk.incident(incident.number)
+            return self._incidents.incident(incident.number)
         except NoSuchFault:
             return incident
 

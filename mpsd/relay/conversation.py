@@ -57,7 +57,7 @@ class Conversations(Struct):
     keeper: KeeperClient
     progress: Progress
     settings: RelaySettings
-    entrance: Assignment
+    assignment: Assignment
     refusals: Refusals
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
@@ -91,11 +91,11 @@ class Conversations(Struct):
     async def _once(self, caller: ClientConnection) -> bool:
         """Place and link the caller once; return True when the connection is over, False if it should be placed again."""
         try:
-            found = await self.entrance.find_place(caller)
+            found = await self.assignment.find_place(caller)
             if found is None:
                 return True  # the client went away while it waited
             domain, grant = found
-            limits = self.entrance.limits(caller, domain, grant)
+            limits = self.assignment.limits(caller, domain, grant)
         except Stopping:
             await self.refusals.tell(caller, "mpsd is quitting")
             return True
@@ -164,7 +164,7 @@ class Conversations(Struct):
                     return None
                 if caller.process is not None:
                     domain.admit(caller.process)
-                    self.entrance.separation.arrived(caller.process, domain)
+                    self.assignment.separation.arrived(caller.process, domain)
                 self.keeper.hold(caller.domain_id(domain.name), backend)
                 return await self._through(caller, domain, backend, right)
 

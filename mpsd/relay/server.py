@@ -82,6 +82,17 @@ class Relay(Struct):
             for held in self.waiting.take(BEGUN):
                 self._begin(held, nursery)
 
+    def begin_placing(self) -> None:
+        """Place clients from now on: every domain that one may be in is known."""
+        self.conversations.assignment.may_place.set()
+
+    def wish(self, process: ProcessId, uid: int | None, domain: str) -> None:
+        self.conversations.assignment.wish(process, uid, domain)
+
+    def move_state(self) -> None:
+        """Continue in a state directory that was made again.  Raise OSError."""
+        self.conversations.progress.move()
+
     def connections(self) -> list[tuple[str, socket.socket, int]]:
         """Return all connections that the keeper has to hold: name, socket and note."""
         callers = [(each.client_id, each.connection, each.link.track.slot) for each in self.callers.values()]
@@ -234,7 +245,7 @@ class Relay(Struct):
         if not self._taken[share]:
             del self._taken[share]
         if caller.process is not None:
-            shared.entrance.separation.hung_up(caller.process)
+            shared.assignment.separation.hung_up(caller.process)
         shared.open[caller.process] -= 1
         if not shared.open[caller.process]:
             del shared.open[caller.process]

@@ -39,11 +39,11 @@ class Enlistment:
     """Guards that members of one service are kept apart, and that the number of enlisted processes is bounded."""
 
     def __init__(
-        self, desk: Coordinator, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES
+        self, coordinator: Coordinator, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES
     ) -> None:
         """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
         self._share_of = ranges.share_of
-        self._desk, self._store, self._find_place = desk, store, find_place
+        self._coordinator, self._store, self._find_place = coordinator, store, find_place
         self._plans = store.plans()
         self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
 
@@ -51,7 +51,7 @@ class Enlistment:
         """Watch the processes that enlisted with an earlier mpsd."""
         for process in list(self._plans):
             try:
-                self._desk.ends.watch(process)
+                self._coordinator.ends.watch(process)
             except (BadRequest, TooMany):
                 self.forget(process)
 
@@ -59,7 +59,7 @@ class Enlistment:
         """Return the variables that the process must set.  Raises TooMany, BadRequest (it has ended), Stopping."""
         if process not in self._plans:
             self._check_room(uid)
-        self._desk.ends.watch(process)
+        self._coordinator.ends.watch(process)
         self._plans[process] = plan = EnlistmentPlan(name, owner_uid, uid)
         if self._find_place is None:
             self._keep(process, plan)
@@ -102,10 +102,10 @@ class Enlistment:
             return frozenset()
         ours = (p for p, other in self._plans.items() if (other.name, other.uid) == (plan.name, plan.uid))
         domains = {self._domain(each) for each in ours if each != process}
-        for entry in self._desk.entries.values():
+        for entry in self._coordinator.entries.values():
             if (entry.arena.name, entry.arena.owner_uid) == (plan.name, plan.uid):
                 domains |= {each.domain for each in entry.service.members if each.process != process}
         return frozenset(domains - {""})
 
     def _domain(self, process: ProcessId) -> str:
-        return self._desk.around.domain_of(process) or self._plans[process].domain
+        return self._coordinator.around.domain_of(process) or self._plans[process].domain

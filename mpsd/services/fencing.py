@@ -30,8 +30,8 @@ _LETTING_GO_SECONDS = 1.0
 class Fencing:
     """Guards that only one task ends a writer, and that it is reported as fenced only when it is."""
 
-    def __init__(self, desk: Coordinator) -> None:
-        self._desk = desk
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -45,16 +45,16 @@ class Fencing:
 
     def fence(self, entry: ServiceRecord, writer: ProcessId) -> None:
         """Fence the writer; call it again when more is known."""
-        desk, seat = self._desk, entry.seats.get(writer)
+        coordinator, seat = self._coordinator, entry.seats.get(writer)
         if entry.arena.writer != writer:
-            desk.tell(entry, Fenced(writer))
+            coordinator.tell(entry, Fenced(writer))
             return
         if self._is_torn_down(entry, writer):
             return
         if seat is None or seat.is_gone or self._nursery is None or entry.stopping == writer:
             return  # the vault reports when mpsd holds nothing of the process any more
         if seat.is_orphan:
-            desk.ends.kill(writer)
+            coordinator.ends.kill(writer)
             return
         entry.stopping = writer
         self._nursery.start_soon(self._end, entry, writer, self._patience(entry, writer))
@@ -69,20 +69,20 @@ class Fencing:
             if self._nursery is not None:
                 self._nursery.start_soon(self._later, entry, writer, seconds)
             return True
-        if not self._desk.ends.kill(writer):
+        if not self._coordinator.ends.kill(writer):
             return False
-        self._desk.fenced(entry, writer)
+        self._coordinator.fenced(entry, writer)
         return True
 
     def _settles_in(self, seat: MemberProcess) -> float | None:
         """Return the seconds until no work of the process can write; None: no evidence shows that."""
-        desk, domain = self._desk, seat.domain
-        has_gpu_failed = desk.evidence.has_gpu_failed(domain, desk.around.gpus_of(domain), seat.since_ns)
-        at_ns = desk.evidence.fenced_at_ns(domain, seat.since_ns, must_tell_class=has_gpu_failed)
+        coordinator, domain = self._coordinator, seat.domain
+        has_gpu_failed = coordinator.evidence.has_gpu_failed(domain, coordinator.around.gpus_of(domain), seat.since_ns)
+        at_ns = coordinator.evidence.fenced_at_ns(domain, seat.since_ns, must_tell_class=has_gpu_failed)
         if at_ns is not None:
-            return (at_ns - desk.around.clock_ns()) / 1e9
-        since = None if has_gpu_failed else desk.around.fault_since(domain)
-        settle = desk.settings.settle
+            return (at_ns - coordinator.around.clock_ns()) / 1e9
+        since = None if has_gpu_failed else coordinator.around.fault_since(domain)
+        settle = coordinator.settings.settle
         return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
 
     async def _later(self, entry: ServiceRecord, writer: ProcessId, seconds: float) -> None:
@@ -93,7 +93,7 @@ class Fencing:
     def _patience(self, entry: ServiceRecord, writer: ProcessId) -> float:
         member = entry.service.member(writer)
         if member is not None and member.standing is MemberState.FAULTED:
-            return self._desk.settings.limits.fence_seconds
+            return self._coordinator.settings.limits.fence_seconds
         has_failed = entry.handing is not None and entry.handing.cause is Cause.FAILED
         return _LETTING_GO_SECONDS if has_failed else 0.0
 
@@ -102,7 +102,7 @@ class Fencing:
         try:
             await trio.sleep(patience)
             if self._is_due(entry, writer) and not entry.seats[writer].is_gone:
-                await self._desk.around.end(writer)
+                await self._coordinator.around.end(writer)
         except MpsdError as exc:
             log.error("service.not_ended", service=entry.arena.name, pid=writer.pid, why=str(exc))
         except Exception:

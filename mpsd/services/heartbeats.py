@@ -42,8 +42,8 @@ class _Pulse(Struct, eq=False):
 class Heartbeats:
     """Guards that a state is read only while its writer serves, and that a writer without progress is reported silent once."""
 
-    def __init__(self, desk: Coordinator) -> None:
-        self._desk = desk
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
         self._pulses: dict[ServiceRecord, _Pulse] = {}
         self._unread: set[ServiceRecord] = set()  # state cannot be read: logged once
         self._fetching: set[ServiceRecord] = set()  # state is being fetched: a slow one delays no other
@@ -59,7 +59,7 @@ class Heartbeats:
                 os.close(pulse.descriptor)
 
     async def _round(self, nursery: trio.Nursery) -> None:
-        expected = [entry for entry in self._desk.entries.values() if _is_expected(entry)]
+        expected = [entry for entry in self._coordinator.entries.values() if _is_expected(entry)]
         self._unread &= set(expected)
         for entry in self._pulses.keys() - set(expected):
             os.close(self._pulses.pop(entry).descriptor)
@@ -75,16 +75,16 @@ class Heartbeats:
             due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
         self._absolve()
         with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
-            await self._desk.woken.wait()
+            await self._coordinator.woken.wait()
 
     def _absolve(self) -> None:
         """Clear the silence of writers from which no heartbeat is expected any more."""
-        for entry in list(self._desk.entries.values()):
+        for entry in list(self._coordinator.entries.values()):
             writer = entry.service.writer
             member = entry.service.member(writer) if writer is not None else None
             is_silent = member is not None and member.standing is MemberState.SILENT
             if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
-                self._desk.tell(entry, Ready(writer))
+                self._coordinator.tell(entry, Ready(writer))
 
     def _look(self, entry: ServiceRecord, pulse: _Pulse, most_seconds: float) -> None:
         """Read the marks.
@@ -106,12 +106,12 @@ class Heartbeats:
         if marks != pulse.marks:
             pulse.marks, pulse.still_seconds = marks, 0.0
             if is_silent:
-                self._desk.tell(entry, Ready(writer))
+                self._coordinator.tell(entry, Ready(writer))
             return
         pulse.still_seconds += passed
         if not is_silent and pulse.still_seconds >= entry.heartbeat_seconds:
-            since_ns = self._desk.around.clock_ns() - round(pulse.still_seconds * 1e9)
-            self._desk.tell(entry, Silent(writer), since_ns)
+            since_ns = self._coordinator.around.clock_ns() - round(pulse.still_seconds * 1e9)
+            self._coordinator.tell(entry, Silent(writer), since_ns)
 
     def _known(self, entry: ServiceRecord) -> _Pulse | None:
         """Return the reading of the state that the writer made for this term, if any."""
@@ -137,7 +137,7 @@ class Heartbeats:
         arena = entry.arena
         if not arena.state_serial:
             return
-        descriptor = await self._desk.vault.state_descriptor(entry.arena.id)
+        descriptor = await self._coordinator.vault.state_descriptor(entry.arena.id)
         if descriptor < 0:
             return
         try:

@@ -19,8 +19,8 @@ from mpsd.services.rules.promotion_types import Placed
 class Servers:
     """Guards that the end of a server with members as clients is noticed at once, and that each is watched once."""
 
-    def __init__(self, desk: Coordinator, pool: Pool) -> None:
-        self._desk, self._pool = desk, pool
+    def __init__(self, coordinator: Coordinator, pool: Pool) -> None:
+        self._coordinator, self._pool = coordinator, pool
         self._ends = ProcessWatch(self._ended)
         self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # by server: domain and clients' pids
 
@@ -33,19 +33,19 @@ class Servers:
                 await self._pool.changed()
 
     def look(self) -> None:
-        ours = {process.pid for entry in self._desk.entries.values() for process in entry.seats}
+        ours = {process.pid for entry in self._coordinator.entries.values() for process in entry.seats}
         for name, domain in self._pool.domains.items():
             for pid, server in domain.servers.items():
                 if clients := ours.intersection(server.client_pids):
                     self._watch(pid, name, frozenset(clients))
-        for domain_name in {seat.domain for entry in self._desk.entries.values() for seat in entry.seats.values()}:
-            if domain_name and self._desk.around.fault_since(domain_name) is not None:
-                self._desk.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
-        for entry in list(self._desk.entries.values()):
+        for domain_name in {seat.domain for entry in self._coordinator.entries.values() for seat in entry.seats.values()}:
+            if domain_name and self._coordinator.around.fault_since(domain_name) is not None:
+                self._coordinator.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
+        for entry in list(self._coordinator.entries.values()):
             for process, seat in list(entry.seats.items()):
-                if not seat.domain and (found := self._desk.around.domain_of(process)):
+                if not seat.domain and (found := self._coordinator.around.domain_of(process)):
                     seat.domain = found
-                    self._desk.tell(entry, Placed(process, found))
+                    self._coordinator.tell(entry, Placed(process, found))
 
     def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
         server = processes.process_id(pid)
@@ -65,8 +65,8 @@ class Servers:
         self._lost(domain, clients, seen_ns)
 
     def _lost(self, domain: str, clients: frozenset[int], seen_ns: int | None = None) -> None:
-        for entry in list(self._desk.entries.values()):
+        for entry in list(self._coordinator.entries.values()):
             for process, seat in list(entry.seats.items()):
                 if seat.domain == domain and process.pid in clients and not seat.is_orphan and not seat.is_gone:
                     seat.is_orphan = True
-                    self._desk.fault(domain, seen_ns or time.monotonic_ns(), process)
+                    self._coordinator.fault(domain, seen_ns or time.monotonic_ns(), process)

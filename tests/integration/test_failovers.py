@@ -170,8 +170,8 @@ import mpsd.services.fencing as fencing
 import mpsd.vault.fencing as holders
 
 def fence(self, entry, writer):
-    self._desk.ends.kill(writer)
-    self._desk.fenced(entry, writer)
+    self._coordinator.ends.kill(writer)
+    self._coordinator.fenced(entry, writer)
 
 fencing.Fencing.fence = fence
 holders.ArenaHolders.hurry = lambda self, process: None

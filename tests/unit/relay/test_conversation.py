@@ -80,9 +80,9 @@ async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_
     """Placed again and again without a pause it would keep mpsd from ever hearing of the death."""
     pool = HopefulPool()
     settings = RelaySettings(max_connections=1, turn_seconds=1, silent_seconds=1, may_impersonate=False)
-    entrance = Assignment(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
-    entrance.may_place.set()
-    shared = Conversations(pool, None, None, settings, entrance, refusals=None)
+    assignment = Assignment(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
+    assignment.may_place.set()
+    shared = Conversations(pool, None, None, settings, assignment, refusals=None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Forwarding(ours, False, track=Track()))
