@@ -15,12 +15,12 @@ from mpsd.sentinel.messages import REPORT_BYTES, SentinelKind, SentinelOp, Senti
 
 log = structlog.get_logger()
 _SEND_SECONDS = 1.0
-_END_SECONDS = 7.0  # it waits up to 5 s for the end of its client
+_END_SECONDS = 7.0  # the program waits up to 5 s until its client has ended
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Watcher:
-    """Guards that each client is named to it once, and that after `end` neither it nor its stopped client lives.
+    """Guards that each client is named to it once, and that after `end` neither the program nor its stopped client lives.
 
     hear: called with each report.  ended: called when the connection has ended, as with the program.
     """
@@ -37,7 +37,7 @@ class Watcher:
         self.is_armed = False
         self.why = ""  # why it failed
         self.gone = trio.Event()
-        self.known = trio.Event()  # set: the pid of its client is known, or it has gone
+        self.known = trio.Event()  # set: the pid of the stopped client is known, or the program has ended
         self._peer = peer
         self._hear, self._ended = hear, ended
         self._process: ProcessId | None = None
@@ -56,7 +56,7 @@ class Watcher:
         self._ended(self)
 
     def forget_gone(self) -> None:
-        """Forget clients that have ended: the program does so by itself."""
+        """Forget clients that have ended, as the program itself does."""
         self.added = {each for each in self.added if processes.is_alive(each)}
 
     @property
@@ -80,7 +80,7 @@ class Watcher:
         await self._send_process(SentinelOp.SERVER, server)
 
     async def end(self) -> None:
-        """End it and its stopped client: by a request, or else by a signal.  Waits a limited time."""
+        """End the program and its stopped client, by a request or else by a signal.  Waits a limited time."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * _END_SECONDS):
             with trio.move_on_after(_END_SECONDS):
                 await self._send(pack_request(SentinelOp.END), [])
