@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from guest_run import SLOWDOWN
 
 from tests.integration.machine import FRONT_END, SIMULATOR, Machine
 
-START_SECONDS = 200.0  # of the daemon or a client: on a busy machine the emulation took over a minute
+START_SECONDS = 200.0 * SLOWDOWN  # of the daemon or a client: on a busy machine the emulation took over a minute
+_LAST_LINES = 20
 
 
 @contextmanager
@@ -31,5 +33,9 @@ def open_machine() -> Iterator[Machine]:
 def start(machine: Machine) -> None:
     """As the front end does it, which gives a daemon a minute to be ready."""
     argv = [sys.executable, "-m", "mpsd", "serve", "--background"]
-    machine.addition(subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=machine.variables, cwd="/"))
-    machine.wait_for_journal("daemon.ready", START_SECONDS)
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=machine.variables, cwd="/")
+    machine.addition(child)
+    try:
+        machine.wait_for_journal("daemon.ready", START_SECONDS)
+    except AssertionError as exc:
+        raise AssertionError(f"{exc}; status {child.poll()}; {machine.log('mpsd.log')[-_LAST_LINES:]}") from None
