@@ -8,7 +8,7 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ import trio.testing
 from tests.seeds import HOW_TO_REPEAT, RUN_SEED
 
 DEADLINE_SECONDS = 30.0
+CANCEL = pytest.StashKey[Callable[[], None]]()  # cancels an async test that runs
 
 hypothesis.settings.register_profile(
     "mpsd",
@@ -60,8 +61,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     clocks = [each for each in arguments.values() if isinstance(each, trio.abc.Clock)]
-    trio.run(functools.partial(pyfuncitem.obj, **arguments), clock=clocks[0] if clocks else None)
+    trio.run(_run_test, pyfuncitem, arguments, clock=clocks[0] if clocks else None)
     return True
+
+
+async def _run_test(pyfuncitem: pytest.Function, arguments: dict[str, Any]) -> None:
+    """Run the test, which its deadline cancels: an error raised amid trio's own code would break the tests that follow."""
+    token = trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
+        pyfuncitem.stash[CANCEL] = functools.partial(token.run_sync_soon, scope.cancel)
+        await pyfuncitem.obj(**arguments)
+    if scope.cancelled_caught:
+        raise TimeoutError("the test's deadline cancelled it")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,10 +82,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     seconds = marker.args[0] if marker else DEADLINE_SECONDS * (10 if item.get_closest_marker("slow") else 1)
 
     def give_up(number: int, frame: FrameType | None) -> None:
+        if (cancel := item.stash.get(CANCEL, None)) is not None:
+            del item.stash[CANCEL]
+            cancel()
+            return
         raise TimeoutError(f"the test took longer than its {seconds} seconds")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 5)  # and again: a test may swallow the first one
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)  # and again: a test may swallow the first one, or a cancellation
     try:
         return (yield)
     finally:
