@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -67,23 +68,32 @@ static int append_entries(const struct question *question, const char *environme
 	return rc;
 }
 
-int facts_read(const struct question *question, struct reply *out)
+/* Append the program's name and the entries of the environment, which has `room` bytes. */
+static int read_facts(const struct question *question, struct reply *out, char *environment, size_t room)
 {
-	static char environment[MPSD_INSPECTOR_ENVIRON + 1];
 	char program[MPSD_INSPECTOR_PROGRAM];
-	ssize_t size = read_file(question->head.pid, "environ", environment, sizeof(environment));
+	ssize_t size = read_file(question->head.pid, "environ", environment, room);
 	ssize_t named;
 	int rc;
 
 	if (size < 0)
 		return (int)size;
-	if ((size_t)size == sizeof(environment))
+	if ((size_t)size == room)
 		return -E2BIG;
 	named = read_file(question->head.pid, "cmdline", program, sizeof(program));
 	if (named < 0)
 		return (int)named;
 	rc = append(out, program, strnlen(program, (size_t)named));
 	return rc ? rc : append_entries(question, environment, (size_t)size, out);
+}
+
+int facts_read(const struct question *question, struct reply *out)
+{
+	char *environment = malloc(MPSD_INSPECTOR_ENVIRON + 1); /* not static: main locks what is there */
+	int rc = environment ? read_facts(question, out, environment, MPSD_INSPECTOR_ENVIRON + 1) : -ENOMEM;
+
+	free(environment);
+	return rc;
 }
 
 int maps_read(const struct question *question, struct reply *out)

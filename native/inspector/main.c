@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -315,6 +316,7 @@ int main(int argc, char **argv)
 	detach(atoi(argv[2]));
 	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
 	signal(SIGHUP, SIG_IGN);
+	mlockall(MCL_CURRENT); /* mpsd waits for a second at most: less than a busy disk takes to bring reclaimed pages back */
 	if (is_direct)
 		serve_directly();
 	else
