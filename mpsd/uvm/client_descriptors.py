@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector
+from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import Pair
 from mpsd.uvm.space import Unavailable
 
@@ -21,7 +21,7 @@ class ProcessEnded(Exception):
 def find(pid: int, links: Sequence[str]) -> set[int]:
     """Return the numbers of its descriptors with these links, or with links of these last names.
 
-    Raise ProcessEnded, or Unavailable if mpsd may not look.
+    Raise ProcessEnded, Unavailable if mpsd may not look, or Unreadable, after which another attempt may succeed.
     """
     try:
         return processes.numbers(pid, links)
@@ -57,6 +57,8 @@ def explained(error: OSError) -> Exception:
             return Unavailable(f"not permitted to duplicate the client's descriptors: {why}")
         case errno.ENOSYS:
             return Unavailable("this kernel has no pidfd_getfd, which needs Linux 5.6")
+        case errno.ETIMEDOUT:
+            return Unreadable("the client's descriptors were not listed in time")
         case errno.EMFILE | errno.ENFILE:
             return Unavailable("mpsd has no descriptor left")
         case _:
