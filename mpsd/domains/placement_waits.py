@@ -11,9 +11,9 @@ from mpsd.model.process import ProcessId
 
 
 class Reason(Struct, eq=False):
-    """Why clients wait: one object for all that wait for the same.
+    """The reason of a wait, shared by all clients that wait for the same.
 
-    machine_since: since when the reason has been the machine's, and not what its own user did or may end.
+    machine_since: since when the machine has been the cause, rather than something that the user did or can end.
     """
 
     text: str = ""
@@ -53,7 +53,7 @@ class PlacementWait(Struct):
 
 
 class PlacementWaits:
-    """Guards that a process is listed exactly while one of its connections waits, and once among those with its reason."""
+    """Guards that a process is listed exactly while a connection waits, and once among those with the same reason."""
 
     def __init__(self) -> None:
         self._waits: dict[ProcessId, PlacementWait] = {}
@@ -76,7 +76,7 @@ class PlacementWaits:
                 del self._waits[process]
 
     def explain(self, process: ProcessId | None, why: Reason) -> None:
-        """Note what it waits for now; the reason may change later."""
+        """Note the reason for which the process waits now; it may change later."""
         if process is not None and (wait := self._waits.get(process)) is not None and wait.why is not why:
             self._forget_reason(wait)
             wait.why = why
@@ -89,7 +89,7 @@ class PlacementWaits:
                 del self._by_reason[wait.why]
 
     def because_of_the_machine(self) -> tuple[int, PlacementWait | None]:
-        """Return the number of the waits that their own users did not cause, and the longest: of each reason the first."""
+        """Count the waits that the machine causes; return the number and the longest wait."""
         found = [alike for why, alike in self._by_reason.items() if why.machine_since is not None]
         longest = max((next(iter(alike.values())) for alike in found), key=lambda wait: wait.machine_seconds, default=None)
         return sum(map(len, found)), longest

@@ -19,7 +19,7 @@ enum {
 	SETTLE_MS = 25, /* from the event to RESUME: the culprit sees its error before (measured: 11 to 18 ms after the launch) */
 	DRAIN_MS = 20,  /* one exception fires several events */
 	LAST_PEER_MS = 1000,
-	MOST_IN_A_ROW = 2, /* then requests are heard again */
+	MOST_IN_A_ROW = 2, /* then requests are read again */
 };
 
 enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
@@ -297,7 +297,7 @@ static void client_ended(int place)
 		leave(0);
 }
 
-/* Without it there is nothing to contain, and the stopped client would stay for ever. */
+/* Without the server nothing can be contained, and the stopped client would stay for ever. */
 static void server_ended(void)
 {
 	leave(0);

@@ -9,8 +9,8 @@ import trio
 
 from mpsd.host.listeners import listen
 from mpsd.model.lease import Lease, LeaseSpec, LeaseState
+from tests.unit.api.fake_daemon import FakeDaemon, open_daemon
 from tests.unit.api.fake_services import selector_of
-from tests.unit.api.house import House, open_house
 
 AT_ONCE = 50  # events published before others have their turn
 LEASES = 10_000
@@ -19,22 +19,22 @@ LEASES = 10_000
 async def serve(place: Path, orders: int, ready: int) -> None:
     """Serve until killed; publish as many events as requested."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    async with open_house(place, max_per_user=400, max_connections=1000) as house:
+    async with open_daemon(place, max_per_user=400, max_connections=1000) as daemon:
         spec = LeaseSpec("training", selector_of(1000), sm_percent=10)
         leases = {number: Lease(number, 1000, spec, LeaseState.ACTIVE, 0.0, None) for number in range(1, LEASES + 1)}
-        house.fakes.leases.made = leases
-        house.listen(place)
+        daemon.fakes.leases.made = leases
+        daemon.listen(place)
         with listen(place / "echo", 0o666) as listener:
-            house.nursery.start_soon(_serve_echo, listener, house.nursery)
+            daemon.nursery.start_soon(_serve_echo, listener, daemon.nursery)
             os.write(ready, b"!")
             while True:
                 await trio.lowlevel.wait_readable(orders)
-                await _publish(house, int.from_bytes(os.read(orders, 4)))
+                await _publish(daemon, int.from_bytes(os.read(orders, 4)))
 
 
-async def _publish(house: House, count: int) -> None:
+async def _publish(daemon: FakeDaemon, count: int) -> None:
     for number in range(count):
-        house.bus.publish("domain.ready", {"domain": "d1", "was": "starting", "gpus": ["GPU-1"], "clients": number})
+        daemon.bus.publish("domain.ready", {"domain": "d1", "was": "starting", "gpus": ["GPU-1"], "clients": number})
         if number % AT_ONCE == AT_ONCE - 1:
             await trio.lowlevel.checkpoint()
 

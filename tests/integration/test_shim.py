@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def house(programs: None) -> Iterator[Machine]:
+def daemon(programs: None) -> Iterator[Machine]:
     """Yield one daemon for all tests that do not harm it. A killed writer's successor waits for no co-runners."""
     assert SHIM.exists(), "run: make build"
     with open_machine() as machine:
@@ -59,10 +59,10 @@ def addresses(of: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.root
-def test_the_lease_is_there_before_cuda_and_goes_with_the_process(house: Machine) -> None:
+def test_the_lease_is_there_before_cuda_and_goes_with_the_process(daemon: Machine) -> None:
     """Its limits hold, as the program's own SM count shows."""
-    client = counter(house, MPSD_LEASE_NAME="job", MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G").ready()
-    with house.mpsd() as mpsd:
+    client = counter(daemon, MPSD_LEASE_NAME="job", MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G").ready()
+    with daemon.mpsd() as mpsd:
         [lease] = mpsd.ask(calls.lease_list()).items
         assert (lease.name, lease.sm_percent, set(lease.memory_bytes.values())) == ("job", 25.0, {8 * GIB})
         assert (lease.selector.kind, lease.selector.value, lease.clients) == ("pid", str(client.pid), 1)
@@ -72,93 +72,93 @@ def test_the_lease_is_there_before_cuda_and_goes_with_the_process(house: Machine
 
 
 @pytest.mark.root
-def test_what_is_refused_goes_on_without_unless_it_is_required(house: Machine) -> None:
-    first = counter(house, MPSD_LEASE_SM_PERCENT="90").ready()
-    second = counter(house, "--seconds", "0.05", MPSD_LEASE_SM_PERCENT="90")
+def test_what_is_refused_goes_on_without_unless_it_is_required(daemon: Machine) -> None:
+    first = counter(daemon, MPSD_LEASE_SM_PERCENT="90").ready()
+    second = counter(daemon, "--seconds", "0.05", MPSD_LEASE_SM_PERCENT="90")
     assert second.status() == 0
-    assert "going on without" in told(house, second)
-    third = counter(house, MPSD_LEASE_SM_PERCENT="90", MPSD_REQUIRED="1")
+    assert "going on without" in told(daemon, second)
+    third = counter(daemon, MPSD_LEASE_SM_PERCENT="90", MPSD_REQUIRED="1")
     assert (third.error(), third.status()) == (805, 3)
     first.end()
 
 
 @pytest.mark.root
-def test_a_lease_is_waited_for_as_long_as_was_said(house: Machine) -> None:
-    first = counter(house, MPSD_LEASE_SM_PERCENT="90").ready()
-    second = counter(house, MPSD_LEASE_SM_PERCENT="90", MPSD_LEASE_WAIT="20", MPSD_REQUIRED="1")
-    with house.mpsd() as mpsd:
+def test_a_lease_is_waited_for_as_long_as_was_said(daemon: Machine) -> None:
+    first = counter(daemon, MPSD_LEASE_SM_PERCENT="90").ready()
+    second = counter(daemon, MPSD_LEASE_SM_PERCENT="90", MPSD_LEASE_WAIT="20", MPSD_REQUIRED="1")
+    with daemon.mpsd() as mpsd:
         wait_for("a lease that waits", lambda: [each for each in mpsd.ask(calls.lease_list()).items if each.state == "queued"])
     first.end()
     second.ready().end()
 
 
-def test_required_is_enough_to_have_mpsd(house: Machine) -> None:
-    assert counter(house, "--seconds", "0.05", MPSD_REQUIRED="1").status() == 0
+def test_required_is_enough_to_have_mpsd(daemon: Machine) -> None:
+    assert counter(daemon, "--seconds", "0.05", MPSD_REQUIRED="1").status() == 0
 
 
 # -- memory that outlives the program ------------------------------------------------------------------------------------
 
 
-def test_a_killed_program_finds_its_memory_again(house: Machine) -> None:
+def test_a_killed_program_finds_its_memory_again(daemon: Machine) -> None:
     """The same sizes in the same order; what is below MPSD_ARENA_MIN was never there."""
     ours = {"MPSD_ARENA": "again", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M", "MPSD_ARENA_MIN": "3M"}
-    before = memory(house, "--write", "100", "--end", "kill", "4", "8", "2", "4", status=-signal.SIGKILL, **ours)
-    after = memory(house, "4", "8", "2", "4", **ours)
+    before = memory(daemon, "--write", "100", "--end", "kill", "4", "8", "2", "4", status=-signal.SIGKILL, **ours)
+    after = memory(daemon, "4", "8", "2", "4", **ours)
     at = addresses(before)
     assert [each["first"] for each in after] == [100, 101, 0, 103] == [each["last"] for each in after]
     assert [addresses(after)[i] for i in (0, 1, 3)] == [at[i] for i in (0, 1, 3)]
 
 
-def test_memory_that_was_adopted_has_guards_around_it(house: Machine) -> None:
+def test_memory_that_was_adopted_has_guards_around_it(daemon: Machine) -> None:
     """The shim lays guards after adopting the arena, so that none lies over adopted memory."""
     ours = {"MPSD_ARENA": "guarded", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
-    memory(house, "--write", "100", "4", "8", "4", MPSD_SHIELD="absorb", **ours)
-    client = house.client("shim_arena", "--wild", "4", "8", "4", **shim(house, MPSD_SHIELD="absorb", **ours))
+    memory(daemon, "--write", "100", "4", "8", "4", MPSD_SHIELD="absorb", **ours)
+    client = daemon.client("shim_arena", "--wild", "4", "8", "4", **shim(daemon, MPSD_SHIELD="absorb", **ours))
     assert client.status() == 0
     assert [each["last"] for each in client.events("memory")] == [100, 101, 102]
-    assert "shield" not in told(house, client)
+    assert "shield" not in told(daemon, client)
 
 
-def test_other_sizes_get_other_memory_and_what_was_freed_is_not_given_back(house: Machine) -> None:
+def test_other_sizes_get_other_memory_and_what_was_freed_is_not_given_back(daemon: Machine) -> None:
     ours = {"MPSD_ARENA": "sizes", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
-    memory(house, "--write", "100", "--free", "0", "4", "8", **ours)
-    found = memory(house, "4", "6", "8", "8", **ours)
+    memory(daemon, "--write", "100", "--free", "0", "4", "8", **ours)
+    found = memory(daemon, "4", "6", "8", "8", **ours)
     assert [each["first"] for each in found] == [0, 0, 101, 0]
 
 
-def test_without_adopting_an_arena_begins_empty(house: Machine) -> None:
+def test_without_adopting_an_arena_begins_empty(daemon: Machine) -> None:
     ours = {"MPSD_ARENA": "fresh", "MPSD_ARENA_CAPACITY": "8M"}
-    memory(house, "--write", "100", "8", **ours)
-    [found] = memory(house, "8", **ours)
+    memory(daemon, "--write", "100", "8", **ours)
+    [found] = memory(daemon, "8", **ours)
     assert found["first"] == 0
-    with house.mpsd() as mpsd:
+    with daemon.mpsd() as mpsd:
         arena = mpsd.ask(calls.arena_get("fresh"))
     assert (arena.allocations, arena.used_bytes, arena.generation) == (1, 8 << 20, 2)
 
 
-def test_what_waits_makes_room_for_what_is_asked_for(house: Machine) -> None:
+def test_what_waits_makes_room_for_what_is_asked_for(daemon: Machine) -> None:
     ours = {"MPSD_ARENA": "room", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "8M"}
-    memory(house, "--write", "100", "8", **ours)
-    found = memory(house, "6", **ours)
-    with house.mpsd() as mpsd:
+    memory(daemon, "--write", "100", "8", **ours)
+    found = memory(daemon, "6", **ours)
+    with daemon.mpsd() as mpsd:
         assert mpsd.ask(calls.arena_get("room")).base <= found[0]["address"] < mpsd.ask(calls.arena_get("room")).base + GIB
 
 
-def test_beyond_the_capacity_the_driver_allocates(house: Machine) -> None:
-    found = memory(house, "4", "8", MPSD_ARENA="small", MPSD_ARENA_CAPACITY="4M")
-    with house.mpsd() as mpsd:
+def test_beyond_the_capacity_the_driver_allocates(daemon: Machine) -> None:
+    found = memory(daemon, "4", "8", MPSD_ARENA="small", MPSD_ARENA_CAPACITY="4M")
+    with daemon.mpsd() as mpsd:
         arena = mpsd.ask(calls.arena_get("small"))
     assert arena.allocations == 1
     assert [arena.base <= at < arena.base + arena.window_bytes for at in addresses(found)] == [True, False]
 
 
-def test_an_arena_that_others_have_laid_out_is_left_alone(house: Machine) -> None:
+def test_an_arena_that_others_have_laid_out_is_left_alone(daemon: Machine) -> None:
     """The shim keeps their arena, and gives the program the driver's memory."""
     theirs = [sys.executable, str(ROOT / "tests/integration/arena_program.py"), "write_and_die", "theirs"]
-    subprocess.run(theirs, env=house.variables, capture_output=True, timeout=20, check=False)
-    with house.mpsd() as mpsd:
+    subprocess.run(theirs, env=daemon.variables, capture_output=True, timeout=20, check=False)
+    with daemon.mpsd() as mpsd:
         before = mpsd.ask(calls.arena_get("theirs"))
-        [found] = memory(house, "4", MPSD_ARENA="theirs")
+        [found] = memory(daemon, "4", MPSD_ARENA="theirs")
         after = mpsd.ask(calls.arena_get("theirs"))
     assert before.allocations
     assert (after.layout_hash, after.allocations) == (before.layout_hash, before.allocations)
@@ -169,15 +169,15 @@ def test_an_arena_that_others_have_laid_out_is_left_alone(house: Machine) -> Non
 
 
 @pytest.mark.root
-def test_a_wild_access_is_told_and_ends_its_process_alone(house: Machine) -> None:
+def test_a_wild_access_is_told_and_ends_its_process_alone(daemon: Machine) -> None:
     """Proven, by client and address; who shares its domain goes on."""
-    other = house.counter().ready()
-    client = house.client("shim_arena", "--wild", "--end", "stay", "4", **shim(house, MPSD_SHIELD="report"))
+    other = daemon.counter().ready()
+    client = daemon.client("shim_arena", "--wild", "--end", "stay", "4", **shim(daemon, MPSD_SHIELD="report"))
     address = client.wait("wild")["address"]
-    assert house.domain_of(other) == house.domain_of(client)
+    assert daemon.domain_of(other) == daemon.domain_of(client)
     assert client.status() == -signal.SIGKILL
-    with house.mpsd() as mpsd:
-        fault = mpsd.ask(calls.fault_get(last_fault(house)))
+    with daemon.mpsd() as mpsd:
+        fault = mpsd.ask(calls.fault_get(last_fault(daemon)))
     assert (fault.confidence, fault.fault_class, fault.access, fault.address) == ("proven", "mmu", "write", address)
     assert (fault.culprit.pid, fault.victims) == (client.pid, ())
     other.goes_on()
@@ -189,12 +189,12 @@ def last_fault(machine: Machine) -> int:
 
 
 @pytest.mark.root  # otherwise the report could reach mpsd before the client does
-def test_the_first_error_is_told_once_with_its_kernel(house: Machine) -> None:
-    client = house.client("faulter", "oob_write", "--after", "0.05", **shim(house)).ready()
+def test_the_first_error_is_told_once_with_its_kernel(daemon: Machine) -> None:
+    client = daemon.client("faulter", "oob_write", "--after", "0.05", **shim(daemon)).ready()
     assert client.status() == 5
-    wait_for("its report", lambda: [e for e in house.journal("fault.seen") if e["source"] == "report"])
-    with house.mpsd() as mpsd:
-        reports = [each for each in mpsd.ask(calls.fault_get(last_fault(house))).evidence if each.source == "report"]
+    wait_for("its report", lambda: [e for e in daemon.journal("fault.seen") if e["source"] == "report"])
+    with daemon.mpsd() as mpsd:
+        reports = [each for each in mpsd.ask(calls.fault_get(last_fault(daemon))).evidence if each.source == "report"]
     assert [(each.kernel, each.text) for each in reports] == [("oob_write", "CUDA_ERROR_ILLEGAL_ADDRESS")]
 
 

@@ -3,7 +3,7 @@
 A shield over live memory would destroy it, so a range is mapped only where there can never be memory:
 
 - CUDA's own ranges begin at 0x2_0000_0000 (measured, driver 580), and cuMemAddressReserve without a requested address is above.
-- Host memory has the same address for the GPU, so the host's mappings count.  Below 4 MiB there are none: images are linked to
+- Host memory has the same address for the GPU, so the host's mappings count.  None is below 4 MiB: images are linked to
   0x400000 (lld: 0x200000; then it is in the list of mappings), position-independent ones and all addresses that mmap(2) chooses
   are near the top of the address space, and vm.mmap_min_addr keeps the first 64 KiB free.  MAP_32BIT chooses from 1 GiB to
   2 GiB.

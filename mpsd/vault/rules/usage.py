@@ -1,4 +1,4 @@
-"""Count how much arenas hold by GPU, user and lease, and check whether more fits.  Pure."""
+"""Count the bytes of arenas by GPU, user and lease, and check whether more fits.  Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from mpsd.model.quantities import GIB, MIB
 from mpsd.vault.rules.settings import VaultSettings
 
 _WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
-_MOST_OF_USER = 1 << 20  # uids: one's own and ranges of /etc/subuid, which usually have 65,536
+_MOST_OF_USER = 1 << 20  # uids of one user: ranges of /etc/subuid usually have 65,536
 _USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 
@@ -46,7 +46,7 @@ class ArenaAccount:
     """Guards that each byte is counted once: `move` is the only way to count."""
 
     def __init__(self, share_of: Callable[[int], int] = int) -> None:
-        """share_of: the uid that an owner's uid counts as."""
+        """share_of: the uid that stands for a user with several."""
         self._share_of = share_of
         self._by_gpu: Counter[str] = Counter()
         self._by_user: Counter[tuple[str, int]] = Counter()

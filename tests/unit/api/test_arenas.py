@@ -14,15 +14,15 @@ from mpsd.host.descriptors import close_all
 from mpsd.model.arena import GRANULE, Portion
 from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Notification, Request, encode
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, FakeDaemon, audit_text, open_daemon
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, House, audit_text, open_house
 
 MEMBER = Peer(800, 2000, False, gids=(2000, 1100))  # of the group that may read "weights"
 HIDDEN, NO, BUSY, STALE = "NO_SUCH_ARENA", "NOT_ALLOWED", "ARENA_BUSY", "STALE_GENERATION"
 
 
-def add_processes(house: House) -> None:
-    house.fakes.processes |= {peer.pid: 10 * peer.pid for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
+def add_processes(daemon: FakeDaemon) -> None:
+    daemon.fakes.processes |= {peer.pid: 10 * peer.pid for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
 
 
 async def outcome(caller: Caller, method: str, **said: Any) -> str:
@@ -56,32 +56,32 @@ async def test_who_may_what(rule: str, tmp_path: Path) -> None:
     method, said, expected = RULES[rule]
     found = []
     for peer in (OWNER, MEMBER, STRANGER, OPERATOR):
-        async with open_house(tmp_path) as house:
-            add_processes(house)
-            fds = [house.any_fd()] if method == "arena.keep_state" else []
-            found.append(await outcome(await house.call_as(peer), method, fds=fds, **said))
+        async with open_daemon(tmp_path) as daemon:
+            add_processes(daemon)
+            fds = [daemon.any_fd()] if method == "arena.keep_state" else []
+            found.append(await outcome(await daemon.call_as(peer), method, fds=fds, **said))
     assert tuple(found) == expected
 
 
 async def test_a_list_has_what_its_reader_may_see(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         for peer, names in (
             (OWNER, ["weights", "cache"]),
             (MEMBER, ["weights"]),
             (STRANGER, []),
             (OPERATOR, ["weights", "cache"]),
         ):
-            page = await (await house.call_as(peer)).ask("arena.list")
+            page = await (await daemon.call_as(peer)).ask("arena.list")
             assert [each["name"] for each in page["items"]] == names
-        page = await (await house.call_as()).ask("arena.list", limit=1)
+        page = await (await daemon.call_as()).ask("arena.list", limit=1)
         assert ([each["id"] for each in page["items"]], page["next"]) == ([1], 1)
 
 
 async def test_who_has_it_open_goes_on_when_the_mode_is_changed(tmp_path: Path) -> None:
     """As with an open file; who comes then is not let in."""
-    async with open_house(tmp_path) as house:
-        add_processes(house)
-        owner, member = await house.call_as(OWNER), await house.call_as(MEMBER)
+    async with open_daemon(tmp_path) as daemon:
+        add_processes(daemon)
+        owner, member = await daemon.call_as(OWNER), await daemon.call_as(MEMBER)
         await member.ask("arena.open", name="1000:weights", access="read")
         await owner.ask("arena.change", id=1, mode=0o600)
         await member.ask("arena.take", id=1)
@@ -91,15 +91,15 @@ async def test_who_has_it_open_goes_on_when_the_mode_is_changed(tmp_path: Path) 
 
 
 async def test_a_holder_is_a_process_and_not_a_connection(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        add_processes(house)
-        first = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        add_processes(daemon)
+        first = await daemon.call_as(OWNER)
         assert (await first.ask("arena.open", name="cache", access="write"))["generation"] == 8
         first.close()
-        await house.until(0)
-        again = await house.call_as(OWNER)
+        await daemon.until(0)
+        again = await daemon.call_as(OWNER)
         assert (await again.ask("arena.open", name="cache", access="write"))["generation"] == 8
-        await again.ask("arena.put", fds=[house.any_fd()], id=2, generation=8, allocations=[[GRANULE, GRANULE]])
+        await again.ask("arena.put", fds=[daemon.any_fd()], id=2, generation=8, allocations=[[GRANULE, GRANULE]])
 
 
 @pytest.mark.parametrize(
@@ -123,30 +123,30 @@ async def test_nobody_is_taken_for_another(
     method: str, said: dict[str, Any], process: ProcessId | None, start_time: int | None, tmp_path: Path
 ) -> None:
     """A connection may outlive the process that made it."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes.pop(586)
-        caller = await house.call_as(replace(OWNER, process=process))
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes.pop(586)
+        caller = await daemon.call_as(replace(OWNER, process=process))
         if start_time:
-            house.fakes.processes[586] = start_time
-        before = house.fakes.changes()
-        fds = [house.any_fd()] if method == "arena.put" else []
+            daemon.fakes.processes[586] = start_time
+        before = daemon.fakes.changes()
+        fds = [daemon.any_fd()] if method == "arena.put" else []
         assert await outcome(caller, method, fds=fds, **said) == "NO_SUCH_CLIENT"
-        assert house.fakes.changes() == before
+        assert daemon.fakes.changes() == before
 
 
 async def test_an_opening_that_brings_no_memory_is_none(tmp_path: Path) -> None:
     """The keeper is silent: who had the arena not before has it not now, and who had it still has it."""
-    async with open_house(tmp_path) as house:
-        add_processes(house)
-        caller = await house.call_as(MEMBER)
-        taking, house.fakes.arenas.take = house.fakes.arenas.take, refuse_to_take  # type: ignore[method-assign]
+    async with open_daemon(tmp_path) as daemon:
+        add_processes(daemon)
+        caller = await daemon.call_as(MEMBER)
+        taking, daemon.fakes.arenas.take = daemon.fakes.arenas.take, refuse_to_take  # type: ignore[method-assign]
         said = {"name": "1000:weights", "access": "read", "takes": 5}
         assert await outcome(caller, "arena.open", **said) == "KEEPER_FAILED"
-        assert house.fakes.arenas.made[1].readers == ()
+        assert daemon.fakes.arenas.made[1].readers == ()
         await caller.ask("arena.open", name="1000:weights", access="read")
         assert await outcome(caller, "arena.open", **said) == "KEEPER_FAILED"
-        assert [each.pid for each in house.fakes.arenas.made[1].readers] == [MEMBER.pid]
-        house.fakes.arenas.take = taking  # type: ignore[method-assign]
+        assert [each.pid for each in daemon.fakes.arenas.made[1].readers] == [MEMBER.pid]
+        daemon.fakes.arenas.take = taking  # type: ignore[method-assign]
         found = await caller.ask("arena.open", **said)
         assert (found["items"], found["has_layout"], found["next"]) == ([[0, GRANULE, 1]], True, None)
         fds = caller.take_fds()
@@ -161,65 +161,65 @@ async def refuse_to_take(*asked: Any, **more: Any) -> Portion:
 async def test_who_waits_to_write_holds_up_nobody(tmp_path: Path) -> None:
     """Neither others nor the user's own other connections; and is let in when the writer is fenced."""
     other = Peer(588, 1000, False)
-    async with open_house(tmp_path) as house:
-        add_processes(house)
-        house.fakes.processes[other.pid] = 1
-        waiting, own, others = await house.call_as(other), await house.call_as(other), await house.call_as(STRANGER)
+    async with open_daemon(tmp_path) as daemon:
+        add_processes(daemon)
+        daemon.fakes.processes[other.pid] = 1
+        waiting, own, others = await daemon.call_as(other), await daemon.call_as(other), await daemon.call_as(STRANGER)
         await waiting.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
         await wait_all_tasks_blocked()
-        assert house.fakes.arenas.waiting == 1
+        assert daemon.fakes.arenas.waiting == 1
         await own.ask("arena.get", name="weights")
         await own.ask("arena.open", name="weights", access="read")
         await others.ask("health")
-        house.fakes.arenas.fence(1)
+        daemon.fakes.arenas.fence(1)
         frame = await waiting.receive()
         assert frame is not None
         assert not isinstance(frame, Notification)
-        assert house.fakes.arenas.made[1].writer == ProcessId(588, 1)
+        assert daemon.fakes.arenas.made[1].writer == ProcessId(588, 1)
 
 
 async def test_what_one_waits_for_in_vain_is_busy(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(Peer(700, 1000, False))
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(Peer(700, 1000, False))
         assert await outcome(caller, "arena.open", name="weights", access="write", wait_seconds=0.01) == BUSY
-        assert house.fakes.arenas.waiting == 0
+        assert daemon.fakes.arenas.waiting == 0
 
 
 @pytest.mark.parametrize("has_more_to_say", [False, True], ids=["silent", "with another request behind"])
 async def test_who_hangs_up_waits_no_longer(has_more_to_say: bool, tmp_path: Path) -> None:
     """The caller does not become a writer unknowingly; the audit records the outcome of the request."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[588] = 1
-        caller = await house.call_as(Peer(588, 1000, False))
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[588] = 1
+        caller = await daemon.call_as(Peer(588, 1000, False))
         await caller.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
         await wait_all_tasks_blocked()
         if has_more_to_say:
             await caller.send(encode(Request(10, "health", {})))
-        assert house.fakes.arenas.waiting == 1
+        assert daemon.fakes.arenas.waiting == 1
         caller.close()
-        await house.until(0)
-        assert house.fakes.arenas.waiting == 0
-        house.audit.close()
+        await daemon.until(0)
+        assert daemon.fakes.arenas.waiting == 0
+        daemon.audit.close()
     assert '"outcome":"given up"' in audit_text(tmp_path)
 
 
 async def test_who_only_says_no_more_still_waits(tmp_path: Path) -> None:
     """shutdown(SHUT_WR) is not hanging up: the answer is wanted."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[588] = 1
-        caller = await house.call_as(Peer(588, 1000, False))
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[588] = 1
+        caller = await daemon.call_as(Peer(588, 1000, False))
         await caller.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
         caller.sock.shutdown(1)
         await wait_all_tasks_blocked()
-        house.fakes.arenas.fence(1)
+        daemon.fakes.arenas.fence(1)
         frame = await caller.receive()
         assert frame is not None
-        assert house.fakes.arenas.made[1].writer == ProcessId(588, 1)
+        assert daemon.fakes.arenas.made[1].writer == ProcessId(588, 1)
 
 
 async def test_an_arena_is_of_who_made_it(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(MEMBER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(MEMBER)
         made = await caller.ask("arena.create", name="kv.cache_1-a", gpu="1", capacity_bytes=GRANULE, mode=0o640)
         assert (made["owner_uid"], made["owner_gid"], made["gpu"], made["mode"]) == (2000, 2000, UUIDS[1], 0o640)
         assert (made["writer_pid"], made["reader_pids"], made["ttl_seconds"]) == (None, [], None)
@@ -232,36 +232,36 @@ async def test_an_arena_is_of_who_made_it(tmp_path: Path) -> None:
     "name", ["", "a b", "a/b", "..\n", "a\0", "x" * 129, "ä", "a;b", 7, None], ids=lambda name: ascii(name)[:20]
 )
 async def test_a_name_that_is_none_is_refused(name: Any, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         assert await outcome(caller, "arena.create", name=name, gpu="0", capacity_bytes=GRANULE) == "BAD_REQUEST"
         assert await outcome(caller, "arena.get", name=name) == "BAD_REQUEST"
 
 
 async def test_room_is_made_without_naming_what_one_may_not_see(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.arenas.made[2] = replace(house.fakes.arenas.made[2], owner_uid=2000)
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.arenas.made[2] = replace(daemon.fakes.arenas.made[2], owner_uid=2000)
+        caller = await daemon.call_as(OWNER)
         assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 0, "names": []}
-        evicted = house.fakes.arenas.made[2]
+        evicted = daemon.fakes.arenas.made[2]
 
         async def evict(gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> Any:
             return [evicted, replace(evicted, name="mine", owner_uid=1000)]
 
-        house.fakes.arenas.make_room = evict  # type: ignore[method-assign]
+        daemon.fakes.arenas.make_room = evict  # type: ignore[method-assign]
         assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 2 * GRANULE, "names": ["mine"]}
 
 
 async def test_who_is_told_of_an_arena(tmp_path: Path) -> None:
     """Its owner, users who may read it, and operators; events without an owner go to operators alone."""
     facts = {"id": 1, "name": "weights", "owner_uid": 1000, "owner_gid": 1100, "mode": 0o640}
-    async with open_house(tmp_path) as house:
-        callers = {peer: await house.call_as(peer) for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
+    async with open_daemon(tmp_path) as daemon:
+        callers = {peer: await daemon.call_as(peer) for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
         for caller in callers.values():
             await caller.ask("events.subscribe", topics=["arena.*"])
-        house.bus.publish("arena.committed", facts)
-        house.bus.publish("arena.committed", {**facts, "mode": 0o600})
-        house.bus.publish("arena.lost", {"name": "weights"})
+        daemon.bus.publish("arena.committed", facts)
+        daemon.bus.publish("arena.committed", {**facts, "mode": 0o600})
+        daemon.bus.publish("arena.lost", {"name": "weights"})
         told = {}
         for peer, caller in callers.items():
             await wait_all_tasks_blocked()
@@ -272,9 +272,9 @@ async def test_who_is_told_of_an_arena(tmp_path: Path) -> None:
 
 
 async def test_a_daemon_without_a_vault_says_so(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.api._services = replace(house.fakes.services(), arenas=None, keeper=lambda: None)
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.api._services = replace(daemon.fakes.services(), arenas=None, keeper=lambda: None)
+        caller = await daemon.call_as(OWNER)
         for method, said in (("arena.list", {}), ("arena.get", {"name": "x"}), ("arena.take", {"id": 1})):
             assert await outcome(caller, method, **said) == KeeperFailed.code.name
         told = await caller.ask("status")
@@ -282,8 +282,8 @@ async def test_a_daemon_without_a_vault_says_so(tmp_path: Path) -> None:
 
 
 async def test_status_tells_of_the_keeper(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        told = await (await house.call_as(STRANGER)).ask("status")
+    async with open_daemon(tmp_path) as daemon:
+        told = await (await daemon.call_as(STRANGER)).ask("status")
         assert (told["arenas"], told["keeper"]) == (2, {"state": "works", "pid": 4711, "pids": [4711], "descriptors": 2})
 
 
@@ -320,10 +320,10 @@ async def test_status_tells_of_the_keeper(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 async def test_what_makes_no_sense_is_refused(method: str, said: dict[str, Any], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        before = house.fakes.changes()
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        before = daemon.fakes.changes()
+        caller = await daemon.call_as(OWNER)
         assert await outcome(caller, method, **said) == "BAD_REQUEST"
-        assert house.fakes.changes() == before
+        assert daemon.fakes.changes() == before
         with trio.fail_after(5):
             await caller.ask("health")

@@ -17,7 +17,7 @@ from mpsd.config.log_options import LogOptions
 from mpsd.fairness.uid_ranges import parse
 from mpsd.log.sink import LogFile, Rotation
 from mpsd.log.syslog import Severity, send_lines
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_in, open_house
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, audit_in, open_daemon
 
 USERS = Trail.USERS.value
 
@@ -108,17 +108,17 @@ def test_the_uids_of_one_range_are_one_user_and_all_users_have_a_bound(tmp_path:
 
 def test_a_syslog_daemon_gets_what_must_not_be_lost(tmp_path: Path) -> None:
     """The lines go to syslog even if the files cannot be written."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
-        daemon.settimeout(20)
-        daemon.bind(str(tmp_path / "log"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslogd:
+        syslogd.settimeout(20)
+        syslogd.bind(str(tmp_path / "log"))
         (tmp_path / "no directory").touch()  # a directory that is only missing would be made again
         audit = open_audit(str(tmp_path / "no directory"), LogOptions(audit_socket=str(tmp_path / "log")))
         audit.record(OPERATOR, "limits.set", {}, "done")
-        head, _, text = daemon.recv(65536).partition(b": ")
+        head, _, text = syslogd.recv(65536).partition(b": ")
         assert re.fullmatch(rb"<85>[A-Z][a-z]{2} [ 1-3][0-9] [0-9:]{8} mpsd\[%d\]" % os.getpid(), head)
         assert json.loads(text)["method"] == "limits.set"
         audit.record(STRANGER, "limits.set", {}, "NOT_ALLOWED: no", is_refused=True)
-        assert daemon.recv(65536).startswith(b"<86>")
+        assert syslogd.recv(65536).startswith(b"<86>")
         audit.close()
     assert audit.lost == 2  # of the files
 
@@ -129,10 +129,10 @@ def test_a_syslog_daemon_that_comes_back_is_found_again(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         send(b"lost\n")
     for text in (b"one", b"two"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
-            daemon.bind(str(path))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslogd:
+            syslogd.bind(str(path))
             send(text + b"\n")
-            assert daemon.recv(65536).endswith(text)
+            assert syslogd.recv(65536).endswith(text)
         path.unlink()
 
 
@@ -158,22 +158,22 @@ class HungFile(LogFile):
 
 
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         file = HungFile(str(tmp_path / USERS))
-        house.audit = house.api._audit = Audit(dict.fromkeys(Trail, file))
-        caller = await house.call_as(OWNER)
+        daemon.audit = daemon.api._audit = Audit(dict.fromkeys(Trail, file))
+        caller = await daemon.call_as(OWNER)
         for _ in range(50):
             await caller.ask("lease.renew", id=1)
         assert not (tmp_path / USERS).exists()
         file.may_go_on.set()
-        house.audit.close()
+        daemon.audit.close()
     assert len((tmp_path / USERS).read_text().splitlines()) == 50
 
 
 async def test_a_disk_that_fails_costs_lines_that_are_counted(tmp_path: Path) -> None:
     (tmp_path / "no directory").touch()
-    async with open_house(tmp_path / "no directory") as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path / "no directory") as daemon:
+        caller = await daemon.call_as(OWNER)
         await caller.ask("lease.renew", id=1)
-        house.audit.close()
+        daemon.audit.close()
         assert (await caller.ask("status"))["audit_lines_lost"] == 1

@@ -14,29 +14,29 @@ from mpsd.api.authority import Peer
 from mpsd.api.dispatch import dispatch
 from mpsd.fairness.uid_ranges import parse
 from mpsd.wire.rpc import Notification, Request, encode
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, open_daemon
 
 
 async def test_who_does_not_say_hello_is_let_go(tmp_path: Path) -> None:
-    async with open_house(tmp_path, hello_seconds=0.05) as house:
-        assert "hello" in (await house.connect().goodbye())["message"]
-        await house.until(0)
+    async with open_daemon(tmp_path, hello_seconds=0.05) as daemon:
+        assert "hello" in (await daemon.connect().goodbye())["message"]
+        await daemon.until(0)
 
 
 async def test_who_is_silent_is_let_go(tmp_path: Path) -> None:
-    async with open_house(tmp_path, idle_seconds=0.05) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path, idle_seconds=0.05) as daemon:
+        caller = await daemon.call_as()
         assert "0.05 s" in (await caller.goodbye())["message"]
-        await house.until(0)
+        await daemon.until(0)
 
 
 async def test_who_waits_for_events_may_be_silent(tmp_path: Path) -> None:
-    async with open_house(tmp_path, idle_seconds=0.02) as house:
-        waiting = await house.call_as()
+    async with open_daemon(tmp_path, idle_seconds=0.02) as daemon:
+        waiting = await daemon.call_as()
         await waiting.ask("events.subscribe", topics=["domain.*"])
-        silent = await house.call_as()
+        silent = await daemon.call_as()
         await silent.goodbye()  # that takes as long as a silence may last
-        house.bus.publish("domain.ready", {"domain": "d1"})
+        daemon.bus.publish("domain.ready", {"domain": "d1"})
         frame = await waiting.receive()
         assert frame is not None
         await waiting.ask("events.unsubscribe")
@@ -45,19 +45,19 @@ async def test_who_waits_for_events_may_be_silent(tmp_path: Path) -> None:
 
 async def test_a_silent_connection_has_a_code_of_its_own(tmp_path: Path) -> None:
     """Having no request to send is not a program's mistake."""
-    async with open_house(tmp_path, idle_seconds=0.05, hello_seconds=0.05) as house:
-        for caller in (house.connect(), await house.call_as()):
+    async with open_daemon(tmp_path, idle_seconds=0.05, hello_seconds=0.05) as daemon:
+        for caller in (daemon.connect(), await daemon.call_as()):
             assert (await caller.goodbye())["name"] == "IDLE"
 
 
 async def test_nothing_comes_after_a_goodbye(tmp_path: Path) -> None:
     """Also where a reader makes room, so that events could go on, in the moment in which it breaks the protocol."""
-    async with open_house(tmp_path, max_queued_events=4096) as house:
+    async with open_daemon(tmp_path, max_queued_events=4096) as daemon:
         for _ in range(16):
-            caller = await house.call_as()
+            caller = await daemon.call_as()
             await caller.ask("events.subscribe", topics=["domain.*"])
             for number in range(1000):
-                house.bus.publish("domain.ready", {"domain": f"d{number}", "was": None, "gpus": [], "clients": 0})
+                daemon.bus.publish("domain.ready", {"domain": f"d{number}", "was": None, "gpus": [], "clients": 0})
             await trio.testing.wait_all_tasks_blocked()  # the socket is full
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -72,24 +72,24 @@ async def test_nothing_comes_after_a_goodbye(tmp_path: Path) -> None:
 
 async def test_who_hangs_up_is_forgotten(tmp_path: Path) -> None:
     """At any point: at once, in the middle of requests, with answers unread, half-open."""
-    async with open_house(tmp_path) as house:
-        house.connect().sock.close()
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        daemon.connect().sock.close()
+        caller = await daemon.call_as()
         for number in range(20):
             await caller.send(encode(Request(number, "status", {})))
         caller.sock.close()
-        half = await house.call_as()
+        half = await daemon.call_as()
         half.sock.shutdown(socket.SHUT_WR)
         assert await half.receive() is None
-        await house.until(0)
+        await daemon.until(0)
 
 
 async def test_who_does_not_read_answers_is_let_go(tmp_path: Path) -> None:
     """The kernel holds some of the answers; beyond that no caller may keep mpsd waiting."""
-    async with open_house(tmp_path, send_seconds=0.05) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path, send_seconds=0.05) as daemon:
+        caller = await daemon.call_as()
         with trio.fail_after(20):
-            while house.connections():
+            while daemon.connections():
                 try:
                     caller.sock.send(encode(Request(1, "status", {})), socket.MSG_NOSIGNAL)
                 except BlockingIOError:
@@ -97,50 +97,50 @@ async def test_who_does_not_read_answers_is_let_go(tmp_path: Path) -> None:
                 except OSError:
                     break
                 await trio.lowlevel.checkpoint()
-        await house.until(0)
+        await daemon.until(0)
 
 
 async def test_a_user_has_a_bounded_number_of_connections(tmp_path: Path) -> None:
-    async with open_house(tmp_path, max_per_user=3) as house:
-        held = [await house.call_as(OWNER) for _ in range(3)]
-        assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
-        await house.call_as(STRANGER)
+    async with open_daemon(tmp_path, max_per_user=3) as daemon:
+        held = [await daemon.call_as(OWNER) for _ in range(3)]
+        assert (await daemon.connect(OWNER).goodbye())["name"] == "TOO_MANY"
+        await daemon.call_as(STRANGER)
         held.pop().sock.close()
-        await house.until(3)
-        await house.call_as(OWNER)
+        await daemon.until(3)
+        await daemon.call_as(OWNER)
 
 
 async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:
     """Eight users with 64 connections each did. A user without a connection gets one, however many others have."""
-    async with open_house(tmp_path, max_connections=64, max_per_user=16) as house:
+    async with open_daemon(tmp_path, max_connections=64, max_per_user=16) as daemon:
         for uid in range(4001, 4009):
             before = -1
-            while before < (before := house.connections()):
-                house.connect(Peer(999, uid, False))
-        await house.call_as(OWNER)
-        assert "for users with fewer" in (await house.connect(OWNER).goodbye())["message"]
+            while before < (before := daemon.connections()):
+                daemon.connect(Peer(999, uid, False))
+        await daemon.call_as(OWNER)
+        assert "for users with fewer" in (await daemon.connect(OWNER).goodbye())["message"]
 
 
 async def test_subordinate_uids_have_one_share(tmp_path: Path) -> None:
     """Those of one user's range of /etc/subuid, who could take all places by one connection each."""
-    async with open_house(tmp_path, parse("eve:100000:65536\n"), max_connections=64, max_per_user=16) as house:
+    async with open_daemon(tmp_path, parse("eve:100000:65536\n"), max_connections=64, max_per_user=16) as daemon:
         for uid in range(100000, 100016):
-            await house.call_as(Peer(999, uid, False))
-        assert (await house.connect(Peer(999, 100016, False)).goodbye())["name"] == "TOO_MANY"
-        await house.call_as(Peer(999, 165536, False))  # the first uid behind the range
-        await house.call_as(OWNER)
+            await daemon.call_as(Peer(999, uid, False))
+        assert (await daemon.connect(Peer(999, 100016, False)).goodbye())["name"] == "TOO_MANY"
+        await daemon.call_as(Peer(999, 165536, False))  # the first uid behind the range
+        await daemon.call_as(OWNER)
 
 
 async def test_users_cannot_lock_operators_out(tmp_path: Path) -> None:
-    async with open_house(tmp_path, max_connections=16, max_per_user=14) as house:
+    async with open_daemon(tmp_path, max_connections=16, max_per_user=14) as daemon:
         for _ in range(10):
-            await house.call_as(STRANGER)
+            await daemon.call_as(STRANGER)
         for uid in range(4001, 4005):
-            await house.call_as(Peer(999, uid, False))
-        assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
+            await daemon.call_as(Peer(999, uid, False))
+        assert (await daemon.connect(OWNER).goodbye())["name"] == "TOO_MANY"
         for _ in range(2):
-            await house.call_as(OPERATOR)
-        assert (await house.connect(OPERATOR).goodbye())["name"] == "TOO_MANY"
+            await daemon.call_as(OPERATOR)
+        assert (await daemon.connect(OPERATOR).goodbye())["name"] == "TOO_MANY"
 
 
 async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +153,9 @@ async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monk
         return await dispatch(call, audit)
 
     monkeypatch.setattr(connection, "dispatch", note)
-    async with open_house(tmp_path) as house:
-        operator = await house.call_as(OPERATOR)
-        for caller in [await house.call_as(STRANGER) for _ in range(40)]:
+    async with open_daemon(tmp_path) as daemon:
+        operator = await daemon.call_as(OPERATOR)
+        for caller in [await daemon.call_as(STRANGER) for _ in range(40)]:
             for number in range(5):
                 await caller.send(encode(Request(number, "health", {})))
         await operator.ask("health")
@@ -163,8 +163,8 @@ async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monk
 
 
 async def test_who_is_there_when_mpsd_ends_is_told(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
-        house.nursery.cancel_scope.cancel()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
+        daemon.nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             assert (await caller.goodbye())["name"] == "STOPPING"

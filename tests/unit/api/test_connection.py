@@ -17,7 +17,7 @@ from mpsd.errors import NotAllowed
 from mpsd.model.service import Instruction, Order
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
 from tests.descriptors import descriptors
-from tests.unit.api.house import OWNER, audit_text, open_house
+from tests.unit.api.fake_daemon import OWNER, audit_text, open_daemon
 from tests.unit.wire.test_rpc import MALFORMED
 
 
@@ -26,8 +26,8 @@ def null_device() -> IO[str]:
 
 
 async def test_hello_tells_who_is_who(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        told = await house.connect(OWNER).ask("hello", version=1, program="a test")
+    async with open_daemon(tmp_path) as daemon:
+        told = await daemon.connect(OWNER).ask("hello", version=1, program="a test")
         assert (told["version"], told["uid"], told["pid"], told["is_operator"]) == (1, 1000, 586, False)
         assert told["datagram_bytes"] == MAX_BYTES
         assert {"hello", "lease.create"} <= set(told["methods"])
@@ -36,33 +36,33 @@ async def test_hello_tells_who_is_who(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
 async def test_another_version_is_told_so_and_let_go(version: int, tmp_path: Path) -> None:
     """Regardless of the rest of the hello: this version does not judge fields that a later version adds."""
-    async with open_house(tmp_path) as house:
-        caller = house.connect()
+    async with open_daemon(tmp_path) as daemon:
+        caller = daemon.connect()
         assert await caller.refusal("hello", version=version, later="word") == "PROTOCOL"
         assert str(version) in (await caller.goodbye())["message"]
-        await house.until(0)
+        await daemon.until(0)
 
 
 async def test_nothing_is_answered_before_hello(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        before = house.fakes.changes()
-        caller = house.connect()
+    async with open_daemon(tmp_path) as daemon:
+        before = daemon.fakes.changes()
+        caller = daemon.connect()
         assert await caller.refusal("lease.release", id=1) == "PROTOCOL"
         await caller.goodbye()
-        assert house.fakes.changes() == before
+        assert daemon.fakes.changes() == before
 
 
 async def test_a_hello_that_is_misspelt_can_be_said_again(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = house.connect()
+    async with open_daemon(tmp_path) as daemon:
+        caller = daemon.connect()
         assert await caller.refusal("hello") == "BAD_REQUEST"
         assert await caller.refusal("hello", version="1") == "BAD_REQUEST"
         await caller.ask("hello", version=1)
 
 
 async def test_hello_is_said_once(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         assert await caller.refusal("hello", version=1) == "PROTOCOL"
         await caller.goodbye()
 
@@ -73,33 +73,33 @@ SENDABLE = {name: data for name, data in MALFORMED.items() if data}  # no bytes 
 @pytest.mark.parametrize("data", SENDABLE.values(), ids=SENDABLE.keys())
 @pytest.mark.parametrize("has_greeted", [False, True], ids=["before hello", "after hello"])
 async def test_a_malformed_frame_ends_the_conversation_alone(data: bytes, has_greeted: bool, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        bystander = await house.call_as(OWNER)
-        caller = await house.call_as() if has_greeted else house.connect()
+    async with open_daemon(tmp_path) as daemon:
+        bystander = await daemon.call_as(OWNER)
+        caller = await daemon.call_as() if has_greeted else daemon.connect()
         await caller.send(data)
         assert (await caller.goodbye())["name"] == "PROTOCOL"
         await bystander.ask("health")
-        await house.until(1)
+        await daemon.until(1)
 
 
 @pytest.mark.parametrize("frame", [Response(1, None, None), None], ids=["a response", "a notification"])
 async def test_only_requests_come_from_clients(frame: Response | None, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         await caller.send(encode(frame) if frame else msgpack.packb([2, "event", [{}]]))
         assert (await caller.goodbye())["name"] == "PROTOCOL"
 
 
 async def test_a_datagram_over_the_bound_is_refused(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         await caller.send(bytes(MAX_BYTES + 1))
         assert str(MAX_BYTES) in (await caller.goodbye())["message"]
 
 
 async def test_a_datagram_at_the_bound_is_read(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         room = MAX_BYTES - len(encode(Request(9, "status", {"x": "a" * 60000})))
         await caller.send(encode(Request(9, "status", {"x": "a" * (60000 + room)})))
         frame = await caller.receive()
@@ -110,42 +110,42 @@ async def test_a_datagram_at_the_bound_is_read(tmp_path: Path) -> None:
 
 async def test_descriptors_are_refused_and_none_is_kept(tmp_path: Path) -> None:
     """As many as the kernel lets anybody send at once, again and again."""
-    async with open_house(tmp_path) as house:
-        await (await house.call_as()).ask("health")
+    async with open_daemon(tmp_path) as daemon:
+        await (await daemon.call_as()).ask("health")
         with null_device() as null:
             flood = array.array("i", [null.fileno()] * 253)
             before = descriptors()
             for _ in range(20):
-                caller = await house.call_as()
+                caller = await daemon.call_as()
                 caller.sock.sendmsg(
                     [encode(Request(2, "status", {}))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, flood)], socket.MSG_NOSIGNAL
                 )
                 assert "descriptors" in (await caller.goodbye())["message"]
                 caller.sock.close()
-            await house.until(1)
+            await daemon.until(1)
             assert descriptors() == before
 
 
 async def test_a_flood_behind_a_broken_rule_leaves_nothing(tmp_path: Path) -> None:
     """Data that still waits in the socket when the conversation ends is discarded."""
-    async with open_house(tmp_path) as house:
-        await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        await daemon.call_as()
         with null_device() as null:
             before = descriptors()
             for _ in range(10):
-                caller = house.connect()
+                caller = daemon.connect()
                 for _ in range(5):
                     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null.fileno()] * 100))]
                     caller.sock.sendmsg([b"x"], ancillary, socket.MSG_NOSIGNAL)
                 await caller.goodbye()
                 caller.sock.close()
-            await house.until(1)
+            await daemon.until(1)
             assert descriptors() == before
 
 
 async def test_requests_that_wait_are_answered_in_their_order(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         for number in range(50, 100):
             await caller.send(encode(Request(number, "health", {})))
         for number in range(50, 100):
@@ -158,15 +158,15 @@ async def test_what_was_waited_for_is_answered_in_the_turn_in_which_it_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standby waits like this for its promotion; each further turn of the loop would do other work first."""
-    async with open_house(tmp_path) as house:
-        caller, known = await house.call_as(), trio.Event()
-        get = house.fakes.failover.get
+    async with open_daemon(tmp_path) as daemon:
+        caller, known = await daemon.call_as(), trio.Event()
+        get = daemon.fakes.failover.get
 
         async def get_later(*asked: Any) -> Any:
             await known.wait()
             return await get(*asked)
 
-        monkeypatch.setattr(house.fakes.failover, "get", get_later)
+        monkeypatch.setattr(daemon.fakes.failover, "get", get_later)
         await caller.send(encode(Request(2, "service.get", {"name": "weights", "after": 1, "wait_seconds": 9.0})))
         await trio.testing.wait_all_tasks_blocked()
         known.set()
@@ -181,8 +181,8 @@ async def test_what_is_answered_before_a_method_returns_is_answered_once(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standby learns of its promotion before mpsd continues with the consequences."""
-    async with open_house(tmp_path) as house:
-        caller, goes_on = await house.call_as(OWNER), trio.Event()
+    async with open_daemon(tmp_path) as daemon:
+        caller, goes_on = await daemon.call_as(OWNER), trio.Event()
         following = Instruction(7, Order.SERVE, 2, "", 0, None)
 
         async def follow(*asked: Any) -> Any:
@@ -193,7 +193,7 @@ async def test_what_is_answered_before_a_method_returns_is_answered_once(
                 raise NotAllowed("it is no member any more")
             return following
 
-        monkeypatch.setattr(house.fakes.failover, "follow", follow)
+        monkeypatch.setattr(daemon.fakes.failover, "follow", follow)
         await caller.send(encode(Request(50, "service.follow", {"id": 1, "after": 1, "wait_seconds": 9.0})))
         await caller.send(encode(Request(51, "health", {})))
         first = await caller.receive()
@@ -209,18 +209,18 @@ async def test_who_cannot_be_answered_before_a_method_returns_is_answered_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events wait until it reads, and so does the answer; mpsd does not wait."""
-    async with open_house(tmp_path) as house:
-        caller, is_over = await house.call_as(OWNER), trio.Event()
+    async with open_daemon(tmp_path) as daemon:
+        caller, is_over = await daemon.call_as(OWNER), trio.Event()
 
         async def follow(*asked: Any) -> Instruction:
             for _ in range(1000):
-                house.bus.publish("service.ready", {"owner_uid": OWNER.uid, "name": "x" * 1000})
+                daemon.bus.publish("service.ready", {"owner_uid": OWNER.uid, "name": "x" * 1000})
             await trio.testing.wait_all_tasks_blocked()
             asked[-1](Instruction(8, Order.SERVE, 2, "", 0, None))
             is_over.set()
             return Instruction(9, Order.SERVE, 2, "", 0, None)
 
-        monkeypatch.setattr(house.fakes.failover, "follow", follow)
+        monkeypatch.setattr(daemon.fakes.failover, "follow", follow)
         await caller.ask("events.subscribe", topics=["service.*"])
         await caller.send(encode(Request(50, "service.follow", {"id": 1, "after": 1, "wait_seconds": 9.0})))
         await is_over.wait()
@@ -231,9 +231,9 @@ async def test_who_cannot_be_answered_before_a_method_returns_is_answered_then(
 
 
 async def test_a_bug_ends_one_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_house(tmp_path) as house:
-        bystander, caller = await house.call_as(), await house.call_as()
-        monkeypatch.setattr(house.fakes.leases, "leases", lambda: 1 / 0)
+    async with open_daemon(tmp_path) as daemon:
+        bystander, caller = await daemon.call_as(), await daemon.call_as()
+        monkeypatch.setattr(daemon.fakes.leases, "leases", lambda: 1 / 0)
         with capture_logs() as logged:
             await caller.send(encode(Request(2, "status", {})))
             assert await caller.receive() is None
@@ -242,11 +242,11 @@ async def test_a_bug_ends_one_conversation(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_bug_in_a_change_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
-        monkeypatch.setattr(house.fakes.leases, "release", lambda lease_id: 1 / 0)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
+        monkeypatch.setattr(daemon.fakes.leases, "release", lambda lease_id: 1 / 0)
         with capture_logs():
             await caller.send(encode(Request(2, "lease.release", {"id": 1})))
             assert await caller.receive() is None
-        house.audit.close()
+        daemon.audit.close()
     assert '"outcome":"bug"' in audit_text(tmp_path)

@@ -17,14 +17,14 @@ from mpsd.host.descriptors import KERNELS_MOST, Descriptors, close_all
 from mpsd.model.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors
-from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
+from tests.unit.api.fake_daemon import OWNER, STRANGER, Caller, FakeDaemon, open_daemon
 from tests.unit.api.test_method_table import CALLS
 
 TAKING = {name for name, method in METHODS.items() if method.takes}
 PUT: dict[str, Any] = {"id": 1, "generation": 7, "allocations": [[GRANULE, GRANULE], [2 * GRANULE, GRANULE]]}
 
 
-async def settled(house: House, before: int) -> None:
+async def settled(daemon: FakeDaemon, before: int) -> None:
     """Returns when so many are open: those of strangers are closed by a thread."""
     with trio.fail_after(20):
         while descriptors() != before:  # noqa: ASYNC110
@@ -34,13 +34,13 @@ async def settled(house: House, before: int) -> None:
 @pytest.mark.parametrize("name", sorted(set(METHODS) - TAKING))
 async def test_a_method_that_takes_none_ends_the_conversation(name: str, tmp_path: Path) -> None:
     """Nothing is done, and the request is answered so."""
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
-        before, state = descriptors(), house.fakes.changes()
+    async with open_daemon(tmp_path) as daemon:
+        fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
+        before, state = descriptors(), daemon.fakes.changes()
         assert await caller.refusal(name, fds=[fd], **CALLS[name]) == "PROTOCOL"
         assert name in (await caller.goodbye())["message"]
-        await settled(house, before - 1)  # its connection, at our end
-        assert house.fakes.changes() == state
+        await settled(daemon, before - 1)  # its connection, at our end
+        assert daemon.fakes.changes() == state
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -61,12 +61,12 @@ WRONG: dict[str, tuple[str, dict[str, Any], int]] = {
 async def test_another_number_than_was_said_is_refused(way: str, tmp_path: Path) -> None:
     """They are closed; the conversation goes on."""
     name, said, count = WRONG[way]
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
-        before, state = descriptors(), house.fakes.changes()
+    async with open_daemon(tmp_path) as daemon:
+        fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
+        before, state = descriptors(), daemon.fakes.changes()
         assert await caller.refusal(name, fds=[fd] * count, **said) == "BAD_REQUEST"
         await caller.ask("health")
-        assert (descriptors(), house.fakes.changes()) == (before, state)
+        assert (descriptors(), daemon.fakes.changes()) == (before, state)
 
 
 @pytest.mark.parametrize(
@@ -84,24 +84,24 @@ async def test_another_number_than_was_said_is_refused(way: str, tmp_path: Path)
 )
 async def test_what_a_refusal_leaves_is_nothing(peer: Any, said: dict[str, Any], refusal: str, tmp_path: Path) -> None:
     """Before the service has them, or after: one of both closes them."""
-    async with open_house(tmp_path) as house:
-        fds, caller = [house.any_fd(), house.any_fd()], await house.call_as(peer)
+    async with open_daemon(tmp_path) as daemon:
+        fds, caller = [daemon.any_fd(), daemon.any_fd()], await daemon.call_as(peer)
         before = descriptors()
         assert await caller.refusal("arena.put", fds=fds, **{**PUT, **said}) == refusal
         await caller.ask("health")
-        kept = len(house.fakes.arenas.memory[1].held) - 1  # a fake may keep the first of two
+        kept = len(daemon.fakes.arenas.memory[1].held) - 1  # a fake may keep the first of two
         assert descriptors() == before + kept
 
 
 async def test_what_is_put_comes_out_again_with_close_on_exec(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
-        first, second = house.any_fd(), house.any_fd()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
+        first, second = daemon.any_fd(), daemon.any_fd()
         assert (await caller.ask("arena.put", fds=[first, second], **PUT))["used_bytes"] == 3 * GRANULE
-        layout = house.any_fd()
+        layout = daemon.any_fd()
         told = await caller.ask("arena.commit", fds=[layout], id=1, generation=7, has_layout=True)
         assert told["allocations"] == 3
-        held = house.fakes.arenas.memory[1].held
+        held = daemon.fakes.arenas.memory[1].held
         assert not any(os.get_inheritable(fd) for _, fd in held.values())
         assert await caller.ask("arena.take", id=1, after=0, limit=2) == {
             "commit": told["commit"],
@@ -121,8 +121,8 @@ async def test_what_is_put_comes_out_again_with_close_on_exec(tmp_path: Path) ->
 
 
 async def test_what_is_given_is_closed_here_when_it_was_sent(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         before = descriptors()
         for _ in range(50):
             await caller.ask("arena.take", id=1)
@@ -133,33 +133,33 @@ async def test_what_is_given_is_closed_here_when_it_was_sent(tmp_path: Path) -> 
 
 async def test_what_is_given_to_somebody_who_has_gone_is_closed(tmp_path: Path) -> None:
     """At any point: before the answer, with answers unread."""
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         before = descriptors()
         for asked in (1, 3, 20):
-            caller = await house.call_as(OWNER)
+            caller = await daemon.call_as(OWNER)
             for number in range(asked):
                 await caller.send(encode(Request(number, "arena.take", {"id": 1})))
             caller.close()
-            await house.until(0)
+            await daemon.until(0)
         assert descriptors() == before
 
 
 @pytest.mark.parametrize("count", [MOST_DESCRIPTORS + 1, KERNELS_MOST])
 async def test_more_than_may_come_end_the_conversation(count: int, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
         before = descriptors()
         await caller.send(encode(Request(2, "arena.put", PUT)), [fd] * count)
         assert str(MOST_DESCRIPTORS) in (await caller.goodbye())["message"]
-        await settled(house, before - 1)
+        await settled(daemon, before - 1)
 
 
 async def test_a_daemon_that_can_open_no_more_says_so(tmp_path: Path) -> None:
     """The kernel omits descriptors for which mpsd has no room: such a request must not pass for one that carries fewer."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     filled: list[int] = []
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
         before = descriptors()
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 3, limits[1]))
@@ -172,7 +172,7 @@ async def test_a_daemon_that_can_open_no_more_says_so(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             close_all(filled)
-        await settled(house, before - 1)
+        await settled(daemon, before - 1)
 
 
 NO_REQUESTS = {"odd": b"\xc1", "the end": b"", "a response": encode(Response(1, None, None)), "long": bytes(65537)}
@@ -181,32 +181,32 @@ NO_REQUESTS = {"odd": b"\xc1", "the end": b"", "a response": encode(Response(1, 
 @pytest.mark.parametrize("data", NO_REQUESTS.values(), ids=NO_REQUESTS)
 @pytest.mark.parametrize("has_greeted", [False, True])
 async def test_with_what_is_no_request_none_is_kept(data: bytes, has_greeted: bool, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        fd = house.any_fd()
+    async with open_daemon(tmp_path) as daemon:
+        fd = daemon.any_fd()
         before = descriptors()
-        caller = await house.call_as(OWNER) if has_greeted else house.connect(OWNER)
+        caller = await daemon.call_as(OWNER) if has_greeted else daemon.connect(OWNER)
         await caller.send(data, [fd] * 5)
-        await house.until(0)
+        await daemon.until(0)
         caller.close()
-        await settled(house, before)
+        await settled(daemon, before)
 
 
 async def test_those_of_requests_that_wait_go_with_the_connection(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        fd = house.any_fd()
+    async with open_daemon(tmp_path) as daemon:
+        fd = daemon.any_fd()
         before = descriptors()
-        caller = await house.call_as(OWNER)
+        caller = await daemon.call_as(OWNER)
         for number in range(5):
             await caller.send(encode(Request(number, "arena.put", {**PUT, "generation": 1})), [fd, fd])
         caller.close()
-        await house.until(0)
-        await settled(house, before)
+        await daemon.until(0)
+        await settled(daemon, before)
 
 
 async def test_a_put_that_is_cut_short_by_the_end_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service has taken them, and is cancelled: it closes them (services.py, Arenas)."""
-    async with open_house(tmp_path) as house:
-        fd = house.any_fd()
+    async with open_daemon(tmp_path) as daemon:
+        fd = daemon.any_fd()
         before = descriptors()
         began = trio.Event()
 
@@ -217,28 +217,28 @@ async def test_a_put_that_is_cut_short_by_the_end_keeps_none(tmp_path: Path, mon
             finally:
                 close_all(fds)
 
-        monkeypatch.setattr(house.fakes.arenas, "put", wait_for_ever)
-        caller = await house.call_as(OWNER)
+        monkeypatch.setattr(daemon.fakes.arenas, "put", wait_for_ever)
+        caller = await daemon.call_as(OWNER)
         await caller.send(encode(Request(2, "arena.put", PUT)), [fd, fd])
         await began.wait()
-        house.nursery.cancel_scope.cancel()
+        daemon.nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             assert (await caller.goodbye())["name"] == "STOPPING"
             caller.close()
-            await settled(house, before)
+            await settled(daemon, before)
 
 
 async def test_a_bug_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
         before = descriptors()
-        monkeypatch.setattr(house.fakes, "find_process", lambda pid: 1 / 0)
-        monkeypatch.setattr(house.fakes.arenas, "find_id", lambda number: 1 / 0)
+        monkeypatch.setattr(daemon.fakes, "find_process", lambda pid: 1 / 0)
+        monkeypatch.setattr(daemon.fakes.arenas, "find_id", lambda number: 1 / 0)
         with capture_logs() as logged:
             await caller.send(encode(Request(2, "arena.put", PUT)), [fd, fd])
             assert await caller.receive() is None
         assert [event["event"] for event in logged] == ["api.bug"]
-        await settled(house, before - 1)
+        await settled(daemon, before - 1)
 
 
 def test_what_nobody_takes_is_closed() -> None:
@@ -256,9 +256,9 @@ def test_what_nobody_takes_is_closed() -> None:
 @pytest.mark.slow
 async def test_ten_thousand_puts_leave_nothing(tmp_path: Path) -> None:
     """A third of them refused; what was put is replaced by the next one at its place."""
-    async with open_house(tmp_path) as house:
-        fds = [house.any_fd() for _ in range(2)]
-        caller: Caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        fds = [daemon.any_fd() for _ in range(2)]
+        caller: Caller = await daemon.call_as(OWNER)
         await caller.ask("arena.put", fds=fds, **PUT)
         before = descriptors()
         for number in range(10_000):

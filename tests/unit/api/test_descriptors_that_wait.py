@@ -19,8 +19,8 @@ from mpsd.model.arena import GRANULE
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors
 from tests.lingering import lingering
+from tests.unit.api.fake_daemon import OWNER, PATIENCE_SECONDS, STRANGER, open_daemon
 from tests.unit.api.file_server import FLUSH, serve
-from tests.unit.api.house import OWNER, PATIENCE_SECONDS, STRANGER, open_house
 from tests.unit.api.test_descriptors import PUT, settled
 
 
@@ -39,15 +39,15 @@ def odd() -> Iterator[dict[str, int]]:
 
 async def test_no_service_sees_what_may_make_it_wait(odd: dict[str, int], tmp_path: Path) -> None:
     """A file may be served by its owner, who need not answer: one look at it would stop everybody."""
-    async with open_house(tmp_path) as house:
-        caller, good = await house.call_as(OWNER), house.any_fd()
-        before, state = descriptors(), house.fakes.changes()
+    async with open_daemon(tmp_path) as daemon:
+        caller, good = await daemon.call_as(OWNER), daemon.any_fd()
+        before, state = descriptors(), daemon.fakes.changes()
         for name, fd in odd.items():
             response = await caller.call("arena.put", fds=[good, fd], **PUT)
             assert response.error is not None, name
             assert "neither a device nor a memory file" in response.error["message"], name
         await caller.ask("health")  # those of the last one are closed before it
-        assert (descriptors(), house.fakes.changes()) == (before, state)
+        assert (descriptors(), daemon.fakes.changes()) == (before, state)
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "memory"])
@@ -77,21 +77,21 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
 
 
 async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tuple[int, int], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
         before = descriptors()
         await caller.send(encode(Request(2, "arena.put", PUT)), [fd])
         await caller.send(encode(Request(3, "health", {})))
         assert isinstance(await caller.receive(), Response)
-        bystander = await house.call_as(OWNER)
+        bystander = await daemon.call_as(OWNER)
         await bystander.ask("health")
         await wait_all_tasks_blocked()
-        assert house.connections() == 2
+        assert daemon.connections() == 2
         os.write(stuck[1], b"x")
         frame = await caller.receive()  # of the request behind it
         assert isinstance(frame, Response)
         assert frame.id == 3
-        await settled(house, before + 2)  # the bystander's connection
+        await settled(daemon, before + 2)  # the bystander's connection
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "memory"])
@@ -158,8 +158,8 @@ async def test_a_file_whose_server_does_not_answer_stops_nobody(name: str, tmp_p
         except OSError as exc:
             pytest.skip(f"nothing can be mounted here: {exc}")
         fd = os.open(place / "file", os.O_RDONLY)
-        async with open_house(tmp_path) as house:
-            caller = await house.call_as(OWNER)
+        async with open_daemon(tmp_path) as daemon:
+            caller = await daemon.call_as(OWNER)
             server.is_silent = True
             await caller.send(encode(Request(2, name, SERVED[name])), [fd])
             frame = await caller.receive()
@@ -168,8 +168,8 @@ async def test_a_file_whose_server_does_not_answer_stops_nobody(name: str, tmp_p
             assert await trio.to_thread.run_sync(server.heard.wait, PATIENCE_SECONDS)
             assert server.asked == [FLUSH], "closed, and nothing else"
             for _ in range(20):
-                await (await house.call_as(OWNER)).ask("health")
-            assert house.connections() == 21
+                await (await daemon.call_as(OWNER)).ask("health")
+            assert daemon.connections() == 21
             mounted.close()
             if name == "health":
                 await caller.goodbye()
@@ -183,13 +183,13 @@ async def test_a_file_whose_server_does_not_answer_stops_nobody(name: str, tmp_p
 @pytest.mark.parametrize("way", ["refused", "unread", "of one connection too many"])
 async def test_a_socket_that_lingers_stops_nobody(way: str, tmp_path: Path) -> None:
     """Whether it was taken and refused, or still waited in the connection when that ended."""
-    async with open_house(tmp_path, max_per_user=4) as house:
-        bystander = await house.call_as(STRANGER)
+    async with open_daemon(tmp_path, max_per_user=4) as daemon:
+        bystander = await daemon.call_as(STRANGER)
         with lingering() as fd:
             if way == "of one connection too many":
                 for _ in range(4):
-                    await house.call_as(OWNER)
-            caller = house.connect(OWNER)
+                    await daemon.call_as(OWNER)
+            caller = daemon.connect(OWNER)
             if way == "refused":
                 await caller.ask("hello", version=1)
             elif way == "unread":

@@ -9,8 +9,8 @@ from mpsd.api.authority import Peer
 from mpsd.api.fault_history import REPORTERS, REPORTS, Reports
 from mpsd.model.fault import FirstError
 from mpsd.model.process import ProcessId
+from tests.unit.api.fake_daemon import OWNER, open_daemon
 from tests.unit.api.fake_incidents import ALICES
-from tests.unit.api.house import OWNER, open_house
 
 BOB = Peer(700, 2000, False)
 ERROR = {
@@ -19,10 +19,10 @@ ERROR = {
 
 
 async def test_a_client_reports_its_own_error(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        told = await (await house.call_as(OWNER)).ask("fault.report", **ERROR)
+    async with open_daemon(tmp_path) as daemon:
+        told = await (await daemon.call_as(OWNER)).ask("fault.report", **ERROR)
         assert told == {"pid": 586, "start_time": 5860, "counts": True, "left": REPORTS - 1}
-        assert list(house.fakes.faults.reported) == [(ALICES, FirstError(*ERROR.values()))]
+        assert list(daemon.fakes.faults.reported) == [(ALICES, FirstError(*ERROR.values()))]
 
 
 @pytest.mark.parametrize(
@@ -36,26 +36,26 @@ async def test_a_client_reports_its_own_error(tmp_path: Path) -> None:
     ],
 )
 async def test_nobody_reports_for_another(peer: Peer, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[999] = 1
-        assert await (await house.call_as(peer)).refusal("fault.report", **ERROR) == "NO_SUCH_CLIENT"
-        assert not house.fakes.faults.reported
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[999] = 1
+        assert await (await daemon.call_as(peer)).refusal("fault.report", **ERROR) == "NO_SUCH_CLIENT"
+        assert not daemon.fakes.faults.reported
 
 
 async def test_a_later_process_with_the_pid_of_a_client_is_not_that_client(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[586] = 99999
-        assert await (await house.call_as(OWNER)).refusal("fault.report", **ERROR) == "NO_SUCH_CLIENT"
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[586] = 99999
+        assert await (await daemon.call_as(OWNER)).refusal("fault.report", **ERROR) == "NO_SUCH_CLIENT"
 
 
 async def test_the_first_reports_of_a_process_count_and_no_more(tmp_path: Path) -> None:
     """On however many connections; another process has its own."""
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         for number in range(REPORTS + 3):
-            told = await (await house.call_as(OWNER)).ask("fault.report", code=700 + number)
+            told = await (await daemon.call_as(OWNER)).ask("fault.report", code=700 + number)
             assert (told["counts"], told["left"]) == (number < REPORTS, max(0, REPORTS - number - 1))
-        assert [error.code for _, error in house.fakes.faults.reported] == [700, 701, 702, 703]
-        assert (await (await house.call_as(BOB)).ask("fault.report", code=700))["counts"]
+        assert [error.code for _, error in daemon.fakes.faults.reported] == [700, 701, 702, 703]
+        assert (await (await daemon.call_as(BOB)).ask("fault.report", code=700))["counts"]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ async def test_the_first_reports_of_a_process_count_and_no_more(tmp_path: Path) 
      {"code": 700, "address": 2**64 - 1, "name": "x" * 65}],
 )  # fmt: skip
 async def test_a_report_that_is_none_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         assert await caller.refusal("fault.report", **said) == "BAD_REQUEST"
-        assert not house.fakes.faults.reported
+        assert not daemon.fakes.faults.reported
         assert (await caller.ask("fault.report", code=700))["left"] == REPORTS - 1
 
 

@@ -11,14 +11,14 @@ from mpsd.api.authority import Peer
 from mpsd.api.methods.faults import MOST_LOOKED_AT
 from mpsd.model.client import ClientView
 from mpsd.model.fault import FaultClass, Incident
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, FakeDaemon, open_daemon
 from tests.unit.api.fake_incidents import ADDRESS, NOW, PARTIES, FaultsInMemory, of_the_gpu, proven
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, House, open_house
 
 BOB = Peer(700, 2000, False)
 
 
-async def numbers(house: House, peer: Peer = OPERATOR, **said: Any) -> list[int]:
-    page = await (await house.call_as(peer)).ask("fault.list", **said)
+async def numbers(daemon: FakeDaemon, peer: Peer = OPERATOR, **said: Any) -> list[int]:
+    page = await (await daemon.call_as(peer)).ask("fault.list", **said)
     return [row["number"] for row in page["items"]]
 
 
@@ -46,14 +46,14 @@ async def numbers(house: House, peer: Peer = OPERATOR, **said: Any) -> list[int]
     ],
 )
 async def test_which_faults_are_listed(peer: Peer, said: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        assert await numbers(house, peer, **said) == expected
+    async with open_daemon(tmp_path) as daemon:
+        assert await numbers(daemon, peer, **said) == expected
 
 
 async def test_a_filter_does_not_tell_what_a_row_keeps_back(tmp_path: Path) -> None:
     """A caller that filters by another user would learn which faults belong to that user."""
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(BOB)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(BOB)
         assert await caller.refusal("fault.list", culprit_uid=1000) == "NOT_ALLOWED"
 
 
@@ -63,16 +63,16 @@ async def test_a_filter_does_not_tell_what_a_row_keeps_back(tmp_path: Path) -> N
      {"newest_first": "yes"}, {"domain": ""}, {"limit": 0}, {"after": -1}, {"class": "mmu"}],
 )  # fmt: skip
 async def test_a_filter_that_is_none_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        assert await (await house.call_as()).refusal("fault.list", **said) == "BAD_REQUEST"
+    async with open_daemon(tmp_path) as daemon:
+        assert await (await daemon.call_as()).refusal("fault.list", **said) == "BAD_REQUEST"
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
 async def test_pages_miss_nothing_in_either_order(newest_first: bool, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         for number in range(4, 1504):
-            house.fakes.faults.keep(replace(proven(), number=number))
-        caller = await house.call_as()
+            daemon.fakes.faults.keep(replace(proven(), number=number))
+        caller = await daemon.call_as()
         found, after = [], None
         while True:
             page = await caller.ask("fault.list", limit=400, after=after, newest_first=newest_first)
@@ -84,12 +84,12 @@ async def test_pages_miss_nothing_in_either_order(newest_first: bool, tmp_path: 
 
 async def test_a_filter_that_fits_nothing_does_not_make_mpsd_look_at_everything(tmp_path: Path) -> None:
     """Anybody may ask, and each incident is read from the disk."""
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         faults = CountingFaults(dict.fromkeys(range(1, 1001), proven()))
         faults.kept = {number: replace(proven(), number=number) for number in faults.kept}
-        house.fakes.faults = faults
-        house.api._services = house.fakes.services()
-        caller = await house.call_as(STRANGER)
+        daemon.fakes.faults = faults
+        daemon.api._services = daemon.fakes.services()
+        caller = await daemon.call_as(STRANGER)
         for newest_first in (False, True):
             pages, after = 0, None
             while True:
@@ -123,8 +123,8 @@ class CountingFaults(FaultsInMemory):
 
 async def test_what_a_user_is_told_of_a_fault(tmp_path: Path) -> None:
     """The culprit's user: what their program did. A victim's: that they are one. Others: that it was."""
-    async with open_house(tmp_path) as house:
-        callers = {peer.uid: await house.call_as(peer) for peer in (OPERATOR, OWNER, BOB, STRANGER)}
+    async with open_daemon(tmp_path) as daemon:
+        callers = {peer.uid: await daemon.call_as(peer) for peer in (OPERATOR, OWNER, BOB, STRANGER)}
         told = {uid: await caller.ask("fault.get", number=1) for uid, caller in callers.items()}
     assert {uid: (each["culprit"]["pid"], each["address"]) for uid, each in told.items()} == {
         0: (586, ADDRESS), 1000: (586, ADDRESS), 2000: (None, None), 3000: (None, None),
@@ -134,8 +134,8 @@ async def test_what_a_user_is_told_of_a_fault(tmp_path: Path) -> None:
 
 
 async def test_a_fault_that_there_is_not(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(STRANGER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(STRANGER)
         assert await caller.refusal("fault.get", number=4) == "NO_SUCH_FAULT"
         assert await caller.refusal("fault.get", number=-1) == "BAD_REQUEST"
         assert await caller.refusal("fault.get") == "BAD_REQUEST"
@@ -145,8 +145,8 @@ async def test_a_fault_that_there_is_not(tmp_path: Path) -> None:
 
 
 async def test_what_is_held_is_listed_and_forgiven(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         held = (await caller.ask("blame.list"))["items"]
         assert [(each["standing"], each["key"]) for each in held] == [
             ("convicted", "lease:1"), ("paused", "user:1000:crasher"), ("suspected", "container:train.service:1000"),
@@ -159,8 +159,8 @@ async def test_what_is_held_is_listed_and_forgiven(tmp_path: Path) -> None:
 
 
 async def test_blame_comes_in_pages(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         page = await caller.ask("blame.list", limit=2)
         assert (len(page["items"]), page["next"]) == (2, 2)
         assert [each["key"] for each in (await caller.ask("blame.list", after=2))["items"]] == ["container:train.service:1000"]
@@ -170,8 +170,8 @@ async def test_blame_comes_in_pages(tmp_path: Path) -> None:
 
 
 async def test_a_client_is_marked_for_what_is_done_about_it(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller, members = await house.call_as(OWNER), house.fakes.domains.members
+    async with open_daemon(tmp_path) as daemon:
+        caller, members = await daemon.call_as(OWNER), daemon.fakes.domains.members
         assert isinstance(members[0], ClientView)
         members[0] = replace(members[0], watched=True, shield=True)
         rows = (await caller.ask("client.list"))["items"]
@@ -181,13 +181,13 @@ async def test_a_client_is_marked_for_what_is_done_about_it(tmp_path: Path) -> N
 
 
 async def test_blame_is_told_to_operators_and_a_drained_gpu_to_all(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         told = {}
         for peer in (OPERATOR, STRANGER):
-            caller = await house.call_as(peer)
+            caller = await daemon.call_as(peer)
             await caller.ask("events.subscribe", topics=["blame.*", "gpu.*", "fault.*"])
-            house.bus.publish("blame.convicted", {"key": "lease:1"})
-            house.bus.publish("gpu.drained", {"gpu": of_the_gpu().gpu, "number": 3, "xids": [79]})
+            daemon.bus.publish("blame.convicted", {"key": "lease:1"})
+            daemon.bus.publish("gpu.drained", {"gpu": of_the_gpu().gpu, "number": 3, "xids": [79]})
             await caller.ask("health")
             await caller.ask("events.unsubscribe")
             while not any(event.params["topic"] == "gpu.drained" for event in caller.events):

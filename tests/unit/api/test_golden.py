@@ -18,7 +18,7 @@ from mpsd.wire import minors
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import parse
 from mpsd.wire.rpc import Notification, Request, Response, decode, encode
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, open_house
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, open_daemon
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "golden/v1").glob("*.hex"))
 CALLERS = {"operator": OPERATOR, "owner": OWNER, "stranger": STRANGER}
@@ -67,13 +67,13 @@ async def test_what_was_asked_is_answered_as_it_was(name: str, tmp_path: Path) -
     """Fields may have been added; none is gone, none has another type, and errors have the same code."""
     text = CONVERSATIONS[name]
     who = CALLERS[text.partition("\n")[0].removeprefix("# caller: ")]
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[586] = 5860
-        house.bus.publish("fault.xid", {"xid": 31, "device": "PCI:0000:00:06", "pid": 586, "domain": "d1"})
-        caller = house.connect(who) if name in UNGREETED else await house.call_as(who)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[586] = 5860
+        daemon.bus.publish("fault.xid", {"xid": 31, "device": "PCI:0000:00:06", "pid": 586, "domain": "d1"})
+        caller = daemon.connect(who) if name in UNGREETED else await daemon.call_as(who)
         for direction, data, _ in frames(text):
             if direction == ">":
-                await caller.send(data, [house.any_fd()] * descriptors_of(data))
+                await caller.send(data, [daemon.any_fd()] * descriptors_of(data))
             else:
                 await expect(caller, data)
 

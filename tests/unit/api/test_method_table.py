@@ -11,8 +11,8 @@ import pytest
 from mpsd.api.authority import Peer
 from mpsd.api.method_table import METHODS, Privilege
 from mpsd.model.arena import GRANULE
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, audit_text, open_daemon
 from tests.unit.api.fake_incidents import ADDRESS
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_text, open_house
 
 DAEMONS_USER = Peer(11, 999, True)
 OTHER_OWNER = Peer(700, 2000, False)
@@ -122,9 +122,9 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
 @pytest.mark.parametrize("peer", [OPERATOR, DAEMONS_USER], ids=["root", "the daemon's user"])
 async def test_an_operator_may_do_everything(name: str, peer: Peer, tmp_path: Path) -> None:
     """But be a client without being one, nor have to do with the memory of an arena that another process holds."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[peer.pid] = 1
-        caller = await house.call_as(peer)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[peer.pid] = 1
+        caller = await daemon.call_as(peer)
         if name in NEEDS_CLIENT:
             assert await caller.refusal(name, **CALLS[name]) == "NO_SUCH_CLIENT"
         elif name in NEEDS_HOLDER:
@@ -137,10 +137,10 @@ async def test_an_operator_may_do_everything(name: str, peer: Peer, tmp_path: Pa
 @pytest.mark.parametrize("peer", [STRANGER, OTHER_OWNER], ids=["a stranger", "another owner"])
 async def test_a_stranger_can_neither_see_nor_change(name: str, peer: Peer, tmp_path: Path) -> None:
     """The refusal is an answer, nothing changes, and the conversation goes on."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[peer.pid] = 1
-        before = house.fakes.changes()
-        caller = await house.call_as(peer)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[peer.pid] = 1
+        before = daemon.fakes.changes()
+        caller = await daemon.call_as(peer)
         if name in NEEDS_OPERATOR:
             assert await caller.refusal(name, **CALLS[name]) == "NOT_ALLOWED"
         elif name in HIDING:
@@ -150,7 +150,7 @@ async def test_a_stranger_can_neither_see_nor_change(name: str, peer: Peer, tmp_
             of_others = {"training-1000", "a-secret-of-user-1000", 586, 587, "python3", "oob_write", ADDRESS, "train.service",
                          "weights", "cache"}  # fmt: skip
             assert not shown & of_others
-        assert name in ("lease.create", "arena.create") or house.fakes.changes() == before
+        assert name in ("lease.create", "arena.create") or daemon.fakes.changes() == before
         await caller.ask("health")
 
 
@@ -164,8 +164,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", METHODS)
 async def test_an_owner_may_what_is_the_owners(name: str, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         if name in NEEDS_OPERATOR:
             assert await caller.refusal(name, **CALLS[name]) == "NOT_ALLOWED"
         else:
@@ -174,8 +174,8 @@ async def test_an_owner_may_what_is_the_owners(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", sorted(HIDING))
 async def test_what_is_anothers_and_what_is_not_there_look_alike(name: str, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(STRANGER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(STRANGER)
         key = next(key for key in ("id", "pid", "name") if key in CALLS[name])
         errors = []
         for value in (CALLS[name][key], "nobodys" if key == "name" else 77777):
@@ -188,11 +188,11 @@ async def test_what_is_anothers_and_what_is_not_there_look_alike(name: str, tmp_
 @pytest.mark.parametrize("peer", [OPERATOR, STRANGER], ids=["allowed", "refused"])
 @pytest.mark.parametrize("name", METHODS)
 async def test_every_attempt_to_change_is_recorded_and_nothing_else(name: str, peer: Peer, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[peer.pid] = 1
-        caller = await house.call_as(peer)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[peer.pid] = 1
+        caller = await daemon.call_as(peer)
         refused = (await caller.call(name, **said(name))).error
-        house.audit.close()
+        daemon.audit.close()
     lines = [json.loads(line) for line in audit_text(tmp_path).splitlines()]
     for line in lines:
         assert (line["uid"], line["pid"], line["method"]) == (peer.uid, peer.pid, name)
@@ -202,8 +202,8 @@ async def test_every_attempt_to_change_is_recorded_and_nothing_else(name: str, p
 
 
 async def test_an_unknown_method_is_said_to_be_one(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         for name in ("lease.steal", "", "hello.", "\x1b[2J", "x" * 5000):
             response = await caller.call(name)
             assert response.error is not None
@@ -213,8 +213,8 @@ async def test_an_unknown_method_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 async def test_a_bad_parameter_is_refused_and_the_conversation_goes_on(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         for name in METHODS:
             assert await caller.refusal(name, **CALLS[name], bogus=1) == "BAD_REQUEST"
         await caller.ask("health")

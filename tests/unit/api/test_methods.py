@@ -13,8 +13,8 @@ from mpsd.model.lease import Lease, LeaseSpec, LeaseState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Target, TargetKind, Way
 from mpsd.wire.rpc import MAX_BYTES, size
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, audit_text, open_daemon
 from tests.unit.api.fake_services import NOW, UUIDS, selector_of
-from tests.unit.api.house import OPERATOR, OWNER, audit_text, open_house
 from tests.unit.commands.language.fake_board import GIB, MIB
 
 SELF = {"kind": "pid", "value": "self"}
@@ -22,10 +22,10 @@ SELF = {"kind": "pid", "value": "self"}
 
 async def create(tmp_path: Path, peer: Peer = OWNER, **said: Any) -> Any:
     """The lease that was made, or the name of the refusal."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes.update({10: 100, 586: 5860})
-        house.fakes.leases.made.clear()
-        caller = await house.call_as(peer)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes.update({10: 100, 586: 5860})
+        daemon.fakes.leases.made.clear()
+        caller = await daemon.call_as(peer)
         response = await caller.call("lease.create", **{"name": "job", "selector": SELF, **said})
         return response.error["name"] if response.error else response.result
 
@@ -99,38 +99,38 @@ async def test_a_pid_is_told_apart_from_later_ones(peer: Peer, tmp_path: Path) -
 
 
 async def test_whoever_has_the_pid_of_who_connected_is_not_self(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
-        house.fakes.processes[586] = 99999
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
+        daemon.fakes.processes[586] = 99999
         assert await caller.refusal("lease.create", name="job", selector=SELF, sm_percent=1) == "BAD_REQUEST"
 
 
 async def test_a_lease_lasts_as_long_again_unless_told_otherwise(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         assert (await caller.ask("lease.renew", id=1))["expires_at"] == NOW + 60
         assert (await caller.ask("lease.renew", id=1, ttl_seconds=5))["expires_at"] == NOW + 5
 
 
 async def test_a_token_is_told_to_its_owner_alone(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        owner, operator = await house.call_as(OWNER), await house.call_as(OPERATOR)
+    async with open_daemon(tmp_path) as daemon:
+        owner, operator = await daemon.call_as(OWNER), await daemon.call_as(OPERATOR)
         assert (await owner.ask("lease.get", id=1))["selector"]["value"] == "a-secret-of-user-1000"
         assert (await operator.ask("lease.get", id=1))["selector"]["value"] is None
         await operator.ask("lease.create", name="x", selector={"kind": "token", "value": "another-secret"}, sm_percent=1)
-        house.audit.close()
+        daemon.audit.close()
     assert "another-secret" not in audit_text(tmp_path)
 
 
 async def test_a_list_comes_in_pages_that_fit_and_miss_nothing(tmp_path: Path) -> None:
     """10,000 leases, some as large as may be; in the order of their ids, each once."""
-    async with open_house(tmp_path) as house:
-        house.fakes.leases.made.clear()
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.leases.made.clear()
         for number in range(1, 10001):
             spec = LeaseSpec("x" * (64 if number % 50 else 120), selector_of(number % 3))
-            house.fakes.leases.made[number] = Lease(number, number % 3, spec, LeaseState.ACTIVE, NOW, None)
+            daemon.fakes.leases.made[number] = Lease(number, number % 3, spec, LeaseState.ACTIVE, NOW, None)
         for peer, expected in ((OPERATOR, range(1, 10001)), (Peer(5, 1, False), range(1, 10001, 3))):
-            caller = await house.call_as(peer)
+            caller = await daemon.call_as(peer)
             found, after = [], None
             while True:
                 page = await caller.ask("lease.list", after=after, limit=1000)
@@ -142,8 +142,8 @@ async def test_a_list_comes_in_pages_that_fit_and_miss_nothing(tmp_path: Path) -
 
 
 async def test_a_page_has_no_more_than_its_limit(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         page = await caller.ask("lease.list", limit=1)
         assert ([row["id"] for row in page["items"]], page["next"]) == ([1], 1)
         page = await caller.ask("lease.list", limit=1, after=1)
@@ -152,8 +152,8 @@ async def test_a_page_has_no_more_than_its_limit(tmp_path: Path) -> None:
 
 
 async def test_clients_are_those_admitted_and_those_that_wait(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        operator, owner = await house.call_as(), await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        operator, owner = await daemon.call_as(), await daemon.call_as(OWNER)
         rows = (await operator.ask("client.list"))["items"]
         assert [(row["pid"], row["uid"], row["state"], row["domain"], row["lease_id"]) for row in rows] == [
             (586, 1000, "running", "d1", 1), (587, 1000, "waiting", None, None),
@@ -164,8 +164,8 @@ async def test_clients_are_those_admitted_and_those_that_wait(tmp_path: Path) ->
 
 
 async def test_why_names_the_rule(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         running = await caller.ask("client.why", pid=586, start_time=5860)
         assert running["grant"]["rule"] == "lease 1, by uid 1000"
         assert (running["container"], running["queue"]) == ("train.service", None)
@@ -175,11 +175,11 @@ async def test_why_names_the_rule(tmp_path: Path) -> None:
 
 
 async def test_a_client_is_terminated_where_it_runs(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         told = await caller.ask("client.terminate", pid=586)
         assert (told["server_pid"], told["domain"]) == (512, "d1")
-        assert house.fakes.board.ended == [("client", 512, 586)]
+        assert daemon.fakes.board.ended == [("client", 512, 586)]
         assert await caller.refusal("client.terminate", pid=587) == "NO_SUCH_CLIENT"
 
 
@@ -187,9 +187,9 @@ async def test_a_client_that_the_vendor_does_not_end_is_no_success(tmp_path: Pat
     async def answer(server_pid: int, client_pid: int) -> str:
         return "999\n"
 
-    async with open_house(tmp_path) as house:
-        monkeypatch.setattr(house.fakes.board, "terminate_client", answer)
-        assert await (await house.call_as()).refusal("client.terminate", pid=586) == "VENDOR_FAILED"
+    async with open_daemon(tmp_path) as daemon:
+        monkeypatch.setattr(daemon.fakes.board, "terminate_client", answer)
+        assert await (await daemon.call_as()).refusal("client.terminate", pid=586) == "VENDOR_FAILED"
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ async def test_a_client_that_the_vendor_does_not_end_is_no_success(tmp_path: Pat
     ],
 )  # fmt: skip
 async def test_a_stop_is_what_was_asked_for(said: dict[str, Any], target: Target, manner: Manner, tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        await (await house.call_as(OWNER)).ask("client.stop", **said)
-        assert house.fakes.stopper.asked == [(target, manner)]
+    async with open_daemon(tmp_path) as daemon:
+        await (await daemon.call_as(OWNER)).ask("client.stop", **said)
+        assert daemon.fakes.stopper.asked == [(target, manner)]
 
 
 @pytest.mark.parametrize(
@@ -214,25 +214,25 @@ async def test_a_stop_is_what_was_asked_for(said: dict[str, Any], target: Target
      {"pid": 586, "force": 1}, {"pid": 586, "grace_seconds": 3601}, {"cgroup": "a\nb"}],
 )  # fmt: skip
 async def test_a_stop_that_means_nobody_or_two_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        assert await (await house.call_as()).refusal("client.stop", **said) == "BAD_REQUEST"
-        assert house.fakes.stopper.asked == []
+    async with open_daemon(tmp_path) as daemon:
+        assert await (await daemon.call_as()).refusal("client.stop", **said) == "BAD_REQUEST"
+        assert daemon.fakes.stopper.asked == []
 
 
 async def test_another_users_process_is_not_there_for_a_stop(tmp_path: Path) -> None:
     """By its pid; in a cgroup it is counted, and not named."""
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         assert await caller.refusal("client.stop", pid=700) == "NO_SUCH_CLIENT"
         told = await caller.ask("client.stop", cgroup="/system.slice/train.service")
         assert ([each["pid"] for each in told["processes"]], told["others"]) == ([586], 1)
-        house.audit.close()
+        daemon.audit.close()
     assert '"outcome":"done: 586 ended; 1 of other users left"' in audit_text(tmp_path)
 
 
 async def test_domains_are_created_drained_recycled_and_chosen(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         made = await caller.ask("domain.create", gpus=["1"])
         assert (made["name"], made["state"]) == ("d4", "starting")
         await caller.ask("domain.drain", name="d1")
@@ -242,15 +242,15 @@ async def test_domains_are_created_drained_recycled_and_chosen(tmp_path: Path) -
         for method in ("domain.drain", "domain.recycle"):
             assert await caller.refusal(method, name="d9") == "NO_SUCH_DOMAIN"
         assert await caller.refusal("client.move", pid=586, domain="d9") == "NO_SUCH_DOMAIN"
-        assert house.fakes.domains.done == [
+        assert daemon.fakes.domains.done == [
             ("create", (UUIDS[1],)), ("drain", "d1"), ("recycle", "d3"), ("move", 586, "d3"),
         ]  # fmt: skip
 
 
 async def test_limits_are_those_of_the_command_language(tmp_path: Path) -> None:
     """An omitted limit stays, 0 removes it, and values between 0 and the vendor's unit are refused."""
-    async with open_house(tmp_path) as house:
-        caller, board = await house.call_as(), house.fakes.board
+    async with open_daemon(tmp_path) as daemon:
+        caller, board = await daemon.call_as(), daemon.fakes.board
         await caller.ask("limits.set", default_active_thread_percentage=50, default_device_pinned_mem_limit={"0": 3 * MIB + 5})
         assert board.present == Defaults(50.0, {UUIDS[0]: 3 * MIB}, 0)
         await caller.ask("limits.set", default_client_priority=1, default_device_pinned_mem_limit={"1": GIB})
@@ -266,31 +266,31 @@ async def test_a_vendor_daemon_that_fails_is_a_refusal(tmp_path: Path, monkeypat
     async def fail(defaults: Defaults) -> None:
         raise VendorFailed("d1 does not answer")
 
-    async with open_house(tmp_path) as house:
-        monkeypatch.setattr(house.fakes.board, "set_defaults", fail)
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        monkeypatch.setattr(daemon.fakes.board, "set_defaults", fail)
+        caller = await daemon.call_as()
         assert await caller.refusal("limits.set", default_client_priority=1) == "VENDOR_FAILED"
         await caller.ask("health")
 
 
 async def test_health_is_whether_the_next_client_would_be_served(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         assert (await caller.ask("health"))["ok"] is True
-        house.fakes.domains.known.clear()
-        house.fakes.domains.add("d1", DomainState.FAULT)
+        daemon.fakes.domains.known.clear()
+        daemon.fakes.domains.add("d1", DomainState.FAULT)
         told = await caller.ask("health")
         assert (told["ok"], told["problems"]) == (False, ["no fault domain takes clients: d1 is fault"])
-        house.fakes.is_stopping = True
+        daemon.fakes.is_stopping = True
         assert (await caller.ask("health"))["state"] == "stopping"
         assert (await caller.ask("status"))["ends_at"] is None
-        house.fakes.ends_at = 1_700_000_020.0
+        daemon.fakes.ends_at = 1_700_000_020.0
         assert (await caller.ask("status"))["ends_at"] == 1_700_000_020.0
 
 
 async def test_status_counts(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as()
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as()
         await caller.ask("events.subscribe", topics=["*"])
         told = await caller.ask("status")
         counts = {name: told[name] for name in ("devices", "clients", "leases_active", "queue", "connections", "subscribers")}
@@ -301,27 +301,27 @@ async def test_status_counts(tmp_path: Path) -> None:
 
 async def test_whoever_is_told_of_a_change_may_rely_on_the_disk(tmp_path: Path) -> None:
     """Changes that a power cut would undo are written before each answer."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes.update({586: 5860})
-        house.fakes.leases.made.clear()
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes.update({586: 5860})
+        daemon.fakes.leases.made.clear()
+        caller = await daemon.call_as(OWNER)
         made = await caller.call("lease.create", name="job", selector=SELF, sm_percent=10, ttl_seconds=60)
-        assert house.fakes.leases.unsettled == []
+        assert daemon.fakes.leases.unsettled == []
         for method in ("lease.renew", "lease.release"):
             answer = await caller.call(method, id=made.result["id"])
-            assert (answer.error, house.fakes.leases.unsettled) == (None, [])
+            assert (answer.error, daemon.fakes.leases.unsettled) == (None, [])
 
 
 async def test_a_page_of_the_queue_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page built the rows of all before it: the whole queue of 8,663 waiting clients took 6.5 s."""
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         for pid in range(1000, 1200):
             why = Reason("its fault domain is starting")
-            house.fakes.domains.late.append(PlacementWait(ProcessId(pid, pid), OWNER.uid, why))
+            daemon.fakes.domains.late.append(PlacementWait(ProcessId(pid, pid), OWNER.uid, why))
         looked_at: list[ProcessId] = []
-        monkeypatch.setattr(house.fakes.leases, "grant_of", looked_at.append)
-        caller = await house.call_as(OPERATOR)
-        first = len(house.fakes.leases.waiting)
+        monkeypatch.setattr(daemon.fakes.leases, "grant_of", looked_at.append)
+        caller = await daemon.call_as(OPERATOR)
+        first = len(daemon.fakes.leases.waiting)
         page = await caller.ask("queue.list", after=first + 100, limit=10)
         assert [(row["position"], row["pid"]) for row in page["items"]] == [(first + n, 999 + n) for n in range(101, 111)]
         assert page["next"] == first + 110

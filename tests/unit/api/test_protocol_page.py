@@ -21,7 +21,7 @@ from mpsd.model.domain import DomainState
 from mpsd.wire import minors, rpc
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import walk
-from tests.unit.api.house import OPERATOR, OWNER, open_house
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, open_daemon
 from tests.unit.api.test_golden import FILES, frames
 from tests.unit.api.test_method_table import NEEDS_CLIENT, NEEDS_HOLDER, said
 
@@ -93,11 +93,11 @@ def parameters(name: str) -> str:
 @pytest.mark.parametrize("name", ASKS)
 async def test_a_section_has_every_field_of_the_result(name: str, tmp_path: Path) -> None:
     """As they come: an entry for lists, which have `items` and `next` around them."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[OPERATOR.pid] = 1
-        house.bus.publish("fault.xid", {"xid": 31})
-        caller = await house.call_as(OWNER if name in NEEDS_CLIENT | NEEDS_HOLDER else OPERATOR)
-        result = await (house.connect().ask(HELLO, version=VERSION) if name == HELLO else caller.ask(name, **said(name)))
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[OPERATOR.pid] = 1
+        daemon.bus.publish("fault.xid", {"xid": 31})
+        caller = await daemon.call_as(OWNER if name in NEEDS_CLIENT | NEEDS_HOLDER else OPERATOR)
+        result = await (daemon.connect().ask(HELLO, version=VERSION) if name == HELLO else caller.ask(name, **said(name)))
     if set(result) == {"items", "next"}:
         result = result["items"][0]
     assert names(name) == set(result)

@@ -8,16 +8,16 @@ from msgspec.structs import replace
 from mpsd.api.authority import Peer
 from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Notification
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, open_daemon
 
 READER = Peer(777, 2000, False, gids=(1100,))  # of the group that may read the arena
 WRITER = Peer(778, 2001, False, gids=(1100,))  # and later may write it
 
 
 async def test_who_may_read_the_arena_sees_the_service_and_no_more(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[READER.pid] = 1
-        caller = await house.call_as(READER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[READER.pid] = 1
+        caller = await daemon.call_as(READER)
         assert (await caller.ask("service.get", name="1000:weights"))["writer_pid"] == 586
         assert [each["name"] for each in (await caller.ask("service.list"))["items"]] == ["weights"]
         await caller.ask("arena.open", name="1000:weights", access="read")
@@ -27,12 +27,12 @@ async def test_who_may_read_the_arena_sees_the_service_and_no_more(tmp_path: Pat
 
 
 async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.arenas.made[1] = replace(house.fakes.arenas.made[1], mode=0o660)
-        house.fakes.processes[WRITER.pid] = 1
-        caller = await house.call_as(WRITER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.arenas.made[1] = replace(daemon.fakes.arenas.made[1], mode=0o660)
+        daemon.fakes.processes[WRITER.pid] = 1
+        caller = await daemon.call_as(WRITER)
         await caller.ask("service.enlist", name="1000:weights")
-        assert house.fakes.failover.enlisted_for == {ProcessId(WRITER.pid, 1): 1000}
+        assert daemon.fakes.failover.enlisted_for == {ProcessId(WRITER.pid, 1): 1000}
         assert await caller.refusal("service.join", id=1) == "NOT_ALLOWED"  # it has it not open
         await caller.ask("arena.open", name="1000:weights", access="read")
         response = await caller.call("service.join", id=1)
@@ -53,9 +53,9 @@ async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_pa
 )
 async def test_nobody_takes_another_users_arena_for_ones_own(tmp_path: Path, peer: Peer, name: str, code: str) -> None:
     """Its maker could read all commits. An arena that a user may not read does not exist for that user."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[peer.pid] = 1
-        caller = await house.call_as(peer)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[peer.pid] = 1
+        caller = await daemon.call_as(peer)
         for access in ("read", "write"):
             response = await caller.call("arena.open", name=name, access=access)
             assert response.error is not None
@@ -69,12 +69,12 @@ async def test_nobody_takes_another_users_arena_for_ones_own(tmp_path: Path, pee
 
 
 async def test_roots_arena_needs_no_owner_and_ones_own_may_have_it(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.processes |= {READER.pid: 1, OWNER.pid: 10 * OWNER.pid}
-        caller, owner = await house.call_as(READER), await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes |= {READER.pid: 1, OWNER.pid: 10 * OWNER.pid}
+        caller, owner = await daemon.call_as(READER), await daemon.call_as(OWNER)
         for name in ("weights", "1000:weights"):
             await owner.ask("arena.open", name=name, access="read")
-        house.fakes.arenas.made[1] = replace(house.fakes.arenas.made[1], owner_uid=0)
+        daemon.fakes.arenas.made[1] = replace(daemon.fakes.arenas.made[1], owner_uid=0)
         await caller.ask("arena.open", name="weights", access="read")
         assert await caller.refusal("arena.create", name="1000:mine", gpu="0", capacity_bytes=1 << 21) == "NOT_ALLOWED"
         made = await caller.ask("arena.create", name="2000:mine", gpu="0", capacity_bytes=1 << 21)
@@ -83,16 +83,16 @@ async def test_roots_arena_needs_no_owner_and_ones_own_may_have_it(tmp_path: Pat
 
 async def test_who_enlists_for_an_arena_that_is_anothers_alone_is_an_owner_to_be(tmp_path: Path) -> None:
     """For placement it counts as a member of another service: one user cannot keep another's clients out of domains."""
-    async with open_house(tmp_path) as house:
-        house.fakes.processes[STRANGER.pid] = 1
-        caller = await house.call_as(STRANGER)
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[STRANGER.pid] = 1
+        caller = await daemon.call_as(STRANGER)
         await caller.ask("service.enlist", name="weights")
-        assert house.fakes.failover.enlisted_for == {ProcessId(STRANGER.pid, 1): STRANGER.uid}
+        assert daemon.fakes.failover.enlisted_for == {ProcessId(STRANGER.pid, 1): STRANGER.uid}
 
 
 async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         changed = await caller.ask("service.change", name="weights", standbys=2, sm_percent=30, memory_bytes=1 << 30)
         assert changed["settings"] == {
             "standbys": 2, "sm_percent": 30.0, "memory_bytes": 1 << 30, "heartbeat_seconds": 0.0, "until_done": False,
@@ -104,8 +104,8 @@ async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
 
 
 async def test_what_no_gpu_has_is_promised_to_no_member(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        caller = await house.call_as(OWNER)
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
         before = (await caller.ask("service.get", name="weights"))["settings"]
         response = await caller.call("service.change", name="weights", standbys=2, memory_bytes=900 << 40)
         assert response.error is not None
@@ -114,11 +114,11 @@ async def test_what_no_gpu_has_is_promised_to_no_member(tmp_path: Path) -> None:
 
 
 async def test_what_happens_to_a_service_is_told_to_its_owner(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         for peer in (STRANGER, OWNER, OPERATOR):
-            caller = await house.call_as(peer)
+            caller = await daemon.call_as(peer)
             await caller.ask("events.subscribe", topics=["service.*"])
-            house.bus.publish("service.promoted", {"id": 1, "name": "weights", "owner_uid": 1000, "to_pid": 586})
+            daemon.bus.publish("service.promoted", {"id": 1, "name": "weights", "owner_uid": 1000, "to_pid": 586})
             await caller.ask("health")
             if peer is STRANGER:
                 assert caller.events == []
@@ -133,9 +133,9 @@ async def test_a_container_ends_no_member_outside_by_its_service(
 ) -> None:
     """Its root can take the uid of the service's owner.  A handover ends a writer that does not yield; so does a short
     heartbeat, and fewer standbys end the others."""
-    async with open_house(tmp_path) as house:
-        house.fakes.namespaces[586] = namespaces
-        caller = await house.call_as(replace(OWNER, bound=bound))
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.namespaces[586] = namespaces
+        caller = await daemon.call_as(replace(OWNER, bound=bound))
         response = await caller.call(method, name="weights")
         assert (response.error is None) == may, response.error
         if response.error:

@@ -19,7 +19,7 @@ from mpsd.host.descriptors import close_all
 from mpsd.host.processes import process_id
 from mpsd.model.arena import GRANULE
 from mpsd.model.lease import Grant
-from tests.unit.api.house import House, open_house
+from tests.unit.api.fake_daemon import House, open_house
 
 T = TypeVar("T")
 MEMORY = os.memfd_create("memory")

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from mpsd.wire.incidents import incident_facts
+from tests.unit.api.fake_daemon import House, open_house
 from tests.unit.api.fake_incidents import proven
-from tests.unit.api.house import House, open_house
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "clients/python/examples"

@@ -23,9 +23,9 @@ from mpsd.host.listeners import listen
 from mpsd.model.lease import Grant, LeaseSpec, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, MemberView, Promotion, ServiceSettings, ServiceView
+from tests.unit.api.fake_daemon import OPERATOR, House, open_house
 from tests.unit.api.fake_incidents import suspected
 from tests.unit.api.fake_services import NOW, UUIDS
-from tests.unit.api.house import OPERATOR, House, open_house
 
 USERS = {0: "root", 1000: "alice", 2000: "bob", 3000: "carol"}
 PATIENCE_SECONDS = 20.0

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.model.process import ProcessId
+from tests.unit.api.fake_daemon import OWNER, STRANGER
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.api.house import OWNER, STRANGER
 from tests.unit.ctl.desk import open_desk
 
 GIB = 1 << 30

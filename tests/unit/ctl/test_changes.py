@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from mpsd.model.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
+from tests.unit.api.fake_daemon import OPERATOR, OWNER
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.api.house import OPERATOR, OWNER
 from tests.unit.ctl.desk import open_desk
 
 GIB = 1 << 30

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from mpsd.api.authority import Peer
 from mpsd.model.fault import Confidence, FaultClass, Incident, Party
 from mpsd.wire.incidents import incident_report
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER
 from tests.unit.api.fake_incidents import ALICES, ALICES_SECOND, BOBS, PARTIES, of_the_gpu, proven, suspected
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER
 from tests.unit.ctl.desk import USERS, furnish, open_desk
 
 BOB = Peer(700, 2000, False)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from mpsd.model.fault import Incident, Party
 from mpsd.wire.incidents import incident_report
+from tests.unit.api.fake_daemon import OWNER
 from tests.unit.api.fake_incidents import ALICES, BOBS, of_the_gpu, proven, suspected
-from tests.unit.api.house import OWNER
 from tests.unit.ctl.desk import open_desk
 from tests.unit.ctl.test_faults import NAMES, told
 

@@ -18,7 +18,7 @@ import trio
 from mpsctl import __version__ as version
 
 import mpsd
-from tests.unit.api.house import OPERATOR
+from tests.unit.api.fake_daemon import OPERATOR
 from tests.unit.ctl.desk import Desk, open_desk
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from mpsctl.program import main
 from mpsd_client import Client
 
 from mpsd.model.domain import DomainState
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER
 from tests.unit.ctl.desk import Desk, open_desk, surroundings
 
 ACTS = "lease create x --user 1000 --sm 1%"

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.model.service import ServiceSettings
+from tests.unit.api.fake_daemon import OWNER, STRANGER
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.api.house import OWNER, STRANGER
 from tests.unit.ctl.desk import furnish, open_desk
 
 SETTINGS = ServiceSettings(2, 30.0, 20 << 30, 2.5)  # of the furnished one

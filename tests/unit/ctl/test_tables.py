@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpsd import __version__
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER
 from tests.unit.ctl.desk import Terminal, at_the_moment, furnish, open_desk
 
 GOLDEN = Path(__file__).parent / "golden"

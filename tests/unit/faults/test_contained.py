@@ -16,7 +16,7 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Source
 from mpsd.model.process import ProcessId
-from tests.unit.faults.desk_room import SETTINGS, DeskRoom
+from tests.unit.faults.incident_world import SETTINGS, IncidentWorld
 from tests.unit.faults.test_reactions import Reacting
 
 
@@ -32,7 +32,7 @@ def wait_continued(pid: int) -> None:
 @pytest.fixture(params=[True, False], ids=["culprits are ended", "culprits are left alone"])
 def scene(tmp_path, request):
     """With any handling of other culprits."""
-    return Reacting(DeskRoom(tmp_path, replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)))
+    return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)))
 
 
 @pytest.fixture
@@ -43,20 +43,20 @@ def child():
 
 
 def fault(scene: Reacting, process: ProcessId) -> None:
-    scene.room.see(
+    scene.setup.see(
         Source.KMOD, process=process, is_proof=True, is_contained=True, fault_class=FaultClass.MMU, address=4096, gpu="GPU-a"
     )
 
 
 def stop(scene: Reacting, process: ProcessId) -> None:
     """Send the module's STOPPED record."""
-    scene.room.see(Source.KMOD, process=process, gpu="GPU-a")
+    scene.setup.see(Source.KMOD, process=process, gpu="GPU-a")
 
 
 def place(scene: Reacting, process: ProcessId) -> Domain:
-    domain = scene.room.domain()
-    scene.room.move(process, domain)
-    scene.room.lists(domain, process.pid)
+    domain = scene.setup.domain()
+    scene.setup.move(process, domain)
+    scene.setup.lists(domain, process.pid)
     return domain
 
 

@@ -16,7 +16,7 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Report, Step, Stopped
-from tests.unit.faults.desk_room import SETTINGS, DeskRoom
+from tests.unit.faults.incident_world import SETTINGS, IncidentWorld
 
 
 class FakeStopper:
@@ -38,17 +38,17 @@ class FakeStopper:
 
 
 class Reacting:
-    """A desk's room with its reactions.  released: for whom nothing is held any more, and whether it lived then."""
+    """Incidents with their reactions.  released: for whom nothing is held any more, and whether it lived then."""
 
-    def __init__(self, room: DeskRoom) -> None:
-        self.room = room
+    def __init__(self, world: IncidentWorld) -> None:
+        self.setup = world
         self.stopper = FakeStopper()
         self.released: list[tuple[ProcessId, bool]] = []
         self.held: set[int] = set()  # pids with a GPU address space that is held after their end
         self.reactions = Reactions(
-            room.desk, room.pool, self.stopper, lambda *event: room.events.append(event), self._release, self._holds
+            world.desk, world.pool, self.stopper, lambda *event: world.events.append(event), self._release, self._holds
         )
-        room.desk.revised.subscribe(self.reactions.consider)
+        world.desk.revised.subscribe(self.reactions.consider)
 
     def _release(self, process: ProcessId) -> None:
         self.released.append((process, process_id(process.pid) == process))
@@ -58,22 +58,22 @@ class Reacting:
 
     def accuse(self, child: subprocess.Popen, state: DomainState = DomainState.FAULT) -> Domain:
         """It is proven to have done it, in a domain of that state, which knows it as a client."""
-        domain = self.room.domain()
+        domain = self.setup.domain()
         process = process_id(child.pid)
-        self.room.move(process, domain)
-        self.room.lists(domain, child.pid)
+        self.setup.move(process, domain)
+        self.setup.lists(domain, child.pid)
         domain.state = state
-        self.room.prove(process)
+        self.setup.prove(process)
         return domain
 
     @property
     def deeds(self) -> list[str]:
-        return [each.text for each in self.room.last.deeds]
+        return [each.text for each in self.setup.last.deeds]
 
 
 @pytest.fixture
 def scene(tmp_path):
-    return Reacting(DeskRoom(tmp_path, replace(SETTINGS, culprit_seconds=5.0)))
+    return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, culprit_seconds=5.0)))
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_why_it_was_not_ended_is_noted(scene, child, autojump_clock):
 async def test_a_client_that_works_elsewhere_by_now_is_ended_there(scene, child, autojump_clock):
     """The domain of its fault is in FAULT, but a signal would harm the clients of the domain where it works now."""
     scene.accuse(child)
-    scene.room.lists(scene.room.domain("d2"), child.pid)
+    scene.setup.lists(scene.setup.domain("d2"), child.pid)
     await until_done(scene)
     assert len(scene.stopper.asked) == 1
     assert child.poll() is None
@@ -134,10 +134,10 @@ async def test_while_its_domain_may_be_about_to_fault_nothing_is_told_to_it(scen
     """The vendor's daemon hangs when it gets a command to end a client of a faulting server."""
     domain = scene.accuse(child, DomainState.READY)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.room.desk.run)
+        nursery.start_soon(scene.setup.desk.run)
         nursery.start_soon(scene.reactions.run)
         await trio.sleep(4.5)
-        scene.room.xid(31, "default")
+        scene.setup.xid(31, "default")
         assert domain.suspect_until == pytest.approx(6.5)
         await trio.sleep(10)
         nursery.cancel_scope.cancel()
@@ -149,11 +149,11 @@ async def test_if_it_faults_then_the_culprit_is_killed(scene, child, autojump_cl
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
         await trio.sleep(4.5)
-        scene.room.xid(31, "default")
+        scene.setup.xid(31, "default")
         await trio.sleep(1)
         assert child.poll() is None
         domain.state = DomainState.FAULT
-        scene.room.pool.notify()
+        scene.setup.pool.notify()
         assert await trio.to_thread.run_sync(child.wait, 5) == -signal.SIGKILL
         nursery.cancel_scope.cancel()
     assert scene.stopper.asked == []
@@ -174,8 +174,8 @@ async def test_one_that_ends_by_itself_is_left_alone(scene, child, mock_clock):
 
 
 CHANGES_OF_MIND = [
-    pytest.param(lambda room: room.desk.configure(replace(SETTINGS, ends_culprit=False)), id="the operator wants it no more"),
-    pytest.param(lambda room: room.xid(95, gpu="GPU-a"), id="it was the GPU"),
+    pytest.param(lambda world: world.desk.configure(replace(SETTINGS, ends_culprit=False)), id="the operator wants it no more"),
+    pytest.param(lambda world: world.xid(95, gpu="GPU-a"), id="it was the GPU"),
 ]
 
 
@@ -185,7 +185,7 @@ async def test_a_culprit_that_is_to_be_ended_no_more_lives(scene, child, autojum
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
         await trio.sleep(1)
-        change(scene.room)
+        change(scene.setup)
         await trio.sleep(10)
         nursery.cancel_scope.cancel()
     assert child.poll() is None
@@ -193,7 +193,7 @@ async def test_a_culprit_that_is_to_be_ended_no_more_lives(scene, child, autojum
 
 
 async def test_nobody_is_ended_where_that_is_not_wanted(tmp_path, child, autojump_clock):
-    scene = Reacting(DeskRoom(tmp_path, replace(SETTINGS, ends_culprit=False)))
+    scene = Reacting(IncidentWorld(tmp_path, replace(SETTINGS, ends_culprit=False)))
     scene.accuse(child)
     await until_done(scene)
     assert child.poll() is None
@@ -201,9 +201,9 @@ async def test_nobody_is_ended_where_that_is_not_wanted(tmp_path, child, autojum
 
 async def test_a_culprit_that_has_gone_is_no_error(scene, autojump_clock):
     gone = ProcessId(4_194_305, 7)
-    domain = scene.room.domain()
-    scene.room.move(gone, domain)
-    scene.room.prove(gone)
+    domain = scene.setup.domain()
+    scene.setup.move(gone, domain)
+    scene.setup.prove(gone)
     await until_done(scene)
     assert scene.deeds == []
 
@@ -222,13 +222,13 @@ async def test_what_goes_wrong_in_one_act_ends_that_alone(scene, child, autojump
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.reactions.run)
             await trio.sleep(10)
-            scene.room.xid(79, gpu="GPU-z")
+            scene.setup.xid(79, gpu="GPU-z")
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == logged
-    first = scene.room.desk.incident(1)
+    first = scene.setup.desk.incident(1)
     assert [each.text.partition(", ")[2].partition(", ")[2] for each in first.deeds] == noted
-    assert list(scene.room.pool.drained) == ["GPU-z"]  # and the next one is done
+    assert list(scene.setup.pool.drained) == ["GPU-z"]  # and the next one is done
 
 
 async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
@@ -236,37 +236,37 @@ async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
         with structlog.testing.capture_logs() as logs:
-            scene.room.xid(79)
+            scene.setup.xid(79)
             await trio.sleep(1)
-        assert "Xid 79 (fault 1)" in scene.room.pool.drained["GPU-a"].why
-        assert ("gpu.drained", {"gpu": "GPU-a", "number": 1, "xids": [79]}) in scene.room.events
+        assert "Xid 79 (fault 1)" in scene.setup.pool.drained["GPU-a"].why
+        assert ("gpu.drained", {"gpu": "GPU-a", "number": 1, "xids": [79]}) in scene.setup.events
         assert [entry["gpu"] for entry in logs if entry["log_level"] == "critical"] == ["GPU-a"]
         assert scene.deeds == ["the GPU takes no new clients: it has to be reset or looked at"]
-        scene.room.desk.pardon("GPU-a")
-        scene.room.xid(119)
+        scene.setup.desk.pardon("GPU-a")
+        scene.setup.xid(119)
         await trio.sleep(1)
-        assert scene.room.pool.drained == {}
+        assert scene.setup.pool.drained == {}
         nursery.cancel_scope.cancel()
 
 
 async def test_what_there_is_no_room_for_is_said_and_tried_again(scene, autojump_clock):
     """256 wait already; the reaction is logged."""
     for number in range(256):
-        scene.room.xid(79, gpu=f"GPU-{number}")
+        scene.setup.xid(79, gpu=f"GPU-{number}")
     with structlog.testing.capture_logs() as logs:
-        scene.room.xid(79, gpu="GPU-late")
+        scene.setup.xid(79, gpu="GPU-late")
     (said,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert (said["event"], said["number"]) == ("fault.not_answered", 257)
-    late = scene.room.last
+    late = scene.setup.last
     await until_done(scene, 1)
-    assert "GPU-late" not in scene.room.pool.drained
-    assert len(scene.room.pool.drained) == 256
+    assert "GPU-late" not in scene.setup.pool.drained
+    assert len(scene.setup.pool.drained) == 256
     scene.reactions.consider(late)
     await until_done(scene, 1)
-    assert "GPU-late" in scene.room.pool.drained
+    assert "GPU-late" in scene.setup.pool.drained
 
 
 async def test_what_is_remembered_is_bounded(scene, autojump_clock):
     for number in range(300):
-        scene.room.xid(63, gpu=f"GPU-{number}")
+        scene.setup.xid(63, gpu=f"GPU-{number}")
     assert len(scene.reactions._done) == 256

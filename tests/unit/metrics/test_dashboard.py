@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import Metric
 
 from mpsd.metrics.counters import MOST_VALUES
-from tests.unit.metrics.house import House
+from tests.unit.metrics.fake_daemon import FakeDaemon
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/monitoring.md").read_text()
@@ -23,9 +23,9 @@ ROW = re.compile(r"^\| `(mpsd_[a-z_]+)` \| (\w+) \| ([a-z, ]*) \| (.+) \|$", re.
 
 def families() -> dict[str, Metric]:
     """Of a daemon in which everything has happened."""
-    house = House.furnish()
-    house.bus.publish("fault.xid", {"xid": 31})
-    return house.families()
+    daemon = FakeDaemon.furnish()
+    daemon.bus.publish("fault.xid", {"xid": 31})
+    return daemon.families()
 
 
 def samples() -> dict[str, set[str]]:

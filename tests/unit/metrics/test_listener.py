@@ -13,19 +13,19 @@ import trio.testing
 
 from mpsd.config.value_checks import LISTEN
 from mpsd.metrics import http, pages, server
-from tests.unit.metrics.house import House
+from tests.unit.metrics.fake_daemon import FakeDaemon
 
 PATIENCE_SECONDS = 20.0
 
 
 @asynccontextmanager
-async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[House, str]]:
-    """Run a house that serves its metrics at a Unix socket."""
+async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[FakeDaemon, str]]:
+    """Run a daemon that serves its metrics at a Unix socket."""
     path = str(directory / "metrics.sock")
-    house = House.furnish(f"unix:{path}", **settings)
+    daemon = FakeDaemon.furnish(f"unix:{path}", **settings)
     async with trio.open_nursery() as nursery:
-        await nursery.start(house.metrics.serve, house.fakes.services(), house.readings)
-        yield house, path
+        await nursery.start(daemon.metrics.serve, daemon.fakes.services(), daemon.readings)
+        yield daemon, path
         nursery.cancel_scope.cancel()
 
 
@@ -75,9 +75,9 @@ def is_there(path: str) -> bool:
 
 
 async def test_numbers_come_over_tcp(unused_port: int) -> None:
-    house = House.furnish(f"127.0.0.1:{unused_port}")
+    daemon = FakeDaemon.furnish(f"127.0.0.1:{unused_port}")
     async with trio.open_nursery() as nursery:
-        await nursery.start(house.metrics.serve, house.fakes.services(), house.readings)
+        await nursery.start(daemon.metrics.serve, daemon.fakes.services(), daemon.readings)
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
                 try:
@@ -133,46 +133,46 @@ async def test_who_is_silent_is_let_go(short_dir: Path, monkeypatch: pytest.Monk
 async def test_who_does_not_read_is_let_go(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_SECONDS", 0.05)
     monkeypatch.setattr(pages.Numbers, "text", lambda self: bytes(8 << 20))
-    async with serving(short_dir) as (house, path):
+    async with serving(short_dir) as (daemon, path):
         stream = await connect(path)
         await stream.send_all(request("/metrics"))
-        await until_nobody(house)
+        await until_nobody(daemon)
         await stream.aclose()
 
 
 async def test_who_hangs_up_is_forgotten(short_dir: Path) -> None:
-    async with serving(short_dir) as (house, path):
+    async with serving(short_dir) as (daemon, path):
         for said in (b"", b"GET /met", request("/metrics")):
             stream = await connect(path)
             if said:
                 await stream.send_all(said)
             await stream.aclose()
-        await until_nobody(house)
+        await until_nobody(daemon)
 
 
-async def until_nobody(house: House) -> None:
+async def until_nobody(daemon: FakeDaemon) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        while house.metrics._open:  # noqa: ASYNC110
+        while daemon.metrics._open:  # noqa: ASYNC110
             await trio.sleep(0.005)
 
 
 async def test_who_holds_connections_keeps_nobody_from_asking(short_dir: Path) -> None:
     """At one over the bound, the oldest is closed."""
-    async with serving(short_dir, max_connections=4) as (house, path):
+    async with serving(short_dir, max_connections=4) as (daemon, path):
         held = [await connect(path) for _ in range(4)]
         with trio.fail_after(PATIENCE_SECONDS):
-            while len(house.metrics._open) < 4:  # noqa: ASYNC110
+            while len(daemon.metrics._open) < 4:  # noqa: ASYNC110
                 await trio.sleep(0.005)
         assert (await ask(path, request("/healthz"))).startswith(b"HTTP/1.1 200 ")
         assert await rest_of(held[0]) == b""
-        assert len(house.metrics._open) == 3
+        assert len(daemon.metrics._open) == 3
         for stream in held:
             await stream.aclose()
 
 
 async def test_a_bug_ends_one_conversation(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(short_dir) as (house, path):
-        monkeypatch.setattr(house.fakes.leases, "leases", lambda: 1 / 0)
+    async with serving(short_dir) as (daemon, path):
+        monkeypatch.setattr(daemon.fakes.leases, "leases", lambda: 1 / 0)
         with structlog.testing.capture_logs() as logs:
             assert await ask(path, request("/metrics")) == b""
         assert [entry["event"] for entry in logs] == ["metrics.bug"]
@@ -184,10 +184,10 @@ async def test_where_it_cannot_listen_it_says_so_once_and_tries_again(
 ) -> None:
     """A daemon that is just ending may still have the port.  No client is kept waiting for numbers."""
     away = short_dir / "away"
-    house = House.furnish(f"unix:{away}/metrics.sock")
+    daemon = FakeDaemon.furnish(f"unix:{away}/metrics.sock")
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(house.metrics.serve, house.fakes.services(), house.readings)
+            await nursery.start(daemon.metrics.serve, daemon.fakes.services(), daemon.readings)
             await trio.sleep(10 * server._AGAIN_SECONDS)
             away.mkdir()
             await trio.sleep(2 * server._AGAIN_SECONDS)

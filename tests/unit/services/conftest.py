@@ -1,14 +1,14 @@
-"""A room with one arena for each test."""
+"""A machine with one arena for each test."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.unit.services.room import Room
+from tests.unit.services.fake_machine import FakeMachine
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    made = Room(tmp_path)
+def machine(tmp_path: Path) -> FakeMachine:
+    made = FakeMachine(tmp_path)
     made.vault.create()
     return made

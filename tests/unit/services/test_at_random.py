@@ -1,6 +1,6 @@
 """Services at random: faults of every kind, deaths, slow and lying processes, and mpsd killed in between.
 
-No member is ever promoted while another may write (room.py, check_nobody_writes), and in the end one member serves.
+No member is ever promoted while another may write (machine.py, check_nobody_writes), and in the end one member serves.
 """
 
 import random
@@ -17,14 +17,14 @@ from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Order, Phase
 from tests.seeds import seeds
-from tests.unit.services.room import Room
+from tests.unit.services.fake_machine import FakeMachine
 
 DOMAINS = ("a", "b", "c", "d")
 STEPS = 120
 SEEDS = seeds(2, 78)  # the first four every day
 
 
-class World(Room):
+class World(FakeMachine):
     """A world in which carrying out decisions takes time."""
 
     def __init__(self, path: Path, chance: random.Random) -> None:
@@ -132,41 +132,41 @@ class World(Room):
         self.served += bool(entry and entry.service.phase is Phase.SERVING)
 
 
-async def live(room: World, steps: int) -> None:
+async def live(machine: World, steps: int) -> None:
     for _ in range(steps):
-        room.anything()
-        if room.chance.random() < 0.3 and len(room.processes) < 40:
-            domain = room.chance.choice(DOMAINS)
-            if domain not in room.torn:
-                await room.join(domain)
-        if room.chance.random() < 0.1 and 1 in room.desk.entries:
+        machine.anything()
+        if machine.chance.random() < 0.3 and len(machine.processes) < 40:
+            domain = machine.chance.choice(DOMAINS)
+            if domain not in machine.torn:
+                await machine.join(domain)
+        if machine.chance.random() < 0.1 and 1 in machine.desk.entries:
             with suppress(MpsdError):
-                await room.failover.handover(1, None, 0)
-        await room.act(0.6)
-        room.check()
-        await trio.sleep(room.chance.choice([0.0, 0.001, 0.02, 0.13, 1.0, 3.0]))
+                await machine.failover.handover(1, None, 0)
+        await machine.act(0.6)
+        machine.check()
+        await trio.sleep(machine.chance.choice([0.0, 0.001, 0.02, 0.13, 1.0, 3.0]))
 
 
 @pytest.mark.parametrize("seed", [*SEEDS[:4], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[4:])])
 async def test_nobody_is_promoted_while_another_may_write(seed: int, tmp_path: Path, autojump_clock: MockClock) -> None:
-    room = World(tmp_path, random.Random(seed))
+    machine = World(tmp_path, random.Random(seed))
     for _ in range(4):  # lives of mpsd
-        async with room.mpsd():
-            await live(room, STEPS // 4)
-    async with room.mpsd():
-        await calm(room)
-    assert room.served > 3
+        async with machine.mpsd():
+            await live(machine, STEPS // 4)
+    async with machine.mpsd():
+        await calm(machine)
+    assert machine.served > 3
 
 
-async def calm(room: World) -> None:
+async def calm(machine: World) -> None:
     """The state after the last event, with healthy processes."""
-    room.is_stubborn = False
+    machine.is_stubborn = False
     for _ in range(60):
-        if len([each for each in room.processes.values() if each.is_alive]) < 3:
-            await room.join(room.chance.choice([each for each in DOMAINS if each not in room.torn] or ["z"]))
+        if len([each for each in machine.processes.values() if each.is_alive]) < 3:
+            await machine.join(machine.chance.choice([each for each in DOMAINS if each not in machine.torn] or ["z"]))
         await trio.sleep(3)
-        await room.act(1.0)
-        entry = room.desk.entries.get(1)
+        await machine.act(1.0)
+        entry = machine.desk.entries.get(1)
         if entry is not None and entry.service.phase is Phase.SERVING:
             return
     raise AssertionError("nobody serves")

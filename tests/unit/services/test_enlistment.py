@@ -13,73 +13,73 @@ from mpsd.model.service import ServiceSettings
 from mpsd.services import enlistment
 from mpsd.services.enlistment import Place
 from mpsd.services.store import EnlistmentPlan, ServiceStore
-from tests.unit.services.room import OWNER
+from tests.unit.services.fake_machine import OWNER
 
 
-async def test_those_of_one_service_are_kept_apart(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        await room.serves("a")
-        placed, fresh, other, stranger = (room.process(domain) for domain in ("b", "", "c", ""))
+async def test_those_of_one_service_are_kept_apart(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        placed, fresh, other, stranger = (machine.process(domain) for domain in ("b", "", "c", ""))
         plans = (placed, "llm", OWNER), (fresh, "llm", OWNER), (other, "dit", OWNER), (stranger, "llm", 2000)
         for process, name, uid in plans:
-            assert await room.failover.enlist(name, uid, process, uid) == {}
-        assert room.enlisted.avoid(fresh) == {"a", "b"}
-        assert room.enlisted.avoid(placed) == {"a"}
-        assert room.enlisted.avoid(other) == set()
-        assert room.enlisted.avoid(stranger) == set()
-        assert room.enlisted.avoid(None) == room.enlisted.avoid(room.process("")) == set()
+            assert await machine.failover.enlist(name, uid, process, uid) == {}
+        assert machine.enlisted.avoid(fresh) == {"a", "b"}
+        assert machine.enlisted.avoid(placed) == {"a"}
+        assert machine.enlisted.avoid(other) == set()
+        assert machine.enlisted.avoid(stranger) == set()
+        assert machine.enlisted.avoid(None) == machine.enlisted.avoid(machine.process("")) == set()
 
 
-async def test_who_has_ended_is_in_nobodys_way(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first, second = room.process("a"), room.process("")
-        await room.failover.enlist("llm", OWNER, first, OWNER)
-        await room.failover.enlist("llm", OWNER, second, OWNER)
-        assert room.enlisted.avoid(second) == {"a"}
-        await room.die(first)
-        assert room.enlisted.avoid(second) == set()
+async def test_who_has_ended_is_in_nobodys_way(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first, second = machine.process("a"), machine.process("")
+        await machine.failover.enlist("llm", OWNER, first, OWNER)
+        await machine.failover.enlist("llm", OWNER, second, OWNER)
+        assert machine.enlisted.avoid(second) == {"a"}
+        await machine.die(first)
+        assert machine.enlisted.avoid(second) == set()
         with pytest.raises(BadRequest):
-            await room.failover.enlist("llm", OWNER, first, OWNER)
+            await machine.failover.enlist("llm", OWNER, first, OWNER)
 
 
-async def test_without_root_each_is_told_where_to_go(room, autojump_clock: MockClock):
+async def test_without_root_each_is_told_where_to_go(machine, autojump_clock: MockClock):
     free = ["a", "b", "c"]
 
     async def find_place(avoid: frozenset[str]) -> Place:
         domain = next(each for each in free if each not in avoid)
         return Place(domain, {"CUDA_MPS_PIPE_DIRECTORY": f"/{domain}"})
 
-    room.find_place = find_place
-    async with room.mpsd():
+    machine.find_place = find_place
+    async with machine.mpsd():
         for domain in free:
-            told = await room.failover.enlist("llm", OWNER, room.process(""), OWNER)
+            told = await machine.failover.enlist("llm", OWNER, machine.process(""), OWNER)
             assert told == {"CUDA_MPS_PIPE_DIRECTORY": f"/{domain}"}
 
 
-async def test_who_ends_while_a_place_is_found_is_forgotten(room, autojump_clock: MockClock):
-    first = room.process("")
+async def test_who_ends_while_a_place_is_found_is_forgotten(machine, autojump_clock: MockClock):
+    first = machine.process("")
 
     async def find_place(avoid: frozenset[str]) -> Place:
-        await room.die(first)
+        await machine.die(first)
         return Place("a", {})
 
-    room.find_place = find_place
-    async with room.mpsd():
-        await room.failover.enlist("llm", OWNER, first, OWNER)
-        second = room.process("")
-        await room.failover.enlist("llm", OWNER, second, OWNER)
-        assert room.enlisted.avoid(second) == set()
+    machine.find_place = find_place
+    async with machine.mpsd():
+        await machine.failover.enlist("llm", OWNER, first, OWNER)
+        second = machine.process("")
+        await machine.failover.enlist("llm", OWNER, second, OWNER)
+        assert machine.enlisted.avoid(second) == set()
 
 
-async def test_they_are_counted(room, autojump_clock: MockClock, monkeypatch):
+async def test_they_are_counted(machine, autojump_clock: MockClock, monkeypatch):
     monkeypatch.setattr(enlistment, "MOST_OF_USER", 2)
     monkeypatch.setattr(enlistment, "MOST", 4)
-    async with room.mpsd():
+    async with machine.mpsd():
 
         async def enlist(uid: int) -> None:
-            process = room.process("")
-            await room.failover.enlist("llm", OWNER, process, uid)
-            await room.failover.enlist("llm", OWNER, process, uid)  # a repeated call changes nothing
+            process = machine.process("")
+            await machine.failover.enlist("llm", OWNER, process, uid)
+            await machine.failover.enlist("llm", OWNER, process, uid)  # a repeated call changes nothing
 
         await enlist(100_001)
         await enlist(100_002)
@@ -92,32 +92,32 @@ async def test_they_are_counted(room, autojump_clock: MockClock, monkeypatch):
                 await enlist(uid)
 
 
-async def test_the_next_mpsd_keeps_them_apart_too(room, autojump_clock: MockClock):
+async def test_the_next_mpsd_keeps_them_apart_too(machine, autojump_clock: MockClock):
     """One that is placed by another mpsd than it enlisted with enlists no more: its CUDA has begun."""
-    placed, fresh, ended = room.process("a"), room.process(""), room.process("b")
-    async with room.mpsd():
+    placed, fresh, ended = machine.process("a"), machine.process(""), machine.process("b")
+    async with machine.mpsd():
         for process in (placed, fresh, ended):
-            await room.failover.enlist("llm", OWNER, process, OWNER)
-    await room.die(ended)
-    async with room.mpsd():
-        assert room.enlisted.avoid(fresh) == {"a"}
-        await room.die(placed)
-        assert room.enlisted.avoid(fresh) == set()
-    async with room.mpsd():
-        assert set(room.enlisted._plans) == {fresh}
+            await machine.failover.enlist("llm", OWNER, process, OWNER)
+    await machine.die(ended)
+    async with machine.mpsd():
+        assert machine.enlisted.avoid(fresh) == {"a"}
+        await machine.die(placed)
+        assert machine.enlisted.avoid(fresh) == set()
+    async with machine.mpsd():
+        assert set(machine.enlisted._plans) == {fresh}
 
 
-async def test_where_each_was_sent_is_known_to_the_next_mpsd(room, autojump_clock: MockClock):
+async def test_where_each_was_sent_is_known_to_the_next_mpsd(machine, autojump_clock: MockClock):
     async def find_place(avoid: frozenset[str]) -> Place:
         return Place(min({"a", "b", "c"} - avoid), {})
 
-    room.find_place = find_place
-    first, second = room.process(""), room.process("")
-    async with room.mpsd():
-        await room.failover.enlist("llm", OWNER, first, OWNER)
-    async with room.mpsd():
-        await room.failover.enlist("llm", OWNER, second, OWNER)
-        assert (room.enlisted.avoid(second), room.enlisted.avoid(first)) == ({"a"}, {"b"})
+    machine.find_place = find_place
+    first, second = machine.process(""), machine.process("")
+    async with machine.mpsd():
+        await machine.failover.enlist("llm", OWNER, first, OWNER)
+    async with machine.mpsd():
+        await machine.failover.enlist("llm", OWNER, second, OWNER)
+        assert (machine.enlisted.avoid(second), machine.enlisted.avoid(first)) == ({"a"}, {"b"})
 
 
 def test_services_of_the_version_before_are_kept(tmp_path: Path):

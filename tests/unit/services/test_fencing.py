@@ -46,107 +46,107 @@ def test_what_proves_that_nothing_writes_any_more(what):
     assert found == (SEEN_NS + round(seconds * 1e9) if isinstance(seconds, float) else None)
 
 
-async def test_an_sm_exception_promotes_before_anything_else_is_done(room, autojump_clock: MockClock):
+async def test_an_sm_exception_promotes_before_anything_else_is_done(machine, autojump_clock: MockClock):
     """Within the call: the old active was killed, and the standby has its answer."""
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.tear_down("a")
-        room.xid(43, "a")
-        assert (room.processes[first].was_killed, room.order(standby), room.view().writer) == (True, "serve", standby)
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.tear_down("a")
+        machine.xid(43, "a")
+        assert (machine.processes[first].was_killed, machine.order(standby), machine.view().writer) == (True, "serve", standby)
         await trio.sleep(0.1)
-        room.serving(standby)
-        assert (room.view().last.cause, room.view().last.fence_ms) == (Cause.FAULT, 0)
-        assert room.ended == []
+        machine.serving(standby)
+        assert (machine.view().last.cause, machine.view().last.fence_ms) == (Cause.FAULT, 0)
+        assert machine.ended == []
 
 
-async def test_a_memory_fault_is_waited_for_until_its_xid(room, autojump_clock: MockClock):
+async def test_a_memory_fault_is_waited_for_until_its_xid(machine, autojump_clock: MockClock):
     """The UVM event comes while kernels still write."""
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.uvm_event(first)
-        assert (room.phase, room.order(first), room.order(standby)) == (Phase.FENCING, "leave", "standby")
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.uvm_event(first)
+        assert (machine.phase, machine.order(first), machine.order(standby)) == (Phase.FENCING, "leave", "standby")
         await trio.sleep(0.125)
-        assert (room.processes[first].was_killed, room.order(standby)) == (False, "standby")
-        room.tear_down("a")
-        room.xid(31, "a")
-        assert room.order(standby) == "standby"
+        assert (machine.processes[first].was_killed, machine.order(standby)) == (False, "standby")
+        machine.tear_down("a")
+        machine.xid(31, "a")
+        assert machine.order(standby) == "standby"
         await trio.sleep(0.0099)
-        assert room.order(standby) == "standby"
+        assert machine.order(standby) == "standby"
         await trio.sleep(0.0002)
-        assert (room.order(standby), room.processes[first].was_killed) == ("serve", True)
+        assert (machine.order(standby), machine.processes[first].was_killed) == ("serve", True)
 
 
-async def test_a_kernels_clock_that_lags_behind_shortens_no_settling(room, autojump_clock: MockClock):
+async def test_a_kernels_clock_that_lags_behind_shortens_no_settling(machine, autojump_clock: MockClock):
     """The kernel log's stamps come from a clock that is never adjusted: after days its error exceeds the settle time of a
     fault."""
-    async with room.mpsd():
-        await room.serves("a")
-        standby = await room.member("b")
+    async with machine.mpsd():
+        await machine.serves("a")
+        standby = await machine.member("b")
         await trio.sleep(2)
-        room.tear_down("a")
-        room.desk.see(Observation(Source.KERNEL_LOG, room.now_ns() - 10**9, domain="a", xid=31))
+        machine.tear_down("a")
+        machine.desk.see(Observation(Source.KERNEL_LOG, machine.now_ns() - 10**9, domain="a", xid=31))
         await trio.sleep(0.0099)
-        assert room.order(standby) == "standby"
+        assert machine.order(standby) == "standby"
         await trio.sleep(0.0002)
-        assert room.order(standby) == "serve"
+        assert machine.order(standby) == "serve"
 
 
-async def test_a_fault_that_nothing_more_is_heard_of_ends_the_process_in_the_end(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.uvm_event(first)
+async def test_a_fault_that_nothing_more_is_heard_of_ends_the_process_in_the_end(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.uvm_event(first)
         await trio.sleep(2.1)
-        assert room.ended == [first]
-        assert room.order(standby) == "standby"
-        room.vault.fenced(first)
-        assert room.order(standby) == "serve"
+        assert machine.ended == [first]
+        assert machine.order(standby) == "standby"
+        machine.vault.fenced(first)
+        assert machine.order(standby) == "serve"
 
 
-async def test_a_domain_that_is_in_fault_was_torn_down(room, autojump_clock: MockClock):
+async def test_a_domain_that_is_in_fault_was_torn_down(machine, autojump_clock: MockClock):
     """Its vendor's server reports FAULT when it informs its clients."""
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.uvm_event(first)
-        room.tear_down("a")
-        room.faulted["a"] = trio.current_time()
-        room.see(Source.VENDOR_LOG, "a")
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.uvm_event(first)
+        machine.tear_down("a")
+        machine.faulted["a"] = trio.current_time()
+        machine.see(Source.VENDOR_LOG, "a")
         await trio.sleep(0.011)
-        assert room.order(standby) == "serve"
+        assert machine.order(standby) == "serve"
 
 
 @pytest.mark.parametrize("where", [{"domain": "a"}, {"gpu": "GPU-a"}, {"gpu": "GPU-a", "domain": "c"}, {}])
 @pytest.mark.parametrize("xid", [48, 79, 95])
-async def test_a_fault_of_the_gpu_itself_proves_nothing(room, autojump_clock: MockClock, xid, where):
+async def test_a_fault_of_the_gpu_itself_proves_nothing(machine, autojump_clock: MockClock, xid, where):
     """Nor do the vendor's log and the domain's state then: they do not name the kind of fault."""
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.see(Source.KERNEL_LOG, **{"domain": ""} | where, fault_class=DEVICE, xid=xid)
-        room.faulted["a"] = trio.current_time()
-        room.see(Source.VENDOR_LOG, "a")
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.see(Source.KERNEL_LOG, **{"domain": ""} | where, fault_class=DEVICE, xid=xid)
+        machine.faulted["a"] = trio.current_time()
+        machine.see(Source.VENDOR_LOG, "a")
         await trio.sleep(1)
-        assert (room.phase, room.processes[first].was_killed, room.order(standby)) == (Phase.FENCING, False, "standby")
+        assert (machine.phase, machine.processes[first].was_killed, machine.order(standby)) == (Phase.FENCING, False, "standby")
         await trio.sleep(1.1)
-        assert (room.ended, room.order(standby)) == ([first], "standby")
-        room.vault.fenced(first)
-        assert room.order(standby) == "serve"
+        assert (machine.ended, machine.order(standby)) == ([first], "standby")
+        machine.vault.fenced(first)
+        assert machine.order(standby) == "serve"
 
 
-async def test_a_fault_of_another_gpu_or_before_it_came_takes_no_proof_away(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        room.see(Source.NVML, "", DEVICE, gpu="GPU-a", xid=48)
+async def test_a_fault_of_another_gpu_or_before_it_came_takes_no_proof_away(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        machine.see(Source.NVML, "", DEVICE, gpu="GPU-a", xid=48)
         await trio.sleep(1)
-        await room.serves("a")
-        standby = await room.member("b")
-        room.see(Source.NVML, "", DEVICE, gpu="GPU-b", xid=48)
-        room.tear_down("a")
-        room.see(Source.VENDOR_LOG, "a")
+        await machine.serves("a")
+        standby = await machine.member("b")
+        machine.see(Source.NVML, "", DEVICE, gpu="GPU-b", xid=48)
+        machine.tear_down("a")
+        machine.see(Source.VENDOR_LOG, "a")
         await trio.sleep(0.011)
-        assert room.order(standby) == "serve"
+        assert machine.order(standby) == "serve"
 
 
 def test_of_mig_devices_the_kernel_names_the_whole_gpu():
@@ -156,157 +156,157 @@ def test_of_mig_devices_the_kernel_names_the_whole_gpu():
     assert found == [True, True, False, True]
 
 
-async def test_what_was_seen_before_it_came_proves_nothing(room, autojump_clock: MockClock):
+async def test_what_was_seen_before_it_came_proves_nothing(machine, autojump_clock: MockClock):
     """The domain has recovered since; now it is silent, and its kernels may run."""
-    async with room.mpsd():
-        room.xid(43, "a")
+    async with machine.mpsd():
+        machine.xid(43, "a")
         await trio.sleep(1)
-        first = await room.serves("a", heartbeat=0.5)
-        await room.member("b")
-        room.failover.failed(1, first, "an assertion")
-        assert not room.processes[first].was_killed
+        first = await machine.serves("a", heartbeat=0.5)
+        await machine.member("b")
+        machine.failover.failed(1, first, "an assertion")
+        assert not machine.processes[first].was_killed
         await trio.sleep(1.1)
-        assert room.ended == [first]
+        assert machine.ended == [first]
 
 
-async def test_a_fault_elsewhere_is_nobodys(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.xid(43, "c")
-        room.see(Source.KMOD, "a", FaultClass.MMU, process=first, is_proof=True, is_contained=True)
-        assert (room.order(first), room.order(standby)) == ("serve", "standby")
+async def test_a_fault_elsewhere_is_nobodys(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.xid(43, "c")
+        machine.see(Source.KMOD, "a", FaultClass.MMU, process=first, is_proof=True, is_contained=True)
+        assert (machine.order(first), machine.order(standby)) == ("serve", "standby")
 
 
-async def test_a_standby_whose_domain_faults_has_to_leave(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        await room.serves("a")
-        standby, other = await room.member("b"), await room.member("c", 1)
-        room.xid(43, "b")
-        assert (room.order(standby), room.order(other)) == ("leave", "standby")
-        assert room.failover.ready(1, standby).order == "leave"
-        assert room.view().members[1].standing is MemberState.FAULTED
-        assert not room.processes[standby].was_killed
+async def test_a_standby_whose_domain_faults_has_to_leave(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        standby, other = await machine.member("b"), await machine.member("c", 1)
+        machine.xid(43, "b")
+        assert (machine.order(standby), machine.order(other)) == ("leave", "standby")
+        assert machine.failover.ready(1, standby).order == "leave"
+        assert machine.view().members[1].standing is MemberState.FAULTED
+        assert not machine.processes[standby].was_killed
 
 
-async def test_who_joins_from_a_domain_in_fault_has_to_leave(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        await room.serves("a")
-        room.faulted["b"] = trio.current_time()
-        assert room.order(await room.member("b", is_ready=False)) == "leave"
+async def test_who_joins_from_a_domain_in_fault_has_to_leave(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        machine.faulted["b"] = trio.current_time()
+        assert machine.order(await machine.member("b", is_ready=False)) == "leave"
 
 
-async def test_ending_one_is_tried_again_and_again(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        room.failover.failed(1, first, "an assertion")
-        room.is_stubborn = True
+async def test_ending_one_is_tried_again_and_again(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        machine.failover.failed(1, first, "an assertion")
+        machine.is_stubborn = True
         await trio.sleep(6.5)
-        assert len(room.ended) == 3
-        assert room.view().writer == first
+        assert len(machine.ended) == 3
+        assert machine.view().writer == first
 
 
-async def test_one_that_cannot_be_ended_is_followed_by_nobody(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        room.is_stubborn = True
-        slow = await room.member("a")
-        standby = await room.member("b")
+async def test_one_that_cannot_be_ended_is_followed_by_nobody(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        machine.is_stubborn = True
+        slow = await machine.member("a")
+        standby = await machine.member("b")
         for _ in range(20):
             await trio.sleep(5)
-            await room.failover.follow(1, standby, None, 0)
-            assert (room.order(standby), room.view().writer) == ("standby", slow)
-        room.is_stubborn = False
+            await machine.failover.follow(1, standby, None, 0)
+            assert (machine.order(standby), machine.view().writer) == ("standby", slow)
+        machine.is_stubborn = False
         await trio.sleep(4)
-        room.vault.fenced(slow)
-        assert room.order(standby) == "serve"
+        machine.vault.fenced(slow)
+        assert machine.order(standby) == "serve"
 
 
-async def test_one_that_lets_go_while_it_is_ended_is_fenced(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        slow = await room.member("a")
-        standby = await room.member("b")
+async def test_one_that_lets_go_while_it_is_ended_is_fenced(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        slow = await machine.member("a")
+        standby = await machine.member("b")
         await trio.sleep(4.1)
-        assert room.order(slow) == "leave"
-        room.failover.yielded(1, 1, slow)
-        assert (room.order(standby), room.order(slow)) == ("serve", "leave")
+        assert machine.order(slow) == "leave"
+        machine.failover.yielded(1, 1, slow)
+        assert (machine.order(standby), machine.order(slow)) == ("serve", "leave")
 
 
-async def test_a_fault_in_a_handover_is_a_fault(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
+async def test_a_fault_in_a_handover_is_a_fault(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
         with trio.move_on_after(0):
-            await room.failover.handover(1, None, 0)
-        assert room.order(first) == "yield"
-        room.tear_down("a")
-        room.xid(13, "a")
-        assert room.order(standby) == "serve"
-        room.serving(standby)
-        assert room.view().last.cause is Cause.FAULT
+            await machine.failover.handover(1, None, 0)
+        assert machine.order(first) == "yield"
+        machine.tear_down("a")
+        machine.xid(13, "a")
+        assert machine.order(standby) == "serve"
+        machine.serving(standby)
+        assert machine.view().last.cause is Cause.FAULT
 
 
-async def test_a_fault_while_one_takes_over_promotes_the_next(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        second, third = await room.member("b", 0), await room.member("c", 1)
-        room.tear_down("a")
-        room.xid(43, "a")
-        assert room.order(second) == "serve"
-        room.tear_down("b")
-        room.xid(43, "b")
-        assert (room.order(third), room.view().writer) == ("serve", third)
-        assert room.processes[first].was_killed
-        assert room.processes[second].was_killed
+async def test_a_fault_while_one_takes_over_promotes_the_next(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        second, third = await machine.member("b", 0), await machine.member("c", 1)
+        machine.tear_down("a")
+        machine.xid(43, "a")
+        assert machine.order(second) == "serve"
+        machine.tear_down("b")
+        machine.xid(43, "b")
+        assert (machine.order(third), machine.view().writer) == ("serve", third)
+        assert machine.processes[first].was_killed
+        assert machine.processes[second].was_killed
 
 
-async def test_a_fault_in_which_all_are_lost_waits_for_a_new_one(room, autojump_clock: MockClock):
+async def test_a_fault_in_which_all_are_lost_waits_for_a_new_one(machine, autojump_clock: MockClock):
     """The fault fenced the writer; the vault takes longer to notice its end."""
-    async with room.mpsd():
-        first = await room.serves("a")
-        await room.member("a")
-        room.tear_down("a")
-        room.xid(43, "a")
-        assert (room.phase, room.vault.made[1].writer) == (Phase.IDLE, first)
-        fresh = await room.member("b")
-        assert (room.order(fresh), room.vault.made[1].writer) == ("serve", fresh)
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        await machine.member("a")
+        machine.tear_down("a")
+        machine.xid(43, "a")
+        assert (machine.phase, machine.vault.made[1].writer) == (Phase.IDLE, first)
+        fresh = await machine.member("b")
+        assert (machine.order(fresh), machine.vault.made[1].writer) == ("serve", fresh)
 
 
-async def test_a_service_whose_last_ones_a_fault_has_ended_goes_some_time(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        room.tear_down("a")
-        room.xid(43, "a")
+async def test_a_service_whose_last_ones_a_fault_has_ended_goes_some_time(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        machine.tear_down("a")
+        machine.xid(43, "a")
         await trio.sleep(1)
-        room.vault.fenced(first)
+        machine.vault.fenced(first)
         await trio.sleep(61)
-        assert room.failover.services() == []
+        assert machine.failover.services() == []
 
 
-async def test_who_has_ended_and_is_not_fenced_yet_is_by_a_fault(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        await room.die(first)
-        assert room.order(standby) == "standby"
-        room.tear_down("a")
-        room.xid(43, "a")
-        assert room.order(standby) == "serve"
+async def test_who_has_ended_and_is_not_fenced_yet_is_by_a_fault(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        await machine.die(first)
+        assert machine.order(standby) == "standby"
+        machine.tear_down("a")
+        machine.xid(43, "a")
+        assert machine.order(standby) == "serve"
 
 
-async def test_whose_server_has_ended_is_killed_and_waited_for(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a")
-        standby = await room.member("b")
-        room.desk.entries[1].seats[first].is_orphan = True
-        room.desk.fault("a", room.now_ns(), first)
-        assert (room.processes[first].was_killed, room.order(standby)) == (True, "standby")
+async def test_whose_server_has_ended_is_killed_and_waited_for(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("b")
+        machine.desk.entries[1].seats[first].is_orphan = True
+        machine.desk.fault("a", machine.now_ns(), first)
+        assert (machine.processes[first].was_killed, machine.order(standby)) == (True, "standby")
         await trio.sleep(0.2)
-        room.vault.fenced(first)
-        assert (room.order(standby), room.ended) == ("serve", [])
+        machine.vault.fenced(first)
+        assert (machine.order(standby), machine.ended) == ("serve", [])
 
 
-async def test_a_bug_in_here_keeps_nobody_from_knowing_of_the_fault(room, autojump_clock: MockClock, monkeypatch):
-    async with room.mpsd():
-        await room.serves("a")
-        monkeypatch.setattr(room.desk, "fault", None)
-        room.xid(43, "a")
+async def test_a_bug_in_here_keeps_nobody_from_knowing_of_the_fault(machine, autojump_clock: MockClock, monkeypatch):
+    async with machine.mpsd():
+        await machine.serves("a")
+        monkeypatch.setattr(machine.desk, "fault", None)
+        machine.xid(43, "a")

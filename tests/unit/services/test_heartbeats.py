@@ -15,17 +15,17 @@ from mpsd.wire.forward_state import CONTROL_AT, HEAD, MAGIC
 class Kept:
     """A forward state as the vault gives it; closed with the test."""
 
-    def __init__(self, room, generation: int) -> None:
-        self.room, self.descriptor, self.n, self.generation = room, os.memfd_create("state"), 0, generation
+    def __init__(self, machine, generation: int) -> None:
+        self.machine, self.descriptor, self.n, self.generation = machine, os.memfd_create("state"), 0, generation
         os.pwrite(self.descriptor, HEAD.pack(1, 0, MAGIC, generation, 0, 8, 0), 0)
         self.publish()
         self.keep()
 
     def keep(self) -> None:
-        arena = self.room.vault.made[1]
-        self.room.vault.descriptors[1] = self.descriptor
+        arena = self.machine.vault.made[1]
+        self.machine.vault.descriptors[1] = self.descriptor
         facts = {"state_serial": arena.state_serial + 1, "state_generation": self.generation}
-        self.room.vault.become("state", replace(arena, **facts))
+        self.machine.vault.become("state", replace(arena, **facts))
 
     def publish(self) -> None:
         self.n += 1
@@ -33,114 +33,114 @@ class Kept:
 
 
 @pytest.fixture(autouse=True)
-def own_descriptors(room, monkeypatch):
+def own_descriptors(machine, monkeypatch):
     """The receiver of each descriptor closes it."""
-    found = room.vault.state_descriptor
+    found = machine.vault.state_descriptor
 
     async def state_descriptor(arena_id: int) -> int:
         descriptor = await found(arena_id)
         return os.dup(descriptor) if descriptor >= 0 else -1
 
-    monkeypatch.setattr(room.vault, "state_descriptor", state_descriptor)
+    monkeypatch.setattr(machine.vault, "state_descriptor", state_descriptor)
     yield
-    for descriptor in room.vault.descriptors.values():
+    for descriptor in machine.vault.descriptors.values():
         os.close(descriptor)
 
 
-async def test_one_that_stands_still_is_ended_and_followed(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a", heartbeat=0.4)
-        standby = await room.member("b")
-        state = Kept(room, 1)
+async def test_one_that_stands_still_is_ended_and_followed(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a", heartbeat=0.4)
+        standby = await machine.member("b")
+        state = Kept(machine, 1)
         for _ in range(20):
             await trio.sleep(0.3)
             state.publish()
-        assert room.phase is Phase.SERVING
+        assert machine.phase is Phase.SERVING
         await trio.sleep(0.6)
-        assert (room.ended, room.order(first)) == ([first], "leave")
-        room.vault.fenced(first)
-        room.serving(standby)
-        last = room.view().last
+        assert (machine.ended, machine.order(first)) == ([first], "leave")
+        machine.vault.fenced(first)
+        machine.serving(standby)
+        last = machine.view().last
         assert (last.cause, last.detect_ms) == (Cause.SILENT, pytest.approx(400, abs=101))
 
 
-async def test_alone_it_goes_on_and_is_heard_of_again(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a", heartbeat=0.4)
-        state = Kept(room, 1)
+async def test_alone_it_goes_on_and_is_heard_of_again(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a", heartbeat=0.4)
+        state = Kept(machine, 1)
         await trio.sleep(1)
-        assert (room.view().members[0].standing, room.order(first)) == (MemberState.SILENT, "serve")
+        assert (machine.view().members[0].standing, machine.order(first)) == (MemberState.SILENT, "serve")
         state.publish()
         await trio.sleep(0.11)
-        assert room.view().members[0].standing is MemberState.READY
+        assert machine.view().members[0].standing is MemberState.READY
         await trio.sleep(1)
-        await room.member("b")
-        assert room.phase is Phase.FENCING
+        await machine.member("b")
+        assert machine.phase is Phase.FENCING
 
 
-async def test_of_whom_none_is_expected_any_more_nobody_says_that_they_are_silent(room, autojump_clock: MockClock):
+async def test_of_whom_none_is_expected_any_more_nobody_says_that_they_are_silent(machine, autojump_clock: MockClock):
     """Else the next standby that is ready would end one that is well."""
-    async with room.mpsd():
-        await room.serves("a")
-        Kept(room, 1)
-        room.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
+    async with machine.mpsd():
+        await machine.serves("a")
+        Kept(machine, 1)
+        machine.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
         await trio.sleep(1)
-        assert room.view().members[0].standing is MemberState.SILENT
-        room.failover.change(1, ServiceSettings())
+        assert machine.view().members[0].standing is MemberState.SILENT
+        machine.failover.change(1, ServiceSettings())
         await trio.sleep(0.1)
-        assert room.view().members[0].standing is MemberState.READY
-        await room.member("b")
-        assert (room.phase, room.ended) == (Phase.SERVING, [])
+        assert machine.view().members[0].standing is MemberState.READY
+        await machine.member("b")
+        assert (machine.phase, machine.ended) == (Phase.SERVING, [])
 
 
-async def test_what_the_one_before_left_is_no_heartbeat(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        first = await room.serves("a", heartbeat=0.4)
-        second = await room.member("b", heartbeat=0.4)
-        Kept(room, 1)
+async def test_what_the_one_before_left_is_no_heartbeat(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        first = await machine.serves("a", heartbeat=0.4)
+        second = await machine.member("b", heartbeat=0.4)
+        Kept(machine, 1)
         await trio.sleep(0.2)
-        room.vault.close(first)
-        room.serving(second)
-        await room.member("c")
+        machine.vault.close(first)
+        machine.serving(second)
+        await machine.member("c")
         await trio.sleep(2)
-        assert (room.phase, room.ended) == (Phase.SERVING, [])
+        assert (machine.phase, machine.ended) == (Phase.SERVING, [])
 
 
-async def test_its_owner_can_ask_for_it(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        await room.serves("a")
-        Kept(room, 1)
+async def test_its_owner_can_ask_for_it(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        Kept(machine, 1)
         await trio.sleep(2)
-        assert room.view().members[0].standing is MemberState.READY
-        room.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
+        assert machine.view().members[0].standing is MemberState.READY
+        machine.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
         await trio.sleep(1)
-        assert room.view().members[0].standing is MemberState.SILENT
+        assert machine.view().members[0].standing is MemberState.SILENT
 
 
-async def test_nobody_is_silent_because_the_state_cannot_be_read(room, autojump_clock: MockClock, monkeypatch):
-    async with room.mpsd():
-        await room.serves("a", heartbeat=0.4)
-        state = Kept(room, 1)
+async def test_nobody_is_silent_because_the_state_cannot_be_read(machine, autojump_clock: MockClock, monkeypatch):
+    async with machine.mpsd():
+        await machine.serves("a", heartbeat=0.4)
+        state = Kept(machine, 1)
         os.pwrite(state.descriptor, b"nonsense", 0)
         await trio.sleep(2)
-        assert room.view().members[0].standing is MemberState.READY
+        assert machine.view().members[0].standing is MemberState.READY
 
 
-async def test_a_machine_that_stood_still_makes_nobody_silent(room, autojump_clock: MockClock):
+async def test_a_machine_that_stood_still_makes_nobody_silent(machine, autojump_clock: MockClock):
     """The whole machine: mpsd may check before the active has run again."""
-    async with room.mpsd():
-        await room.serves("a", heartbeat=0.4)
-        Kept(room, 1)
+    async with machine.mpsd():
+        await machine.serves("a", heartbeat=0.4)
+        Kept(machine, 1)
         await trio.sleep(0.15)
         autojump_clock.jump(3600)
         await trio.sleep(0.05)
-        assert room.view().members[0].standing is MemberState.READY
+        assert machine.view().members[0].standing is MemberState.READY
         await trio.sleep(0.4)
-        assert room.view().members[0].standing is MemberState.SILENT
+        assert machine.view().members[0].standing is MemberState.SILENT
 
 
-async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(room, autojump_clock: MockClock, monkeypatch):
-    found, asked = room.vault.state_descriptor, []
+async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(machine, autojump_clock: MockClock, monkeypatch):
+    found, asked = machine.vault.state_descriptor, []
 
     async def state_descriptor(arena_id: int) -> int:
         asked.append(arena_id)
@@ -148,11 +148,11 @@ async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(room, autojump_
             await trio.sleep(10)
         return int(await found(arena_id))
 
-    monkeypatch.setattr(room.vault, "state_descriptor", state_descriptor)
-    async with room.mpsd():
-        await room.serves("a", heartbeat=0.4)
-        Kept(room, 1)
+    monkeypatch.setattr(machine.vault, "state_descriptor", state_descriptor)
+    async with machine.mpsd():
+        await machine.serves("a", heartbeat=0.4)
+        Kept(machine, 1)
         await trio.sleep(5)
         assert asked == [1]  # not again and again
         await trio.sleep(6)
-        assert room.view().members[0].standing is MemberState.SILENT
+        assert machine.view().members[0].standing is MemberState.SILENT

@@ -6,68 +6,68 @@ from mpsd.model.service import Order
 
 
 @pytest.fixture
-def told(room) -> list[bool]:
+def told(machine) -> list[bool]:
     """Return the reported values, where they changed."""
     return []
 
 
-def follow(room, told: list[bool]) -> None:
+def follow(machine, told: list[bool]) -> None:
     def note(is_any: bool) -> None:
         if told[-1:] != [is_any]:
             told.append(is_any)
 
-    room.desk.protected.subscribe(note)
+    machine.desk.protected.subscribe(note)
 
 
-async def test_a_standby_that_is_ready_protects_until_it_has_taken_over(room, told, autojump_clock):
-    async with room.mpsd():
-        follow(room, told)
-        active = await room.serves("a")
-        late = await room.member("b", is_ready=False)
+async def test_a_standby_that_is_ready_protects_until_it_has_taken_over(machine, told, autojump_clock):
+    async with machine.mpsd():
+        follow(machine, told)
+        active = await machine.serves("a")
+        late = await machine.member("b", is_ready=False)
         assert told == [False]
-        room.failover.ready(1, late)
+        machine.failover.ready(1, late)
         assert told == [False, True]
-        room.tear_down("a")
-        room.xid(43, "a")
-        assert room.order(late) == Order.SERVE
+        machine.tear_down("a")
+        machine.xid(43, "a")
+        assert machine.order(late) == Order.SERVE
         assert told == [False, True, False]
-        await room.die(active)
-        room.serving(late)
-        await room.member("c")
+        await machine.die(active)
+        machine.serving(late)
+        await machine.member("c")
         assert told[-1]
 
 
-async def test_while_one_is_fenced_the_next_fault_that_proves_it_is_waited_for(room, told, autojump_clock):
-    async with room.mpsd():
-        follow(room, told)
-        active = await room.serves("a")
-        await room.member("b")
-        room.failover.failed(1, active, "it cannot go on")
-        assert room.phase == "fencing"
+async def test_while_one_is_fenced_the_next_fault_that_proves_it_is_waited_for(machine, told, autojump_clock):
+    async with machine.mpsd():
+        follow(machine, told)
+        active = await machine.serves("a")
+        await machine.member("b")
+        machine.failover.failed(1, active, "it cannot go on")
+        assert machine.phase == "fencing"
         assert told == [False, True]
 
 
-async def test_a_standby_that_ends_or_shares_the_domain_protects_from_no_fault(room, told, autojump_clock):
-    async with room.mpsd():
-        follow(room, told)
-        await room.serves("a")
-        beside = await room.member("a")
+async def test_a_standby_that_ends_or_shares_the_domain_protects_from_no_fault(machine, told, autojump_clock):
+    async with machine.mpsd():
+        follow(machine, told)
+        await machine.serves("a")
+        beside = await machine.member("a")
         assert told == [False]
-        apart = await room.member("b")
+        apart = await machine.member("b")
         assert told == [False, True]
-        await room.die(apart)
+        await machine.die(apart)
         assert told == [False, True, False]
-        await room.die(beside)
+        await machine.die(beside)
         assert told == [False, True, False]
 
 
-async def test_where_there_is_no_service_nobody_is_protected(room, told, autojump_clock):
-    async with room.mpsd():
-        follow(room, told)
-        active = await room.serves("a")
-        await room.member("b")
+async def test_where_there_is_no_service_nobody_is_protected(machine, told, autojump_clock):
+    async with machine.mpsd():
+        follow(machine, told)
+        active = await machine.serves("a")
+        await machine.member("b")
         assert told == [False, True]
-        room.desk.heard_of("removed", room.vault.made[1])
+        machine.desk.heard_of("removed", machine.vault.made[1])
         assert told == [False, True, False]
-        assert not room.desk.entries
-        assert active in room.processes
+        assert not machine.desk.entries
+        assert active in machine.processes

@@ -16,25 +16,27 @@ from mpsd.services.enlistment import Enlistment
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
-from tests.unit.services.room import NoServers
-from tests.unit.vault.conftest import house, other, writer
-from tests.unit.vault.house import PROGRAM, SPEC, House, until
+from tests.unit.services.fake_machine import NoServers
+from tests.unit.vault.conftest import machine, other, writer
+from tests.unit.vault.machine import PROGRAM, SPEC, VaultMachine, until
 
-__all__ = ["house", "other", "writer"]  # fixtures
+__all__ = ["machine", "other", "writer"]  # fixtures
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: make build")
 
 
 @asynccontextmanager
-async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator[tuple[ServiceRequests, Coordinator, int]]:
+async def services(
+    machine: VaultMachine, domains: dict[ProcessId, str]
+) -> AsyncIterator[tuple[ServiceRequests, Coordinator, int]]:
     """Run services with one arena, until a `kill -9`."""
 
     async def end(process: ProcessId) -> None:
         raise AssertionError("nobody is to be ended here")
 
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: ())
         around = ServiceParts(*facts, end, lambda topic, facts: None)
-        store = ServiceStore(house.directory / "services.db")
+        store = ServiceStore(machine.directory / "services.db")
         desk = Coordinator(vault.arenas, around, store, FailoverSettings())
         failover = ServiceRequests(desk, Enlistment(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
         desk.fence_wanted.subscribe(failover.fencing.fence)
@@ -58,9 +60,9 @@ async def join(failover: ServiceRequests, desk: Coordinator, arena_id: int, proc
     failover.ready(arena_id, process)
 
 
-async def test_the_end_of_a_process_and_of_what_is_held_of_it_promotes_the_next(house, writer, other):
-    house.holding.hold(writer.process)
-    async with services(house, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
+async def test_the_end_of_a_process_and_of_what_is_held_of_it_promotes_the_next(machine, writer, other):
+    machine.holding.hold(writer.process)
+    async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
         await join(failover, desk, arena_id, writer.process)
         failover.serving(arena_id, 1, writer.process)
         await join(failover, desk, arena_id, other.process)
@@ -68,23 +70,23 @@ async def test_the_end_of_a_process_and_of_what_is_held_of_it_promotes_the_next(
             await desk.vault.open(arena_id, Access.WRITE, other.process, 0)
         told = await failover.follow(arena_id, other.process, None, 0)
         writer.end()
-        await until(lambda: writer.process in house.holding.released)
+        await until(lambda: writer.process in machine.holding.released)
         assert (await failover.follow(arena_id, other.process, None, 0)).order is Order.STANDBY
-        house.holding.held[writer.process].set()
+        machine.holding.held[writer.process].set()
         while told.order is not Order.SERVE:
             told = await failover.follow(arena_id, other.process, told.serial, 10)
         assert (told.generation, desk.vault.find_id(arena_id).writer) == (2, other.process)
 
 
-async def test_a_fault_promotes_the_next_though_what_is_held_is_still_held(house, writer, other):
-    house.holding.hold(writer.process)
-    async with services(house, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
+async def test_a_fault_promotes_the_next_though_what_is_held_is_still_held(machine, writer, other):
+    machine.holding.hold(writer.process)
+    async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
         await join(failover, desk, arena_id, writer.process)
         await join(failover, desk, arena_id, other.process)
         desk.see(Observation(Source.KERNEL_LOG, desk.around.clock_ns(), domain="a", xid=43))
         assert (await failover.follow(arena_id, other.process, None, 0)).order is Order.SERVE
         with pytest.raises(NotAllowed):
             await desk.vault.open(arena_id, Access.READ, writer.process, 0)
-    async with services(house, {other.process: "b"}) as (failover, desk, arena_id):
+    async with services(machine, {other.process: "b"}) as (failover, desk, arena_id):
         assert (await failover.join(arena_id, other.process, 0, 0)).order is Order.SERVE
         assert desk.vault.find_id(arena_id).generation == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.uvm import simulator
-from tests.unit.uvm.house import FakeClient, Told, a_client
+from tests.unit.uvm.fake_clients import FakeClient, Told, a_client
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
-from tests.unit.uvm.house import (
+from tests.unit.uvm.fake_clients import (
     GPU,
     WATCHED,
     FakeClient,

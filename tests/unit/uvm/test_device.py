@@ -18,7 +18,7 @@ from mpsd.uvm.device import DeviceQueue, Devices
 from mpsd.uvm.space import Outcome, Space, Taken, Unavailable
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR, is_same
-from tests.unit.uvm.house import GPU
+from tests.unit.uvm.fake_clients import GPU
 
 NULL, ZERO, FULL = Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")  # stand for the driver's three devices
 OPENER = "import os,sys; f=[os.open(each, os.O_RDWR) for each in sys.argv[1:]]; print(f[0], flush=True); input()"

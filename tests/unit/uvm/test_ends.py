@@ -17,7 +17,7 @@ from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
-from tests.unit.uvm.house import (
+from tests.unit.uvm.fake_clients import (
     GPU,
     WATCHED,
     FakeClient,

@@ -11,7 +11,7 @@ from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import EventKind, UvmEvent
 from mpsd.uvm.fault_digest import digest_guarded, guarded
-from tests.unit.uvm.house import FakeClient, Told, attachments, start
+from tests.unit.uvm.fake_clients import FakeClient, Told, attachments, start
 
 P, OTHER = ProcessId(4711, 99), ProcessId(4712, 99)
 WINDOW = range(0x5000_0000_0000, 0x5040_0000_0000)

@@ -14,7 +14,7 @@ from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Queue, Unavailable
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
-from tests.unit.uvm.house import GPU, FakeClient, FakeSpace, a_client
+from tests.unit.uvm.fake_clients import GPU, FakeClient, FakeSpace, a_client
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mpsd.host.inspector_messages import Pair, Same
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
-from tests.unit.uvm.house import WATCHED, FakeClient, Told, directly, start, watching
+from tests.unit.uvm.fake_clients import WATCHED, FakeClient, Told, directly, start, watching
 
 
 class LateInspector(Inspector):

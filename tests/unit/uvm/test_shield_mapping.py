@@ -6,7 +6,7 @@ from mpsd.model.client import ShieldState
 from mpsd.uvm.rules.shield import ShieldPlan, Span
 from mpsd.uvm.shield_mapping import ShieldMapping
 from mpsd.uvm.space import Outcome, RangeResult
-from tests.unit.uvm.house import DONE, NOT_YET, FakeSpace
+from tests.unit.uvm.fake_clients import DONE, NOT_YET, FakeSpace
 
 A, B = Span(0x10000, 0x10000), Span(0x20000, 0x20000)
 PLAN = ShieldPlan((A, B))

@@ -17,7 +17,7 @@ from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, Space, Unavailable
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR, is_same
-from tests.unit.uvm.house import GPU, FakeClient, a_client
+from tests.unit.uvm.fake_clients import GPU, FakeClient, a_client
 
 INVALID_ADDRESS, NO_MEMORY = 0x1E, 0x51
 K64 = 0x10000

@@ -14,7 +14,7 @@ from mpsd.host.descriptors import close_all
 from mpsd.model.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
 from mpsd.vault.rules.settings import Eviction, VaultSettings
 from tests.descriptors import descriptors
-from tests.unit.vault.house import (
+from tests.unit.vault.machine import (
     GPU,
     OTHER_GPU,
     SPEC,
@@ -31,8 +31,8 @@ from tests.unit.vault.house import (
 )
 
 
-async def test_what_was_committed_is_there_for_the_next_and_nothing_else(house, writer, other):
-    async with house.vault() as vault:
+async def test_what_was_committed_is_there_for_the_next_and_nothing_else(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0, 1, 2)
         await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout 1"))
@@ -47,8 +47,8 @@ async def test_what_was_committed_is_there_for_the_next_and_nothing_else(house, 
         assert arena.used_bytes == 3 * GRANULE
 
 
-async def test_a_commit_takes_what_was_put_and_lets_go_what_was_dropped(house, writer):
-    async with house.vault() as vault:
+async def test_a_commit_takes_what_was_put_and_lets_go_what_was_dropped(machine, writer):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0, 1)
         await vault.arenas.commit(arena.id, 1, writer.process, None)
@@ -60,9 +60,9 @@ async def test_a_commit_takes_what_was_put_and_lets_go_what_was_dropped(house, w
         assert (arena.allocations, arena.used_bytes, arena.layout_hash) == (2, 2 * GRANULE, "")
 
 
-async def test_the_same_put_once_more_replaces(house, writer):
+async def test_the_same_put_once_more_replaces(machine, writer):
     """A client repeats a request without an answer."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0, text=b"lost answer")
         arena = await put(vault, arena, writer.process, 0, text=b"again")
@@ -71,8 +71,8 @@ async def test_the_same_put_once_more_replaces(house, writer):
         assert await taken(vault, arena, writer.process) == {0: b"again"}
 
 
-async def test_a_refused_put_leaves_nothing_behind(house, writer):
-    async with house.vault() as vault:
+async def test_a_refused_put_leaves_nothing_behind(machine, writer):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
         await trio.testing.wait_all_tasks_blocked()
@@ -90,9 +90,9 @@ async def test_a_refused_put_leaves_nothing_behind(house, writer):
         assert set(await vault.keeper.names()) == {"m.000000000001"}
 
 
-async def test_what_cannot_be_stored_is_refused_and_not_held(house, writer):
+async def test_what_cannot_be_stored_is_refused_and_not_held(machine, writer):
     """The disk is full: the answer reports it, and the keeper holds no unknown memory."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
 
         def full() -> None:
@@ -108,8 +108,8 @@ async def test_what_cannot_be_stored_is_refused_and_not_held(house, writer):
         assert vault.shelf.account.used_bytes[GPU] == vault.arenas.find("model").used_bytes == GRANULE
 
 
-async def test_only_the_writer_of_this_generation_writes(house, writer, other):
-    async with house.vault() as vault:
+async def test_only_the_writer_of_this_generation_writes(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         for generation, process in ((0, writer.process), (2, writer.process), (1, other.process)):
             with pytest.raises(StaleGeneration):
@@ -122,8 +122,8 @@ async def test_only_the_writer_of_this_generation_writes(house, writer, other):
                 await vault.arenas.seal(arena.id, generation, process)
 
 
-async def test_only_who_holds_it_takes(house, writer, other):
-    async with house.vault() as vault:
+async def test_only_who_holds_it_takes(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         for ask in (vault.arenas.layout, vault.arenas.close):
             with pytest.raises(NotAllowed, match="not open"):
@@ -132,8 +132,8 @@ async def test_only_who_holds_it_takes(house, writer, other):
             await vault.arenas.take(arena.id, other.process, None, 1)
 
 
-async def test_a_sealed_one_is_read_by_many_and_written_by_nobody(house, writer, other):
-    async with house.vault() as vault:
+async def test_a_sealed_one_is_read_by_many_and_written_by_nobody(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
         await vault.arenas.commit(arena.id, 1, writer.process, None)
@@ -149,8 +149,8 @@ async def test_a_sealed_one_is_read_by_many_and_written_by_nobody(house, writer,
             await vault.arenas.put(arena.id, 1, writer.process, at(5), [memory()])
 
 
-async def test_opening_twice_is_opening_once(house, writer, other):
-    async with house.vault() as vault:
+async def test_opening_twice_is_opening_once(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         assert (await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)).generation == 1
         for _ in range(2):
@@ -158,8 +158,8 @@ async def test_opening_twice_is_opening_once(house, writer, other):
         assert arena.readers == (other.process,)
 
 
-async def test_it_is_removed_when_nobody_has_it_open(house, writer):
-    async with house.vault() as vault:
+async def test_it_is_removed_when_nobody_has_it_open(machine, writer):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0, 1)
         with pytest.raises(ArenaBusy, match=f"open in pid {writer.process.pid}"):
@@ -172,8 +172,8 @@ async def test_it_is_removed_when_nobody_has_it_open(house, writer):
         assert vault.shelf.account.used_bytes[GPU] == 0
 
 
-async def test_windows_are_apart_and_given_again(house):
-    async with house.vault() as vault:
+async def test_windows_are_apart_and_given_again(machine):
+    async with machine.vault() as vault:
         made = [await vault.arenas.create(replace(SPEC, name=name), USER, USER, None) for name in "abc"]
         assert [arena.base - FIRST_ADDRESS for arena in made] == [0, 2 * WINDOW_UNIT, 4 * WINDOW_UNIT]
         await vault.arenas.remove(made[1].id)
@@ -181,8 +181,8 @@ async def test_windows_are_apart_and_given_again(house):
         assert again.base == made[1].base
 
 
-async def test_a_window_grows_where_it_can(house):
-    async with house.vault() as vault:
+async def test_a_window_grows_where_it_can(machine):
+    async with machine.vault() as vault:
         first = await vault.arenas.create(SPEC, USER, USER, None)
         second = await vault.arenas.create(replace(SPEC, name="b"), USER, USER, None)
         with pytest.raises(NoRoom, match="cannot grow"):
@@ -193,16 +193,16 @@ async def test_a_window_grows_where_it_can(house):
         assert (await vault.arenas.change(second.id, None, None, 0)).ttl_seconds is None
 
 
-async def test_a_capacity_below_what_is_there_is_refused(house, writer):
-    async with house.vault() as vault:
+async def test_a_capacity_below_what_is_there_is_refused(machine, writer):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0, 1)
         with pytest.raises(BadRequest, match="holds"):
             await vault.arenas.change(arena.id, GRANULE, None, None)
 
 
-async def test_a_name_is_given_once(house):
-    async with house.vault() as vault:
+async def test_a_name_is_given_once(machine):
+    async with machine.vault() as vault:
         await vault.arenas.create(SPEC, USER, USER, None)
         with pytest.raises(BadRequest, match=r"the name model already$"):
             await vault.arenas.create(SPEC, USER, USER, None)
@@ -210,8 +210,8 @@ async def test_a_name_is_given_once(house):
             await vault.arenas.create(SPEC, STRANGER, STRANGER, None)
 
 
-async def test_a_layout_that_is_no_layout_changes_nothing(house, writer):
-    async with house.vault() as vault:
+async def test_a_layout_that_is_no_layout_changes_nothing(machine, writer):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
         ours, theirs = os.pipe()
@@ -222,7 +222,7 @@ async def test_a_layout_that_is_no_layout_changes_nothing(house, writer):
         assert vault.arenas.find("model").allocations == 0
 
 
-async def test_a_thread_closes_the_file_of_a_layout(house, writer, monkeypatch):
+async def test_a_thread_closes_the_file_of_a_layout(machine, writer, monkeypatch):
     """Its owner can have made it large in the meantime, and closed it: freeing it takes long."""
     closed = []
 
@@ -231,7 +231,7 @@ async def test_a_thread_closes_the_file_of_a_layout(house, writer, monkeypatch):
         close_all(fds)
 
     monkeypatch.setattr(host_descriptors, "close_all", close)
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         layout = memory(b"layout", seals=0)
         await vault.arenas.commit(arena.id, 1, writer.process, layout)
@@ -239,9 +239,9 @@ async def test_a_thread_closes_the_file_of_a_layout(house, writer, monkeypatch):
     assert all(thread is not threading.main_thread() for thread, *fds in closed if layout in fds)
 
 
-async def test_a_stranger_cannot_change_a_layout_that_it_gave(house, writer):
+async def test_a_stranger_cannot_change_a_layout_that_it_gave(machine, writer):
     """Neither the file that it came in, nor the one that goes out."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         layout = memory(b"as it was", seals=0)
         kept = os.dup(layout)
@@ -254,31 +254,31 @@ async def test_a_stranger_cannot_change_a_layout_that_it_gave(house, writer):
         assert read(descriptor) == b"as it was"
 
 
-async def test_its_time_runs_while_nobody_has_it_open(house, writer):
-    async with house.vault() as vault:
+async def test_its_time_runs_while_nobody_has_it_open(machine, writer):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process, replace(SPEC, ttl_seconds=60.0))
-        house.now += 3600
+        machine.now += 3600
         await vault.arenas.create(replace(SPEC, name="other", ttl_seconds=1e9), USER, USER, None)  # it looks again
         await trio.testing.wait_all_tasks_blocked()
         assert vault.arenas.find("model").ttl_seconds == 60.0
         assert list(vault.shelf.ends) == [vault.arenas.find("other").id]
         await vault.arenas.close(arena.id, writer.process)
-        house.now += 61
+        machine.now += 61
         await vault.arenas.change(vault.arenas.find("other").id, None, None, 5.0)
-        await until(lambda: bool(house.topics("arena.expired")))
+        await until(lambda: bool(machine.topics("arena.expired")))
         with pytest.raises(NoSuchArena):
             vault.arenas.find("model")
 
 
-async def test_a_clock_that_is_set_forward_ends_its_time_within_a_minute(house, writer, autojump_clock):
+async def test_a_clock_that_is_set_forward_ends_its_time_within_a_minute(machine, writer, autojump_clock):
     """mpsd slept until the end of the time by another clock."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process, replace(SPEC, ttl_seconds=3600.0))
         await vault.arenas.close(arena.id, writer.process)
         await trio.testing.wait_all_tasks_blocked()
-        house.now += 3601
+        machine.now += 3601
         await trio.sleep(61.0)
-        assert house.topics("arena.expired")
+        assert machine.topics("arena.expired")
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,13 @@ async def test_a_clock_that_is_set_forward_ends_its_time_within_a_minute(house, 
         pytest.param(VaultSettings(eviction=Eviction.UNHELD, evicts_all=True), ["theirs"], id="anybody's"),
     ],
 )
-async def test_room_is_made_of_what_nobody_holds(house, writer, other, settings, gone):
-    house.settings = settings
-    async with house.vault() as vault:
+async def test_room_is_made_of_what_nobody_holds(machine, writer, other, settings, gone):
+    machine.settings = settings
+    async with machine.vault() as vault:
         for name, uid in (("theirs", STRANGER), ("oldest", USER), ("younger", USER), ("elsewhere", USER)):
             gpu = OTHER_GPU if name == "elsewhere" else GPU
             arena = await committed(vault, writer.process, ArenaSpec(name, gpu, 1 << 30), uid)
-            house.now += 1
+            machine.now += 1
             await vault.arenas.close(arena.id, writer.process)
         await committed(vault, other.process, replace(SPEC, name="held"))
         assert [each.name for each in await vault.arenas.make_room(GPU, GRANULE, USER, is_operator=False)] == gone
@@ -306,19 +306,19 @@ async def test_room_is_made_of_what_nobody_holds(house, writer, other, settings,
 
 
 @pytest.mark.parametrize(("is_operator", "gone"), [(False, []), (True, ["theirs"])])
-async def test_a_uid_alone_makes_no_operator_who_evicts(house, writer, is_operator, gone):
+async def test_a_uid_alone_makes_no_operator_who_evicts(machine, writer, is_operator, gone):
     """Root of a container has root's uid."""
-    house.settings = VaultSettings(eviction=Eviction.UNHELD, operators=frozenset({0}))
-    async with house.vault() as vault:
+    machine.settings = VaultSettings(eviction=Eviction.UNHELD, operators=frozenset({0}))
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process, ArenaSpec("theirs", GPU, 1 << 30), USER)
         await vault.arenas.close(arena.id, writer.process)
         made = await vault.arenas.make_room(GPU, GRANULE, 0, is_operator=is_operator)
         assert [each.name for each in made] == gone
 
 
-async def test_no_arena_is_larger_than_its_gpu(house, writer):
+async def test_no_arena_is_larger_than_its_gpu(machine, writer):
     """Nor does one grow beyond it: it could never be filled."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         total = 80 << 30
         found = rf"capacity_bytes of arena model: found {total + GRANULE}; GPU 0 \(.*\) has {total}"
         with pytest.raises(BadRequest, match=found):

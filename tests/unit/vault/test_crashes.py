@@ -18,7 +18,18 @@ from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
+from tests.unit.vault.machine import (
+    SPEC,
+    VaultMachine,
+    at,
+    committed,
+    impatient_with_keepers,
+    memory,
+    opened,
+    put,
+    taken,
+    until,
+)
 
 Step = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
 
@@ -100,7 +111,7 @@ async def prepared(vault: Vault, process: ProcessId) -> Arena:
     return arena
 
 
-async def die_in(house: House, step: Step, process: ProcessId, deadly: int) -> bool:
+async def die_in(machine: VaultMachine, step: Step, process: ProcessId, deadly: int) -> bool:
     """Carry out a step, and die before the so-manieth thing asked of store or keeper; False: it was done before."""
     count = 0
 
@@ -110,7 +121,7 @@ async def die_in(house: House, step: Step, process: ProcessId, deadly: int) -> b
         if count == deadly:
             raise Killed
 
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = vault.arenas.find("model")
         exchange = KeeperLink.exchange
 
@@ -141,14 +152,14 @@ def _marked(step: Step):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("most", [4096, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [_marked(step) for step in STEPS])
-async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(house, writer, other, step, most):
+async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(machine, writer, other, step, most):
     """most: that one keeper holds.  With few the arena is in several, and the step may start another."""
-    house.small_keepers(most)
+    machine.small_keepers(most)
     deadly = 0
     is_cut = True
     while is_cut:
         deadly += 1
-        async with house.vault() as vault:
+        async with machine.vault() as vault:
             for arena in vault.arenas.arenas():
                 for process in (writer.process, other.process):
                     if process in (arena.writer, *arena.readers):
@@ -158,11 +169,11 @@ async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(house,
             if step is promote:
                 await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         try:
-            is_cut = await die_in(house, step, writer.process, deadly)
+            is_cut = await die_in(machine, step, writer.process, deadly)
         except BaseException as exc:
             if not was_killed(exc):
                 raise
-        async with house.vault() as vault:
+        async with machine.vault() as vault:
             await check_whole(vault, step, writer.process, other.process)
     assert deadly > 2
 
@@ -204,13 +215,13 @@ async def state_step(vault: Vault, arena: Arena) -> object:
 # -- the keeper's own death ------------------------------------------------------------------------------------------------
 
 
-async def test_the_keepers_death_takes_all_memory_and_nothing_else(house, writer, other):
-    async with house.vault() as vault:
+async def test_the_keepers_death_takes_all_memory_and_nothing_else(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         empty = await opened(vault, other.process, replace(SPEC, name="empty"))
         os.kill(vault.keeper.pid, signal.SIGKILL)
-        await until(lambda: bool(house.topics("arena.lost")))
-        [lost] = house.topics("arena.lost")
+        await until(lambda: bool(machine.topics("arena.lost")))
+        [lost] = machine.topics("arena.lost")
         assert (lost["name"], lost["lost_bytes"]) == ("model", GRANULE)
         found = vault.arenas.find("model")
         assert (found.used_bytes, found.allocations, found.generation, found.writer) == (0, 0, 2, writer.process)
@@ -223,8 +234,8 @@ async def test_the_keepers_death_takes_all_memory_and_nothing_else(house, writer
         assert (await put(vault, empty, other.process, 0)).generation == 1
 
 
-async def test_a_sealed_arena_that_was_lost_can_be_filled_again(house, writer):
-    async with house.vault() as vault:
+async def test_a_sealed_arena_that_was_lost_can_be_filled_again(machine, writer):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await vault.arenas.seal(arena.id, 1, writer.process)
         os.kill(vault.keeper.pid, signal.SIGKILL)
@@ -232,30 +243,30 @@ async def test_a_sealed_arena_that_was_lost_can_be_filled_again(house, writer):
         assert (await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)).generation == 3
 
 
-async def test_mpsd_and_the_keeper_die_together(house, writer):
-    async with house.vault() as vault:
+async def test_mpsd_and_the_keeper_die_together(machine, writer):
+    async with machine.vault() as vault:
         await committed(vault, writer.process)
-    house.end_keepers()
-    async with house.vault() as vault:
+    machine.end_keepers()
+    async with machine.vault() as vault:
         found = vault.arenas.find("model")
         assert (found.used_bytes, found.generation, found.writer) == (0, 2, writer.process)
         assert vault.keeper.pid == 0  # nothing is to be held
 
 
-async def test_a_keeper_that_lost_one_descriptor_loses_its_arena_alone(house, writer):
-    async with house.vault() as vault:
+async def test_a_keeper_that_lost_one_descriptor_loses_its_arena_alone(machine, writer):
+    async with machine.vault() as vault:
         await committed(vault, writer.process, places=(0, 1))
         await committed(vault, writer.process, replace(SPEC, name="whole"))
         await vault.keeper.drop(["m.000000000002"])
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         assert [vault.arenas.find(name).used_bytes for name in ("model", "whole")] == [0, GRANULE]
         assert await vault.keeper.names() == ["m.000000000003"]
 
 
-async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, monkeypatch):
+async def test_a_stopped_keeper_costs_an_answer_and_no_memory(machine, writer, monkeypatch):
     """Under a debugger, or while the machine sleeps: the memory it holds is not lost."""
     impatient_with_keepers(monkeypatch)
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         os.kill(vault.keeper.pid, signal.SIGSTOP)
         for _ in range(2):
@@ -274,14 +285,14 @@ async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, mon
 @pytest.mark.slow
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize(("seed", "most"), [(0, 4096), (1, 5)])
-async def test_a_thousand_cycles_leave_no_descriptor_behind(house, writer, other, seed, most):
+async def test_a_thousand_cycles_leave_no_descriptor_behind(machine, writer, other, seed, most):
     """mpsd or a keeper dies in the middle, or neither; the end of each cycle is the beginning of the next."""
-    house.small_keepers(most)
+    machine.small_keepers(most)
     chance = random.Random(seed)
     here = None
     for cycle in range(500):
         try:
-            async with house.vault() as vault:
+            async with machine.vault() as vault:
                 await one_cycle(vault, chance, writer.process, other.process)
         except BaseException as exc:
             if not was_killed(exc):
@@ -289,7 +300,7 @@ async def test_a_thousand_cycles_leave_no_descriptor_behind(house, writer, other
         if cycle == 10:
             here = descriptors()
     assert descriptors() <= here
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         names = await vault.keeper.names()
         assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
 
@@ -328,15 +339,15 @@ async def one_cycle(vault: Vault, chance: random.Random, writer: ProcessId, othe
             arena = vault.arenas.find("model")
 
 
-async def test_a_new_keepers_life_does_not_end_with_the_old_ones(house, writer):
+async def test_a_new_keepers_life_does_not_end_with_the_old_ones(machine, writer):
     """The first caller finds it dead and starts another; the report of the death comes later."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
         async with vault.keeper._keepers[0]._lock:
             os.kill(vault.keeper.pid, signal.SIGKILL)
             os.waitid(os.P_PID, vault.keeper.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it was killed
-        while not house.topics("arena.lost"):
+        while not machine.topics("arena.lost"):
             with suppress(MpsdError):
                 await put(vault, arena, writer.process, 0)
         arena = await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
@@ -344,12 +355,12 @@ async def test_a_new_keepers_life_does_not_end_with_the_old_ones(house, writer):
         await wait_all_tasks_blocked()
         assert vault.keeper.state == "works"
         assert len(await vault.keeper.names()) == 1
-        assert len(house.topics("arena.lost")) == 1
+        assert len(machine.topics("arena.lost")) == 1
 
 
-async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(house, writer, monkeypatch):
+async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(machine, writer, monkeypatch):
     impatient_with_keepers(monkeypatch)
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await vault.arenas.close(arena.id, writer.process)
         os.kill(vault.keeper.pid, signal.SIGSTOP)
@@ -360,8 +371,8 @@ async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(house, writer,
         assert await vault.keeper.names() == []
 
 
-async def test_once_it_has_ended_nothing_is_begun(house, writer):
-    async with house.vault() as vault:
+async def test_once_it_has_ended_nothing_is_begun(machine, writer):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await vault.end()
         for ask in (put(vault, arena, writer.process, 1), vault.arenas.create(SPEC, 0, 0, None)):
@@ -369,25 +380,25 @@ async def test_once_it_has_ended_nothing_is_begun(house, writer):
                 await ask
         with pytest.raises(Stopping):
             await vault.keeper.put([])
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         assert vault.arenas.arenas() == []
 
 
-async def test_a_keeper_whose_socket_is_gone_gives_its_memory_back(house, writer):
+async def test_a_keeper_whose_socket_is_gone_gives_its_memory_back(machine, writer):
     """A cleanup of /run: no mpsd will ever reach it again."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         await committed(vault, writer.process)
         pid = vault.keeper.pid
-    (house.directory / "keeper").unlink()
-    async with house.vault() as vault:
+    (machine.directory / "keeper").unlink()
+    async with machine.vault() as vault:
         assert vault.arenas.find("model").used_bytes == 0
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it was killed
 
 
-async def test_a_later_process_with_the_keepers_pid_is_left_alone(house, writer):
-    async with house.vault() as vault:
+async def test_a_later_process_with_the_keepers_pid_is_left_alone(machine, writer):
+    async with machine.vault() as vault:
         vault.store.save_keeper(0, writer.process)
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         await committed(vault, writer.process)
         assert vault.store.keepers()[0] != writer.process
     assert processes.is_alive(writer.process)

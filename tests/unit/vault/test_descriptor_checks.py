@@ -12,7 +12,7 @@ from mpsd.model.arena import MOST_LAYOUT_BYTES
 from mpsd.vault import descriptor_checks
 from mpsd.vault.descriptor_checks import check_exported, check_simulated, read_layout
 from tests.descriptors import descriptors as open_descriptors
-from tests.unit.vault.house import SEALS, allocate_beyond, memory
+from tests.unit.vault.machine import SEALS, allocate_beyond, memory
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from mpsd.model.process import ProcessId
 from mpsd.vault.rules import spec
 from mpsd.vault.rules.settings import VaultSettings
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, STRANGER, USER, a_process, committed, opened, put, taken, until
+from tests.unit.vault.machine import SPEC, STRANGER, USER, a_process, committed, opened, put, taken, until
 
 SECONDS = 10.0
 
 
-async def test_a_living_writer_is_waited_for_and_then_busy(house, writer, other):
+async def test_a_living_writer_is_waited_for_and_then_busy(machine, writer, other):
     """Also one that is stopped: it may go on at any time."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         os.kill(writer.process.pid, signal.SIGSTOP)
         with pytest.raises(ArenaBusy, match=f"pid {writer.process.pid} writes it"):
@@ -32,38 +32,38 @@ async def test_a_living_writer_is_waited_for_and_then_busy(house, writer, other)
         assert vault.arenas.find("model").writer == writer.process
 
 
-async def test_the_end_of_the_writer_admits_the_next_with_the_last_commit(house, writer, other):
-    async with house.vault() as vault:
+async def test_the_end_of_the_writer_admits_the_next_with_the_last_commit(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await put(vault, arena, writer.process, 1)
         writer.kill()
         arena = await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
         assert (arena.generation, arena.writer) == (2, other.process)
         assert await taken(vault, arena, other.process) == {0: b"0"}
-        [fenced] = house.topics("arena.fenced")
+        [fenced] = machine.topics("arena.fenced")
         assert (fenced["pid"], fenced["was_writer"]) == (writer.process.pid, True)
 
 
-async def test_a_readable_pidfd_is_not_enough(house, writer, other):
+async def test_a_readable_pidfd_is_not_enough(machine, writer, other):
     """The descriptors that mpsd holds of a killed client let its kernels go on writing (docs/vault.md, "Fencing")."""
-    house.holding.hold(writer.process)
-    async with house.vault() as vault:
+    machine.holding.hold(writer.process)
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         writer.kill()
         await until(lambda: vault.holders.has_ended(writer.process))
         with pytest.raises(ArenaBusy, match="has ended, and its work on the GPU not yet"):
             await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
-        assert house.holding.released == []
-        house.holding.held[writer.process].set()
+        assert machine.holding.released == []
+        machine.holding.held[writer.process].set()
         assert (await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)).generation == 2
 
 
 @pytest.mark.root
-async def test_the_readers_of_one_user_keep_no_other_out(house, writer, monkeypatch):
+async def test_the_readers_of_one_user_keep_no_other_out(machine, writer, monkeypatch):
     """An arena that all may read had 256 places: 256 processes of anyone kept even its owner's out."""
     monkeypatch.setattr(spec, "MOST_READERS", 32)
     many, few = 64321, 64322
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         with ExitStack() as alive:
 
@@ -80,26 +80,26 @@ async def test_the_readers_of_one_user_keep_no_other_out(house, writer, monkeypa
 
 
 @pytest.mark.parametrize("waits_first", [True, False])
-async def test_prompt_lets_go_when_somebody_waits(house, writer, other, waits_first):
-    house.settings = VaultSettings(is_prompt=True)
-    house.holding.hold(writer.process)
-    async with house.vault() as vault, trio.open_nursery() as nursery:
+async def test_prompt_lets_go_when_somebody_waits(machine, writer, other, waits_first):
+    machine.settings = VaultSettings(is_prompt=True)
+    machine.holding.hold(writer.process)
+    async with machine.vault() as vault, trio.open_nursery() as nursery:
         arena = await opened(vault, writer.process)
         if not waits_first:
             writer.kill()
             await until(lambda: vault.holders.has_ended(writer.process))
-            assert house.holding.released == []
+            assert machine.holding.released == []
         nursery.start_soon(vault.arenas.open, arena.id, Access.WRITE, other.process, SECONDS)
         await until(lambda: len(vault.shelf.find("model").queue) == 1)
         if waits_first:
-            assert house.holding.released == []  # it lives
+            assert machine.holding.released == []  # it lives
             writer.kill()
-        await until(lambda: writer.process in house.holding.released)
-        house.holding.held[writer.process].set()
+        await until(lambda: writer.process in machine.holding.released)
+        machine.holding.held[writer.process].set()
 
 
-async def test_those_who_wait_are_admitted_in_their_order(house, writer, other):
-    async with house.vault() as vault:
+async def test_those_who_wait_are_admitted_in_their_order(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         admitted = []
 
@@ -119,8 +119,8 @@ async def test_those_who_wait_are_admitted_in_their_order(house, writer, other):
         assert vault.arenas.find("model").generation == 3
 
 
-async def test_who_waits_is_told_when_it_is_sealed_or_gone(house, writer, other):
-    async with house.vault() as vault:
+async def test_who_waits_is_told_when_it_is_sealed_or_gone(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         refusals = []
 
@@ -137,8 +137,8 @@ async def test_who_waits_is_told_when_it_is_sealed_or_gone(house, writer, other)
         assert refusals == [ArenaSealed]
 
 
-async def test_a_process_that_has_ended_is_not_admitted(house, writer):
-    async with house.vault() as vault:
+async def test_a_process_that_has_ended_is_not_admitted(machine, writer):
+    async with machine.vault() as vault:
         arena = await vault.arenas.create(SPEC, USER, USER, None)
         writer.end()
         with pytest.raises(BadRequest, match="has ended"):
@@ -149,10 +149,10 @@ async def test_a_process_that_has_ended_is_not_admitted(house, writer):
 
 
 @pytest.mark.parametrize("access", list(Access))
-async def test_a_process_that_is_being_fenced_gets_nothing_more(house, writer, access):
+async def test_a_process_that_is_being_fenced_gets_nothing_more(machine, writer, access):
     """Its end has been noticed already, and will not be again."""
-    house.holding.hold(writer.process)
-    async with house.vault() as vault:
+    machine.holding.hold(writer.process)
+    async with machine.vault() as vault:
         await opened(vault, writer.process)
         further = await vault.arenas.create(replace(SPEC, name="further"), USER, USER, None)
         writer.end()
@@ -161,22 +161,22 @@ async def test_a_process_that_is_being_fenced_gets_nothing_more(house, writer, a
             await vault.arenas.open(further.id, access, writer.process, 0)
 
 
-async def test_the_end_of_a_reader_is_noticed(house, writer, other):
-    house.holding.hold(other.process)
-    async with house.vault() as vault:
+async def test_the_end_of_a_reader_is_noticed(machine, writer, other):
+    machine.holding.hold(other.process)
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await vault.arenas.close(arena.id, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         other.kill()
         await until(lambda: vault.holders.has_ended(other.process))
         assert vault.arenas.find("model").readers == (other.process,)
-        house.holding.held[other.process].set()
+        machine.holding.held[other.process].set()
         await until(lambda: vault.arenas.find("model").readers == ())
         assert vault.arenas.find("model").unheld_since is not None
 
 
-async def test_a_reader_may_become_the_writer(house, writer):
-    async with house.vault() as vault:
+async def test_a_reader_may_become_the_writer(machine, writer):
+    async with machine.vault() as vault:
         arena = await vault.arenas.create(SPEC, USER, USER, None)
         await vault.arenas.open(arena.id, Access.READ, writer.process, 0)
         arena = await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
@@ -186,8 +186,8 @@ async def test_a_reader_may_become_the_writer(house, writer):
 
 
 @pytest.mark.slow
-async def test_one_process_may_have_many_and_is_waited_for_once(house, writer):
-    async with house.vault() as vault:
+async def test_one_process_may_have_many_and_is_waited_for_once(machine, writer):
+    async with machine.vault() as vault:
         before = descriptors()
         for name in "abc":
             await opened(vault, writer.process, replace(SPEC, name=name))
@@ -198,21 +198,21 @@ async def test_one_process_may_have_many_and_is_waited_for_once(house, writer):
         assert vault.holders.count == 0
 
 
-async def test_a_writer_that_died_while_no_mpsd_was_there_is_fenced_by_the_next(house, writer, other):
-    async with house.vault() as vault:
+async def test_a_writer_that_died_while_no_mpsd_was_there_is_fenced_by_the_next(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await put(vault, arena, writer.process, 1)
     writer.collect()
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
         assert await taken(vault, arena, other.process) == {0: b"0"}
 
 
-async def test_a_writer_that_outlives_mpsd_is_the_writer_still(house, writer, other):
-    async with house.vault() as vault:
+async def test_a_writer_that_outlives_mpsd_is_the_writer_still(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         with pytest.raises(ArenaBusy):
             await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)
         await vault.arenas.commit(arena.id, 1, writer.process, None)
@@ -221,14 +221,14 @@ async def test_a_writer_that_outlives_mpsd_is_the_writer_still(house, writer, ot
         assert await taken(vault, arena, other.process) == {0: b"0"}
 
 
-async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(house, writer, other):
+async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(machine, writer, other):
     """The kernel closes what a killed mpsd held of a dead client, one descriptor after the other; its lock is free before."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
     writer.collect()
     with a_process() as before:
-        house.before = before.process
-        async with house.vault() as vault:
+        machine.before = before.process
+        async with machine.vault() as vault:
             await until(lambda: vault.holders.has_ended(writer.process))
             with pytest.raises(ArenaBusy):
                 await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
@@ -236,22 +236,22 @@ async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(house, writer, 
             await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
 
 
-async def test_after_a_reboot_nobody_holds_anything(house, writer):
+async def test_after_a_reboot_nobody_holds_anything(machine, writer):
     """Pids mean other processes then, and the memory is gone."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         await committed(vault, writer.process)
-    house.boot = "the next boot"
-    house.end_keepers()
-    async with house.vault() as vault:
+    machine.boot = "the next boot"
+    machine.end_keepers()
+    async with machine.vault() as vault:
         arena = vault.arenas.find("model")
         assert (arena.is_held, arena.used_bytes, arena.generation) == (False, 0, 2)
-        assert arena.unheld_since == house.now
+        assert arena.unheld_since == machine.now
 
 
-async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other, monkeypatch):
+async def test_one_user_cannot_keep_the_others_from_opening(machine, writer, other, monkeypatch):
     monkeypatch.setattr("mpsd.vault.fencing.MOST_OF_USER", 1)
     monkeypatch.setattr("mpsd.host.processes.owner", lambda pid: (USER if pid == writer.process.pid else STRANGER, 0))
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         await opened(vault, writer.process)
         arena = await opened(vault, other.process, replace(SPEC, name="b"), STRANGER)
         with a_process() as third, pytest.raises(TooMany, match=f"user {STRANGER}"):
@@ -261,9 +261,9 @@ async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other
             await vault.arenas.open(arena.id, Access.READ, third.process, 0)
 
 
-async def test_what_processes_had_open_is_forgotten(house, writer, other):
+async def test_what_processes_had_open_is_forgotten(machine, writer, other):
     """Processes without open arenas, and ended processes, are forgotten."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arenas = [await opened(vault, writer.process, replace(SPEC, name=name)) for name in ("one", "two")]
         for arena in (arenas[0], arenas[1], arenas[0]):
             await vault.arenas.open(arena.id, Access.READ, other.process, 0)
@@ -273,5 +273,5 @@ async def test_what_processes_had_open_is_forgotten(house, writer, other):
         await vault.arenas.close(arenas[0].id, other.process)
         assert not vault.shelf.has_open(other.process)
         writer.kill()
-        await until(lambda: len(house.topics("arena.fenced")) == 2)
+        await until(lambda: len(machine.topics("arena.fenced")) == 2)
         assert vault.shelf._opened == {}

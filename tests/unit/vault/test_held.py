@@ -4,19 +4,19 @@ import trio
 
 from mpsd.model.arena import Access
 from mpsd.vault.rules.settings import VaultSettings
-from tests.unit.uvm.house import GPU, Told, a_client, attachments, company, until
-from tests.unit.vault.house import SPEC, USER, committed, opened, taken
+from tests.unit.uvm.fake_clients import GPU, Told, a_client, attachments, company, until
+from tests.unit.vault.machine import SPEC, USER, committed, opened, taken
 
 SECONDS = 10.0
 
 
-async def test_the_next_writer_comes_when_the_held_descriptors_are_closed(house, writer, short_dir):
+async def test_the_next_writer_comes_when_the_held_descriptors_are_closed(machine, writer, short_dir):
     """Not when the pidfd is readable: until then its running work still writes."""
     held = attachments(short_dir, Told(), hold_seconds=0.2)
-    house.holding = held
+    machine.holding = held
     with a_client(short_dir) as client:
         client.begin()
-        async with house.vault() as vault, trio.open_nursery() as nursery:
+        async with machine.vault() as vault, trio.open_nursery() as nursery:
             await nursery.start(held.run)
             held.watch(client.process, "default", (GPU,), company)
             await until(lambda: held.standing(client.process).held)
@@ -24,18 +24,18 @@ async def test_the_next_writer_comes_when_the_held_descriptors_are_closed(house,
             client.kill()
             await vault.arenas.open(arena.id, Access.WRITE, writer.process, SECONDS)
             assert not client.is_held
-            [fenced] = house.topics("arena.fenced")
+            [fenced] = machine.topics("arena.fenced")
             assert fenced["seconds"] >= 0.2
             assert await taken(vault, arena, writer.process) == {0: b"0"}
             nursery.cancel_scope.cancel()
 
 
-async def test_prompt_ends_the_holding_for_whoever_waits(house, writer, short_dir):
+async def test_prompt_ends_the_holding_for_whoever_waits(machine, writer, short_dir):
     held = attachments(short_dir, Told(), hold_seconds=600.0)
-    house.holding, house.settings = held, VaultSettings(is_prompt=True)
+    machine.holding, machine.settings = held, VaultSettings(is_prompt=True)
     with a_client(short_dir) as client:
         client.begin()
-        async with house.vault() as vault, trio.open_nursery() as nursery:
+        async with machine.vault() as vault, trio.open_nursery() as nursery:
             await nursery.start(held.run)
             held.watch(client.process, "default", (GPU,), company)
             await until(lambda: held.standing(client.process).held)
@@ -48,9 +48,9 @@ async def test_prompt_ends_the_holding_for_whoever_waits(house, writer, short_di
             nursery.cancel_scope.cancel()
 
 
-async def test_who_was_never_watched_is_not_waited_for(house, writer, other, short_dir):
-    house.holding = attachments(short_dir, Told())
-    async with house.vault() as vault:
+async def test_who_was_never_watched_is_not_waited_for(machine, writer, other, short_dir):
+    machine.holding = attachments(short_dir, Told())
+    async with machine.vault() as vault:
         arena = await vault.arenas.create(SPEC, USER, USER, None)
         await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
         writer.kill()

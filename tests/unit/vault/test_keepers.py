@@ -16,15 +16,26 @@ from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
+from tests.unit.vault.machine import (
+    SPEC,
+    VaultMachine,
+    at,
+    committed,
+    impatient_with_keepers,
+    memory,
+    opened,
+    put,
+    taken,
+    until,
+)
 
 MOST = 6  # that one keeper holds
 
 
 @pytest.fixture
-def small(house: House) -> House:
-    house.small_keepers(MOST)
-    return house
+def small(machine: VaultMachine) -> VaultMachine:
+    machine.small_keepers(MOST)
+    return machine
 
 
 def where(vault: Vault, name: str) -> list[int]:

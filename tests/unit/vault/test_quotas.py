@@ -7,15 +7,15 @@ from msgspec.structs import replace
 from mpsd.errors import NoRoom, NoSuchDevice
 from mpsd.model.arena import GRANULE
 from mpsd.vault.rules.settings import VaultSettings
-from tests.unit.vault.house import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put
+from tests.unit.vault.machine import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put
 
 TWO = VaultSettings(user_memory_bytes=2 * GRANULE, user_allocations=100)
 SMALL = replace(SPEC, capacity_bytes=2 * GRANULE)
 
 
-async def test_what_is_dropped_or_rolled_back_makes_room_again(house, writer):
-    house.settings = TWO
-    async with house.vault() as vault:
+async def test_what_is_dropped_or_rolled_back_makes_room_again(machine, writer):
+    machine.settings = TWO
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process, SMALL)
         await put(vault, arena, writer.process, 0, 1)
         second = await opened(vault, writer.process, replace(SMALL, name="second"))
@@ -28,19 +28,19 @@ async def test_what_is_dropped_or_rolled_back_makes_room_again(house, writer):
         assert vault.shelf.account.used_bytes[GPU] == 2 * GRANULE
 
 
-async def test_others_have_a_quota_of_their_own_and_operators_none(house, writer):
-    house.settings = replace(TWO, operators=frozenset({0}))
-    async with house.vault() as vault:
+async def test_others_have_a_quota_of_their_own_and_operators_none(machine, writer):
+    machine.settings = replace(TWO, operators=frozenset({0}))
+    async with machine.vault() as vault:
         await committed(vault, writer.process, SMALL, places=(0, 1))
         await committed(vault, writer.process, replace(SMALL, name="theirs"), STRANGER, places=(0, 1))
         await committed(vault, writer.process, replace(SPEC, name="root's"), 0, places=range(8))
 
 
-async def test_two_who_put_at_once_do_not_pass_a_quota_together(house, writer, other):
+async def test_two_who_put_at_once_do_not_pass_a_quota_together(machine, writer, other):
     """Each fits alone: what one asked for counts while its keeper is still asked."""
-    house.settings = TWO
+    machine.settings = TWO
     refused = []
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         first = await opened(vault, writer.process, SMALL)
         second = await opened(vault, other.process, replace(SMALL, name="second"))
 
@@ -57,10 +57,10 @@ async def test_two_who_put_at_once_do_not_pass_a_quota_together(house, writer, o
         assert vault.shelf.account.used_bytes[GPU] == 2 * GRANULE
 
 
-async def test_a_leases_memory_bounds_its_arenas_together_as_long_as_it_lives(house, writer):
-    house.leases[writer.process] = 7
-    house.lease_bytes[7, GPU] = 3 * GRANULE
-    async with house.vault() as vault:
+async def test_a_leases_memory_bounds_its_arenas_together_as_long_as_it_lives(machine, writer):
+    machine.leases[writer.process] = 7
+    machine.lease_bytes[7, GPU] = 3 * GRANULE
+    async with machine.vault() as vault:
         with pytest.raises(NoRoom, match="lease 7"):
             await vault.arenas.create(SPEC, USER, USER, writer.process)
         await committed(vault, writer.process, SMALL, places=(0, 1))
@@ -69,23 +69,23 @@ async def test_a_leases_memory_bounds_its_arenas_together_as_long_as_it_lives(ho
             await put(vault, second, writer.process, 0, 1)
         await put(vault, second, writer.process, 0)
         assert second.lease_id == 7
-        house.lease_bytes.clear()
+        machine.lease_bytes.clear()
         await put(vault, second, writer.process, 1)
 
 
-async def test_what_was_counted_is_counted_by_the_next_mpsd(house, writer):
-    house.settings = TWO
-    async with house.vault() as vault:
+async def test_what_was_counted_is_counted_by_the_next_mpsd(machine, writer):
+    machine.settings = TWO
+    async with machine.vault() as vault:
         await committed(vault, writer.process, SMALL, places=(0, 1))
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         second = await opened(vault, writer.process, replace(SMALL, name="second"))
         with pytest.raises(NoRoom):
             await put(vault, second, writer.process, 0)
 
 
-async def test_a_keeper_that_is_full_refuses_and_keeps_what_it_has(house, writer):
-    house.most = 3
-    async with house.vault() as vault:
+async def test_a_keeper_that_is_full_refuses_and_keeps_what_it_has(machine, writer):
+    machine.most = 3
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process, places=(0, 1))
         with pytest.raises(NoRoom, match="can hold 3 descriptors"):
             await put(vault, arena, writer.process, 2, 3)
@@ -93,7 +93,7 @@ async def test_a_keeper_that_is_full_refuses_and_keeps_what_it_has(house, writer
         await put(vault, arena, writer.process, 2)
 
 
-async def test_a_gpu_that_is_not_here(house):
-    async with house.vault() as vault:
+async def test_a_gpu_that_is_not_here(machine):
+    async with machine.vault() as vault:
         with pytest.raises(NoSuchDevice):
             await vault.arenas.create(replace(SPEC, gpu="7"), USER, USER, None)

@@ -13,7 +13,7 @@ from mpsd.model.arena import GRANULE, Access
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
 from mpsd.vault.rules.settings import VaultSettings
-from tests.unit.vault.house import SPEC, at, memory, opened, until
+from tests.unit.vault.machine import SPEC, at, memory, opened, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(600)]
 ARENAS, EACH = 1000, 100
@@ -21,13 +21,13 @@ KEEPER = 19_900  # descriptors of one, where a process may open 20,000 files
 USERS, OF_USER = (1001, 1002, 1003, 1004), 200  # mpsd keeps the last eighth of the slots: an operator makes those arenas
 
 
-async def test_a_hundred_thousand_allocations_cost_each_the_same(house, writer):
+async def test_a_hundred_thousand_allocations_cost_each_the_same(machine, writer):
     """Of a thousand arenas of 4 users and an operator: put and commit of the first and of the last, a restart of mpsd, and the
     death of one keeper, which costs what it had."""
-    house.small_keepers(KEEPER)
-    house.most = 131072
-    house.settings = VaultSettings(max_arenas=ARENAS, operators=frozenset({0}))
-    async with house.vault() as vault:
+    machine.small_keepers(KEEPER)
+    machine.most = 131072
+    machine.settings = VaultSettings(max_arenas=ARENAS, operators=frozenset({0}))
+    async with machine.vault() as vault:
         spent, bytes_each = await filled(vault, writer.process)
         assert len(await vault.keeper.names()) == ARENAS * EACH
         keepers = len(vault.keeper.pids)
@@ -38,7 +38,7 @@ async def test_a_hundred_thousand_allocations_cost_each_the_same(house, writer):
     assert last < 5 * first
     assert bytes_each < 1000
     began = time.perf_counter()
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         restart = time.perf_counter() - began
         print(f"a restart with them: {restart:.2f} s")
         assert sum(each.allocations for each in vault.arenas.arenas()) == ARENAS * EACH
@@ -47,9 +47,9 @@ async def test_a_hundred_thousand_allocations_cost_each_the_same(house, writer):
         held = len(vault.keeper._keepers[1].names)
         began = time.perf_counter()
         os.kill(vault.keeper.pids[1], signal.SIGKILL)
-        await until(lambda: bool(house.topics("arena.lost")))
+        await until(lambda: bool(machine.topics("arena.lost")))
         noticed = time.perf_counter() - began
-        lost = len(house.topics("arena.lost"))
+        lost = len(machine.topics("arena.lost"))
         print(f"one keeper killed: {held} descriptors of it, {lost} arenas lost, {ARENAS - lost} live, after {noticed:.2f} s")
         assert held / EACH <= lost <= held / EACH + 4  # those that it shares with others
         left = (ARENAS - lost) * EACH
@@ -75,13 +75,13 @@ async def filled(vault: Vault, process: ProcessId) -> tuple[list[float], float]:
     return spent, bytes_each
 
 
-async def test_one_arena_of_many_allocations(house, writer, other):
+async def test_one_arena_of_many_allocations(machine, writer, other):
     """Adopted in pages, none dearer than another; a commit of all is as quick as of none; removed while others are served."""
     total = 40_000 // 128 * 128
-    house.small_keepers(KEEPER)
-    house.most = 131072
-    house.settings = VaultSettings(user_allocations=131072)
-    async with house.vault() as vault:
+    machine.small_keepers(KEEPER)
+    machine.most = 131072
+    machine.settings = VaultSettings(user_allocations=131072)
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process, replace(SPEC, capacity_bytes=total * GRANULE))
         piece = memory(b"x")
         for start in range(0, total, 128):

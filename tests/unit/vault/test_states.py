@@ -21,7 +21,7 @@ from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
 from mpsd.wire.forward_state import HEAD, MAGIC, file_bytes
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, a_process, allocate_beyond, committed, memory, opened, put, taken, until
+from tests.unit.vault.machine import SPEC, a_process, allocate_beyond, committed, memory, opened, put, taken, until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -52,9 +52,9 @@ async def step_of(vault: Vault, arena: Arena, process: ProcessId) -> tuple[int, 
 # -- its life ------------------------------------------------------------------------------------------------
 
 
-async def test_a_standby_reads_what_the_writer_published_last(house, writer, other, state):
+async def test_a_standby_reads_what_the_writer_published_last(machine, writer, other, state):
     """Also after the end of its writer, and after a restart of mpsd."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         told = []
         vault.arenas.changed.subscribe(lambda what, arena: what == "state" and told.append(arena.state_serial))
         arena = await opened(vault, writer.process)
@@ -69,7 +69,7 @@ async def test_a_standby_reads_what_the_writer_published_last(house, writer, oth
         writer.kill()
         await until(lambda: vault.arenas.find("model").writer is None)
     state.close()
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         assert vault.arenas.find("model").state_serial == 1
         assert await step_of(vault, arena, other.process) == (1, 8)
         own = await vault.arenas.state_descriptor(arena.id)
@@ -77,8 +77,8 @@ async def test_a_standby_reads_what_the_writer_published_last(house, writer, oth
         os.close(own)
 
 
-async def test_promotion_leaves_it_until_the_new_writer_keeps_its_own(house, writer, other, state):
-    async with house.vault() as vault:
+async def test_promotion_leaves_it_until_the_new_writer_keeps_its_own(machine, writer, other, state):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         await keep(vault, arena, writer.process, state)
@@ -98,8 +98,8 @@ async def test_promotion_leaves_it_until_the_new_writer_keeps_its_own(house, wri
         assert await vault.keeper.names() == ["s.000000000002"]
 
 
-async def test_it_goes_with_its_arena(house, writer, state):
-    async with house.vault() as vault:
+async def test_it_goes_with_its_arena(machine, writer, state):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         before = descriptors()
         await keep(vault, arena, writer.process, state)
@@ -108,18 +108,18 @@ async def test_it_goes_with_its_arena(house, writer, state):
         await vault.arenas.remove(arena.id)
         assert (vault.shelf.account.allocations, await vault.keeper.names()) == (0, [])
         await until(lambda: descriptors() == before - 1)  # the writer's pidfd
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         assert (await keep(vault, arena, writer.process, state)).state_serial > 2  # serials of states are never given twice
 
 
-async def test_it_is_lost_with_its_keeper(house, writer, state):
-    async with house.vault() as vault:
+async def test_it_is_lost_with_its_keeper(machine, writer, state):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await keep(vault, arena, writer.process, state)
         [pid] = {process.pid for process in vault.store.keepers().values()}
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: bool(house.topics("arena.lost")))
+        await until(lambda: bool(machine.topics("arena.lost")))
         found = vault.arenas.find("model")
         assert (found.generation, found.state_serial, vault.shelf.account.allocations) == (2, 0, 0)
         with pytest.raises(StaleGeneration):
@@ -129,10 +129,10 @@ async def test_it_is_lost_with_its_keeper(house, writer, state):
         assert await step_of(vault, arena, writer.process) == (2, None)
 
 
-async def test_what_a_keeper_lost_is_given_again_in_one_step(house, writer, other, state):
+async def test_what_a_keeper_lost_is_given_again_in_one_step(machine, writer, other, state):
     """The memory, its layout and the state of the term, which its writer made in an earlier generation; until then no process
     finds any of them."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         await put(vault, arena, writer.process, 0)
@@ -140,7 +140,7 @@ async def test_what_a_keeper_lost_is_given_again_in_one_step(house, writer, othe
         state.publish(step=7)
         assert await step_of(vault, arena, other.process) == (vault.arenas.find("model").state_serial, 7)
         os.kill(vault.view().pids[0], signal.SIGKILL)
-        await until(lambda: bool(house.topics("arena.lost")))
+        await until(lambda: bool(machine.topics("arena.lost")))
         lost = vault.arenas.find("model")
         assert (lost.generation, lost.allocations, lost.layout_hash, lost.state_serial) == (2, 0, "", 0)
         await put(vault, lost, writer.process, 0)
@@ -156,9 +156,9 @@ async def test_what_a_keeper_lost_is_given_again_in_one_step(house, writer, othe
 
 
 @pytest.mark.parametrize("generation", [1, 3])
-async def test_a_commit_that_is_refused_keeps_no_state(house, writer, generation):
+async def test_a_commit_that_is_refused_keeps_no_state(machine, writer, generation):
     """Of a generation that is yet to come; or since the commit is that of one that is over."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await vault.arenas.close(arena.id, writer.process)
         await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
@@ -171,8 +171,8 @@ async def test_a_commit_that_is_refused_keeps_no_state(house, writer, generation
 # -- who may, and how many ---------------------------------------------------------------------------------------------
 
 
-async def test_only_the_writer_keeps_one_and_only_who_holds_the_arena_gets_it(house, writer, other, state):
-    async with house.vault() as vault:
+async def test_only_the_writer_keeps_one_and_only_who_holds_the_arena_gets_it(machine, writer, other, state):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         await keep(vault, arena, writer.process, state)
@@ -185,9 +185,9 @@ async def test_only_the_writer_keeps_one_and_only_who_holds_the_arena_gets_it(ho
         assert descriptors() == before
 
 
-async def test_it_counts_as_a_descriptor(house, writer, state):
-    house.settings = VaultSettings(max_allocations=1)
-    async with house.vault() as vault:
+async def test_it_counts_as_a_descriptor(machine, writer, state):
+    machine.settings = VaultSettings(max_allocations=1)
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         for _ in range(3):  # each in the place of the one before
             await keep(vault, arena, writer.process, state)
@@ -200,8 +200,8 @@ async def test_it_counts_as_a_descriptor(house, writer, state):
             await keep(vault, second, writer.process, state)
 
 
-async def test_what_the_keeper_refused_is_not_counted(house, writer, state, monkeypatch):
-    async with house.vault() as vault:
+async def test_what_the_keeper_refused_is_not_counted(machine, writer, state, monkeypatch):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await keep(vault, arena, writer.process, state)
 
@@ -266,8 +266,8 @@ def test_what_its_readers_could_not_use_is_refused(make: Callable[[], int], why:
         os.close(descriptor)
 
 
-async def test_a_refused_one_is_closed(house, writer, state):
-    async with house.vault() as vault:
+async def test_a_refused_one_is_closed(machine, writer, state):
+    async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await wait_all_tasks_blocked()  # its end is waited for
         before = descriptors()

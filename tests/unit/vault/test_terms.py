@@ -13,7 +13,7 @@ from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, MpsdError, NoSuchAre
 from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
-from tests.unit.vault.house import SPEC, a_process, at, committed, memory, opened, put, taken, until
+from tests.unit.vault.machine import SPEC, a_process, at, committed, memory, opened, put, taken, until
 
 SECONDS = 10.0
 
@@ -31,24 +31,24 @@ def facts(vault: Vault) -> tuple[object, ...]:
     return arena.generation, arena.writer, arena.readers, arena.used_bytes, arena.allocations
 
 
-async def test_a_reader_is_promoted_to_the_last_commit(house, writer, other):
-    async with house.vault() as vault:
+async def test_a_reader_is_promoted_to_the_last_commit(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         arena = vault.arenas.promote(arena.id, other.process, writer.process)
         assert facts(vault) == (2, other.process, (), GRANULE, 1)
         assert await taken(vault, arena, other.process) == {0: b"0"}
         await put(vault, arena, other.process, 1)
         assert (await vault.arenas.commit(arena.id, 2, other.process, None)).allocations == 2
-        assert [each["access"] for each in house.topics("arena.opened")] == ["write", "read"]
+        assert [each["access"] for each in machine.topics("arena.opened")] == ["write", "read"]
         vault.arenas.tell_promoted(arena)
-        assert house.topics("arena.opened")[-1]["access"] == "write"
+        assert machine.topics("arena.opened")[-1]["access"] == "write"
         assert vault.shelf.account.used_bytes[SPEC.gpu] == 2 * GRANULE
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         assert facts(vault) == (2, other.process, (), 2 * GRANULE, 2)
 
 
-async def test_other_readers_stay(house, writer, other):
-    async with house.vault() as vault:
+async def test_other_readers_stay(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         with a_process() as third:
             await vault.arenas.open(arena.id, Access.READ, third.process, 0)
@@ -58,8 +58,8 @@ async def test_other_readers_stay(house, writer, other):
         assert vault.arenas.find("model").unheld_since is None
 
 
-async def test_nobody_is_promoted_beside_a_writer_that_is_not_fenced(house, writer, other):
-    async with house.vault() as vault:
+async def test_nobody_is_promoted_beside_a_writer_that_is_not_fenced(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         before = facts(vault)
         for fenced in (None, other.process):
@@ -68,25 +68,25 @@ async def test_nobody_is_promoted_beside_a_writer_that_is_not_fenced(house, writ
         assert facts(vault) == before
 
 
-async def test_who_cannot_be_promoted(house, writer, other):
-    async with house.vault() as vault:
+async def test_who_cannot_be_promoted(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         with pytest.raises(NoSuchArena):
             vault.arenas.promote(7, other.process, writer.process)
         with a_process() as third, pytest.raises(NotAllowed, match="not open"):
             vault.arenas.promote(arena.id, third.process, writer.process)
-        house.holding.hold(other.process)
+        machine.holding.hold(other.process)
         other.end()
         with pytest.raises(BadRequest, match="has ended"):
             vault.arenas.promote(arena.id, other.process, writer.process)
         await vault.arenas.seal(arena.id, 1, writer.process)
         with pytest.raises(ArenaSealed):
             vault.arenas.promote(arena.id, writer.process, None)
-        house.holding.held[other.process].set()
+        machine.holding.held[other.process].set()
 
 
-async def test_the_writer_itself_begins_another_term(house, writer):
-    async with house.vault() as vault:
+async def test_the_writer_itself_begins_another_term(machine, writer):
+    async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
         await put(vault, arena, writer.process, 1)
         vault.arenas.promote(arena.id, writer.process, writer.process)
@@ -95,8 +95,8 @@ async def test_the_writer_itself_begins_another_term(house, writer):
             await put(vault, arena, writer.process, 1)
 
 
-async def test_a_promoted_writer_is_waited_for_like_any_other(house, writer, other):
-    async with house.vault() as vault:
+async def test_a_promoted_writer_is_waited_for_like_any_other(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         vault.arenas.promote(arena.id, other.process, writer.process)
         other.kill()
@@ -135,12 +135,12 @@ ASKS: dict[str, Ask] = {
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asks=st.lists(st.sampled_from(sorted(ASKS)), min_size=1, max_size=6), when=st.integers(0, 5))
-def test_no_request_of_a_fenced_process_changes_anything(house, asks, when):
+def test_no_request_of_a_fenced_process_changes_anything(machine, asks, when):
     """For any request, in any order, before and after the promotion."""
 
     async def fence() -> None:
         with a_process() as old, a_process() as new:
-            async with house.vault() as vault:
+            async with machine.vault() as vault:
                 arena = await with_standby(vault, old.process, new.process)
                 for ask in asks[:when]:
                     await refused_or_done(ASKS[ask](vault, arena, old.process))
@@ -174,9 +174,9 @@ async def clear(vault: Vault, *processes: ProcessId) -> None:
     await vault.arenas.remove(arena.id)
 
 
-async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(house, writer, other):
+async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(machine, writer, other):
     """Also when no process writes any more; and earlier requests do not help it."""
-    async with house.vault() as vault:
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         vault.arenas.promote(arena.id, other.process, writer.process)
         await vault.arenas.close(arena.id, other.process)
@@ -186,13 +186,13 @@ async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(house,
         assert vault.arenas.find("model").generation == 2
         writer.kill()
         await until(lambda: vault.holders.count == 0)
-        assert house.topics("arena.fenced") == []  # it held nothing any more
+        assert machine.topics("arena.fenced") == []  # it held nothing any more
 
 
 @pytest.mark.parametrize("name", ["put", "commit", "keep a state"])
-async def test_what_the_one_before_has_under_way_comes_to_nothing(house, writer, other, monkeypatch, name):
+async def test_what_the_one_before_has_under_way_comes_to_nothing(machine, writer, other, monkeypatch, name):
     """The promotion does not wait for it: the keeper may be slow."""
-    async with house.vault() as vault, trio.open_nursery() as nursery:
+    async with machine.vault() as vault, trio.open_nursery() as nursery:
         arena = await with_standby(vault, writer.process, other.process)
         begun, slow = trio.Event(), trio.Event()
         keep = vault.keeper.put
@@ -224,8 +224,8 @@ async def test_what_the_one_before_has_under_way_comes_to_nothing(house, writer,
 # -- handing over ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_writer_that_steps_down_is_a_reader_of_the_last_commit(house, writer, other):
-    async with house.vault() as vault:
+async def test_a_writer_that_steps_down_is_a_reader_of_the_last_commit(machine, writer, other):
+    async with machine.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         for _ in range(2):  # it may ask once more
             vault.arenas.step_down(arena.id, 1, writer.process)
@@ -238,8 +238,8 @@ async def test_a_writer_that_steps_down_is_a_reader_of_the_last_commit(house, wr
         assert vault.arenas.promote(arena.id, writer.process, None).generation == 3
 
 
-async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(house, writer, other):
-    async with house.vault() as vault, trio.open_nursery() as nursery:
+async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(machine, writer, other):
+    async with machine.vault() as vault, trio.open_nursery() as nursery:
         served: set[int] = set()
         vault.arenas.reserve(served.__contains__)
         arena = await opened(vault, writer.process)
@@ -266,25 +266,25 @@ async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(house, wri
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
-async def test_who_is_hurried_is_let_go_when_it_has_ended(house, writer, ends_first):
+async def test_who_is_hurried_is_let_go_when_it_has_ended(machine, writer, ends_first):
     """With any vault.fence, and whether or not it has ended already."""
-    house.holding.hold(writer.process)
-    async with house.vault() as vault:
+    machine.holding.hold(writer.process)
+    async with machine.vault() as vault:
         await opened(vault, writer.process)
         if ends_first:
             writer.kill()
             await until(lambda: vault.holders.has_ended(writer.process))
         vault.arenas.hurry(writer.process)
         if not ends_first:
-            assert house.holding.released == []
+            assert machine.holding.released == []
             writer.kill()
-        await until(lambda: house.holding.released == [writer.process])
-        house.holding.held[writer.process].set()
+        await until(lambda: machine.holding.released == [writer.process])
+        machine.holding.held[writer.process].set()
         await until(lambda: vault.holders.count == 0)
 
 
-async def test_the_daemon_is_told_of_all_that_happens_to_an_arena(house, writer, other):
-    async with house.vault() as vault:
+async def test_the_daemon_is_told_of_all_that_happens_to_an_arena(machine, writer, other):
+    async with machine.vault() as vault:
         told: list[tuple[object, ...]] = []
         vault.arenas.changed.subscribe(lambda what, arena: told.append((what, arena.writer, arena.readers)))
         arena = await committed(vault, writer.process)

@@ -4,7 +4,7 @@ import pytest
 
 from mpsd.faults.rules.verdict import Verdict, judge
 from mpsd.model.fault import FaultClass, Party
-from tests.unit.faults.rules.fault_room import (
+from tests.unit.faults.rules.fault_setup import (
     ALONE,
     EPOCH,
     EVERYBODY,
@@ -16,7 +16,7 @@ from tests.unit.faults.rules.fault_room import (
     A,
     B,
     C,
-    Room,
+    FaultSetup,
     at,
     clean,
     dump,
@@ -123,11 +123,11 @@ VERDICTS = [
 @pytest.mark.parametrize(("evidence", "fault_class", "culprit", "confidence"), VERDICTS)
 def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, confidence, backwards):
     """In any order: sources are late."""
-    room = Room()
+    setup = FaultSetup()
     order = sorted(evidence, key=lambda each: each.seen_ns, reverse=backwards)
     for each in order:
-        room.keep(room.fusion.take(each, at(1000)))
-    of_domain = [each for each in room.incidents.values() if each.domain]
+        setup.keep(setup.fusion.take(each, at(1000)))
+    of_domain = [each for each in setup.incidents.values() if each.domain]
     assert [(each.fault_class, each.culprit, each.confidence) for each in of_domain] == [(fault_class, culprit, confidence)]
     (found,) = of_domain
     assert (found.culprit is not None) == (confidence in (PROVEN, ALONE, LEFT))
@@ -137,8 +137,9 @@ def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, conf
 
 def test_everything_of_one_fault_is_one_incident_with_its_place():
     """An out-of-bounds access as measured, from all sources, and the resulting text."""
-    room = Room().hear(uvm(A), report(A, 3), nvml(31), xid(31, process=B), report(B, 200), server_log(210), clean(B), clean(C))
-    found = room.one
+    setup = FaultSetup().hear(uvm(A), report(A, 3), nvml(31), xid(31, process=B), report(B, 200))
+    setup.hear(server_log(210), clean(B), clean(C))
+    found = setup.one
     assert (found.culprit, found.victims, found.suspects) == (A, (B, C), ())
     assert (found.address, found.access, found.xids, found.gpu) == (0x7F00, "write", (31,), GPU)
     assert (found.began_ns, found.began_at) == (at(1.3), pytest.approx(EPOCH + 0.0013))
@@ -148,15 +149,15 @@ def test_everything_of_one_fault_is_one_incident_with_its_place():
 
 
 def test_what_an_innocent_says_of_itself_does_not_describe_the_fault():
-    found = Room().hear(xid(13, 15), report(B, 16), dump(A), clean(B)).one
+    found = FaultSetup().hear(xid(13, 15), report(B, 16), dump(A), clean(B)).one
     assert (found.kernel, found.pc) == ("bad_kernel", 0x1F0)
-    assert Room().hear(report(B, 10), xid(13, 15)).one.kernel == ""
+    assert FaultSetup().hear(report(B, 10), xid(13, 15)).one.kernel == ""
 
 
 def test_a_fault_that_the_module_absorbed_hurts_nobody_else():
     absorbed = kmod(A, is_contained=True)
-    assert Room().hear(absorbed, report(A)).one.victims == ()
-    assert Room().hear(absorbed, uvm(A), kmod(A, 2, is_contained=True)).one.victims == ()
+    assert FaultSetup().hear(absorbed, report(A)).one.victims == ()
+    assert FaultSetup().hear(absorbed, uvm(A), kmod(A, 2, is_contained=True)).one.victims == ()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_a_fault_that_the_module_absorbed_hurts_nobody_else():
     ],
 )
 def test_a_fault_that_it_did_not_absorb_hurts_everybody(evidence):
-    assert Room().hear(*evidence).one.victims == (B, C)
+    assert FaultSetup().hear(*evidence).one.victims == (B, C)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_fault_that_it_did_not_absorb_hurts_everybody(evidence):
     ],
 )
 def test_who_had_ended_before_a_fault_was_not_hurt_by_it(evidence, victims):
-    assert Room().hear(*evidence).one.victims == victims
+    assert FaultSetup().hear(*evidence).one.victims == victims
 
 
 def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
@@ -207,7 +208,7 @@ def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
 )
 def test_dumps_clear_only_among_clients_of_one_owner(party_of, confidence):
     """A client that forged a dump without an exception could otherwise convict another user's client, by clearing itself."""
-    found = Room(party_of).hear(xid(13, 15), server_log(), clean(B), clean(C)).one
+    found = FaultSetup(party_of).hear(xid(13, 15), server_log(), clean(B), clean(C)).one
     assert (found.culprit, found.confidence) == (A if confidence is LEFT else None, confidence)
     assert set(found.suspects) == (set() if confidence is LEFT else {A, B, C})
-    assert Room(party_of).hear(xid(13, 15), dump(A), server_log()).one.culprit == A  # it accuses its author all the same
+    assert FaultSetup(party_of).hear(xid(13, 15), dump(A), server_log()).one.culprit == A  # it accuses its author all the same

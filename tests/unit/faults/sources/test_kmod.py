@@ -12,7 +12,7 @@ import trio.testing
 from mpsd.faults.sources.kmod import Kmod
 from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import SET_POLICY, Mode
-from tests.unit.faults.desk_room import DeskRoom
+from tests.unit.faults.incident_world import IncidentWorld
 from tests.unit.faults.sources.fake_module import FakeModule
 from tests.unit.faults.sources.test_kmod_records import record
 
@@ -97,9 +97,9 @@ async def test_a_module_of_another_version_is_left(channel):
 
 async def test_the_policy_is_in_force_as_long_as_it_listens(channel, tmp_path):
     path, _ = channel
-    room, module = DeskRoom(tmp_path), FakeModule()
-    room.domain().servers = {}
-    policy = KmodPolicy(room.pool, Mode.CONTAIN)
+    world, module = IncidentWorld(tmp_path), FakeModule()
+    world.domain().servers = {}
+    policy = KmodPolicy(world.pool, Mode.CONTAIN)
     source = Kmod(path, policy, module.ioctl)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run, lambda seen: None)
@@ -112,11 +112,11 @@ async def test_the_policy_is_in_force_as_long_as_it_listens(channel, tmp_path):
 
 async def test_a_module_that_takes_no_policy_is_read_all_the_same(channel, tmp_path):
     path, writer = channel
-    room, module = DeskRoom(tmp_path), FakeModule()
-    room.domain().servers = {}
+    world, module = IncidentWorld(tmp_path), FakeModule()
+    world.domain().servers = {}
     module.refuses[SET_POLICY] = errno.EBADF
     send, receive = trio.open_memory_channel(10)
-    source = Kmod(path, KmodPolicy(room.pool, Mode.CONTAIN), module.ioctl)
+    source = Kmod(path, KmodPolicy(world.pool, Mode.CONTAIN), module.ioctl)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run, send.send_nowait)
         os.write(writer, record(tgid=1))

@@ -18,7 +18,7 @@ from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import EXEMPT, SET_POLICY, Mode
 from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState, ServerView
-from tests.unit.faults.desk_room import DeskRoom
+from tests.unit.faults.incident_world import IncidentWorld
 from tests.unit.faults.sources.fake_module import FakeModule
 
 MODES = {mode.word: mode for mode in Mode}
@@ -27,9 +27,9 @@ MODES = {mode.word: mode for mode in Mode}
 class Scene:
     """A pool with `servers` in its first domain, and a module."""
 
-    def __init__(self, room: DeskRoom, wanted: Mode = Mode.CONTAIN) -> None:
-        self.pool = room.pool
-        self.domain = room.domain()
+    def __init__(self, world: IncidentWorld, wanted: Mode = Mode.CONTAIN) -> None:
+        self.pool = world.pool
+        self.domain = world.domain()
         self.domain.servers = {}
         self.module = FakeModule()
         self.policy = KmodPolicy(self.pool, wanted)
@@ -71,7 +71,7 @@ def test_the_option_is_the_mode_that_it_says(word):
 
 
 async def test_servers_and_control_daemons_are_exempt_before_the_policy_is_set(tmp_path, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.runs(pids[0], pids[1])
     scene.domain.control = SimpleNamespace(process=process_id(pids[2]))
     assert scene.policy.absent == "the module is not loaded"
@@ -82,7 +82,7 @@ async def test_servers_and_control_daemons_are_exempt_before_the_policy_is_set(t
 
 @pytest.mark.parametrize("wanted", Mode)
 async def test_each_policy_is_told_as_it_is(tmp_path, wanted):
-    scene = Scene(DeskRoom(tmp_path), wanted)
+    scene = Scene(IncidentWorld(tmp_path), wanted)
     scene.open()
     assert scene.told == [("policy", wanted)]
     assert scene.policy.absent == ""
@@ -90,7 +90,7 @@ async def test_each_policy_is_told_as_it_is(tmp_path, wanted):
 
 async def test_nothing_is_contained_before_it_is_known_who_runs(tmp_path, pids):
     """Domains of an earlier mpsd are being adopted: their servers are not listed yet."""
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.domain.state = DomainState.STARTING
     async with trio.open_nursery() as nursery:
         scene.open()
@@ -108,14 +108,14 @@ async def test_nothing_is_contained_before_it_is_known_who_runs(tmp_path, pids):
 
 
 async def test_without_any_domain_nothing_is_told(tmp_path):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.pool.domains.clear()
     scene.open()
     assert scene.told == []
 
 
 async def test_one_that_does_not_start_holds_up_nothing(tmp_path):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.domain.state, scene.domain.trouble = DomainState.STARTING, "no device"
     scene.open()
     assert scene.told == [("policy", Mode.CONTAIN)]
@@ -123,14 +123,14 @@ async def test_one_that_does_not_start_holds_up_nothing(tmp_path):
 
 @pytest.mark.parametrize("line", [lambda pid: ServerStarting(pid, 0), ServerReady], ids=["starting", "ready"])
 async def test_a_new_server_is_exempt_with_its_log_line(tmp_path, pids, line):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.open()
     scene.policy.hear(scene.domain, line(pids[0]))
     assert scene.told == [("policy", Mode.CONTAIN), ("exempt", pids[0])]
 
 
 async def test_other_lines_and_servers_that_are_known_tell_it_nothing(tmp_path, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.runs(pids[0])
     scene.open()
     before = list(scene.told)
@@ -142,7 +142,7 @@ async def test_other_lines_and_servers_that_are_known_tell_it_nothing(tmp_path, 
 
 async def test_a_server_that_only_the_list_knows_is_exempt(tmp_path, pids):
     """Its log line was missed."""
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     async with trio.open_nursery() as nursery:
         scene.open()
         nursery.start_soon(scene.policy.run, lambda seen: None)
@@ -157,7 +157,7 @@ async def test_a_server_that_only_the_list_knows_is_exempt(tmp_path, pids):
 @pytest.mark.parametrize("wanted", [Mode.CONTAIN, Mode.CONTAIN_AND_KILL])
 async def test_a_server_that_cannot_be_exempted_means_that_nothing_is_contained(tmp_path, children, pids, wanted):
     """Until the server has gone, or a place becomes free."""
-    scene = Scene(DeskRoom(tmp_path), wanted)
+    scene = Scene(IncidentWorld(tmp_path), wanted)
     scene.open()
     scene.module.full = {pids[0]}
     with structlog.testing.capture_logs() as logs:
@@ -179,7 +179,7 @@ async def test_a_server_that_cannot_be_exempted_means_that_nothing_is_contained(
 
 
 async def test_when_there_is_a_place_for_it_faults_are_contained_again(tmp_path, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.module.full = {pids[0]}
     scene.runs(pids[0])
     scene.open()
@@ -191,7 +191,7 @@ async def test_when_there_is_a_place_for_it_faults_are_contained_again(tmp_path,
 
 @pytest.mark.parametrize("wanted", [Mode.OFF, Mode.REPORT])
 async def test_where_nothing_is_contained_nobody_needs_to_be_exempt(tmp_path, pids, wanted):
-    scene = Scene(DeskRoom(tmp_path), wanted)
+    scene = Scene(IncidentWorld(tmp_path), wanted)
     scene.module.full = {pids[0]}
     scene.runs(pids[0])
     scene.open()
@@ -200,7 +200,7 @@ async def test_where_nothing_is_contained_nobody_needs_to_be_exempt(tmp_path, pi
 
 
 async def test_a_server_that_has_gone_meanwhile_is_no_failure(tmp_path, children, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.runs(pids[0])
     children[0].kill()
     children[0].wait()
@@ -210,7 +210,7 @@ async def test_a_server_that_has_gone_meanwhile_is_no_failure(tmp_path, children
 
 async def test_a_reload_tells_everything_anew_and_who_is_exempt_first(tmp_path, pids):
     """Another process may have changed the settings in between."""
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.runs(pids[0])
     scene.open()
     scene.told.clear()
@@ -222,7 +222,7 @@ async def test_a_reload_tells_everything_anew_and_who_is_exempt_first(tmp_path, 
 
 
 async def test_a_reload_while_a_domain_starts_is_not_put_off(tmp_path):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.open()
     scene.domain.state = DomainState.STARTING
     scene.policy.configure(Mode.OFF)
@@ -230,7 +230,7 @@ async def test_a_reload_while_a_domain_starts_is_not_put_off(tmp_path):
 
 
 async def test_a_reload_without_a_module_is_for_when_there_is_one(tmp_path):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.policy.configure(Mode.REPORT)
     scene.open()
     assert scene.told == [("policy", Mode.REPORT)]
@@ -239,7 +239,7 @@ async def test_a_reload_without_a_module_is_for_when_there_is_one(tmp_path):
 @pytest.mark.parametrize("error", [errno.EBADF, errno.EPERM, errno.EINVAL])
 async def test_a_policy_that_is_refused_is_said_once_and_tried_again(tmp_path, error):
     """EBADF: the device could be opened to read alone."""
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.module.refuses[SET_POLICY] = error
     with structlog.testing.capture_logs() as logs:
         scene.open()
@@ -253,7 +253,7 @@ async def test_a_policy_that_is_refused_is_said_once_and_tried_again(tmp_path, e
 
 
 async def test_where_it_may_be_told_nothing_both_are_said(tmp_path, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.module.refuses |= {SET_POLICY: errno.EBADF, EXEMPT: errno.EBADF}
     scene.runs(pids[0])
     with structlog.testing.capture_logs() as logs:
@@ -265,7 +265,7 @@ async def test_where_it_may_be_told_nothing_both_are_said(tmp_path, pids):
 
 
 async def test_a_channel_that_is_lost_is_told_nothing_more(tmp_path, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.open()
     scene.policy.close()
     scene.policy.hear(scene.domain, ServerReady(pids[0]))
@@ -277,7 +277,7 @@ async def test_a_channel_that_is_lost_is_told_nothing_more(tmp_path, pids):
 @pytest.mark.parametrize("wanted", Mode)
 async def test_once_mpsd_has_quit_nothing_is_contained(tmp_path, wanted):
     """Without mpsd no process would freeze and end a client that reads zeros."""
-    scene = Scene(DeskRoom(tmp_path), wanted)
+    scene = Scene(IncidentWorld(tmp_path), wanted)
     scene.open()
     scene.pool.stopping.set()
     scene.policy.close()
@@ -285,7 +285,7 @@ async def test_once_mpsd_has_quit_nothing_is_contained(tmp_path, wanted):
 
 
 async def test_a_module_that_has_gone_when_mpsd_quits_is_no_failure(tmp_path):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.open()
     scene.module.refuses[SET_POLICY] = errno.ENODEV
     scene.pool.stopping.set()
@@ -294,7 +294,7 @@ async def test_a_module_that_has_gone_when_mpsd_quits_is_no_failure(tmp_path):
 
 
 async def test_a_module_that_is_new_is_told_everything(tmp_path, pids):
-    scene = Scene(DeskRoom(tmp_path))
+    scene = Scene(IncidentWorld(tmp_path))
     scene.runs(pids[0])
     scene.open()
     scene.policy.close()

@@ -102,7 +102,7 @@ class Caller:
 
 
 @dataclass
-class House:
+class FakeDaemon:
     api: Api
     bus: EventBus
     fakes: Fakes
@@ -154,7 +154,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(directory: Path, ranges: UidRanges = NO_RANGES, **settings: Any) -> AsyncIterator[House]:
+async def open_daemon(directory: Path, ranges: UidRanges = NO_RANGES, **settings: Any) -> AsyncIterator[FakeDaemon]:
     bus = EventBus(clock=lambda: NOW)
     fakes = furnished(bus.publish)
     with ExitStack() as stack:
@@ -162,9 +162,9 @@ async def open_house(directory: Path, ranges: UidRanges = NO_RANGES, **settings:
         audit = stack.enter_context(open_audit(directory))
         api = Api(fakes.services(), ApiSettings(**settings), bus, audit, ranges)
         async with trio.open_nursery() as nursery:
-            house = House(api, bus, fakes, audit, nursery, stack)
+            daemon = FakeDaemon(api, bus, fakes, audit, nursery, stack)
             try:
-                yield house
+                yield daemon
             finally:
                 nursery.cancel_scope.cancel()
 

@@ -49,8 +49,8 @@ class Process:
 class FakeEnds:
     """Replaces ends.py."""
 
-    def __init__(self, room: "Room", on_end: Callable[[ProcessId, int], None]) -> None:
-        self._room, self.on_end = room, on_end
+    def __init__(self, machine: "FakeMachine", on_end: Callable[[ProcessId, int], None]) -> None:
+        self._room, self.on_end = machine, on_end
         self.watched: set[ProcessId] = set()
 
     def watch(self, process: ProcessId) -> None:
@@ -80,7 +80,7 @@ class NoServers:
 class FakeVault:
     """Arenas as vault/arenas.py reports them; it outlives each mpsd of a test."""
 
-    room: "Room"
+    machine: "FakeMachine"
     made: dict[int, Arena] = field(default_factory=dict)
     told: Callable[[str, Arena], None] = lambda what, arena: None
     hurried: list[ProcessId] = field(default_factory=list)
@@ -112,17 +112,17 @@ class FakeVault:
 
     def open_to_write(self, process: ProcessId, arena_id: int = 1) -> None:
         arena = self.made[arena_id]
-        self.room.processes[process].may_write = True
+        self.machine.processes[process].may_write = True
         self.become("opened", replace(arena, writer=process, generation=arena.generation + 1))
 
     def close(self, process: ProcessId, arena_id: int = 1) -> None:
         """Close the arena of a process with no running work."""
-        self.room.processes[process].may_write = False
+        self.machine.processes[process].may_write = False
         self.become("closed", self._without(self.made[arena_id], process))
 
     def fenced(self, process: ProcessId) -> None:
         """Record that the process is gone and none of its descriptors is held."""
-        self.room.processes[process].may_write = False
+        self.machine.processes[process].may_write = False
         for arena in list(self.made.values()):
             if process in (arena.writer, *arena.readers):
                 self.become("fenced", self._without(arena, process))
@@ -136,10 +136,10 @@ class FakeVault:
             raise NotAllowed(f"pid {process.pid} has it not open")
         if arena.writer not in (None, fenced):
             raise ArenaBusy("another writes")
-        if not self.room.processes[process].is_alive:
+        if not self.machine.processes[process].is_alive:
             raise BadRequest(f"pid {process.pid} has ended")
-        self.room.check_nobody_writes()
-        self.room.processes[process].may_write = not self.room.processes[process].is_torn
+        self.machine.check_nobody_writes()
+        self.machine.processes[process].may_write = not self.machine.processes[process].is_torn
         left = tuple(each for each in arena.readers if each not in (process, fenced))
         self.made[arena_id] = replace(arena, writer=process, readers=left, generation=arena.generation + 1)
         return self.made[arena_id]
@@ -151,7 +151,7 @@ class FakeVault:
         arena = self.made[arena_id]
         if arena.writer != process or arena.generation != generation:
             raise StaleGeneration("it is another's")
-        self.room.processes[process].may_write = False
+        self.machine.processes[process].may_write = False
         return self.become("opened", replace(arena, writer=None, readers=(*arena.readers, process)))
 
     def hurry(self, process: ProcessId) -> None:
@@ -167,7 +167,7 @@ class FakeVault:
         return replace(arena, readers=readers, writer=None if arena.writer == process else arena.writer)
 
 
-class Room:
+class FakeMachine:
     """To be used in a test that has a trio clock.  faulted: domains in FAULT, and since when (trio time)."""
 
     def __init__(self, path: Path, settings: FailoverSettings = SETTINGS) -> None:
@@ -183,7 +183,7 @@ class Room:
         self.failover: ServiceRequests
 
     @asynccontextmanager
-    async def mpsd(self) -> AsyncIterator["Room"]:
+    async def mpsd(self) -> AsyncIterator["FakeMachine"]:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
         facts = (self.domain_of, self.faulted.get, lambda domain: ("GPU-a",))

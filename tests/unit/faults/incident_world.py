@@ -32,7 +32,7 @@ def key(process: ProcessId) -> str:
     return describe(process).key
 
 
-class DeskRoom:
+class IncidentWorld:
     """Needs a test with a trio clock. events: the published events; told: each revision of an incident."""
 
     def __init__(self, path: Path, settings: FaultSettings = SETTINGS, watches_since: int | None = None) -> None:
@@ -117,11 +117,11 @@ class DeskRoom:
     def last(self) -> Incident:
         return self.told[-1]
 
-    def again(self, settings: FaultSettings = SETTINGS) -> "DeskRoom":
+    def again(self, settings: FaultSettings = SETTINGS) -> "IncidentWorld":
         """As another mpsd finds it: the first was killed."""
-        return DeskRoom(self.path.parent, settings)
+        return IncidentWorld(self.path.parent, settings)
 
 
-def running(room: DeskRoom, nursery: trio.Nursery) -> None:
-    nursery.start_soon(room.outbox.run)
-    nursery.start_soon(room.desk.run)
+def running(world: IncidentWorld, nursery: trio.Nursery) -> None:
+    nursery.start_soon(world.outbox.run)
+    nursery.start_soon(world.desk.run)

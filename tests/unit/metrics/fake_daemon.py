@@ -13,12 +13,12 @@ from mpsd.metrics.source import MetricsSource, Readings
 from tests.unit.api.fake_services import NOW, Fakes, furnished
 
 
-class House:
+class FakeDaemon:
     def __init__(self, fakes: Fakes, bus: EventBus, metrics: Metrics, readings: Readings) -> None:
         self.fakes, self.bus, self.metrics, self.readings = fakes, bus, metrics, readings
 
     @classmethod
-    def furnish(cls, listen: str = "", **settings: Any) -> "House":
+    def furnish(cls, listen: str = "", **settings: Any) -> "FakeDaemon":
         bus = EventBus(clock=lambda: NOW)
         metrics = Metrics(MetricsSettings(listen, **settings), bus)
         readings = Readings(lambda: 7, lambda: 3, lambda: 2, lambda: 1)

@@ -1,4 +1,4 @@
-"""Observations of a fault as the sources make them, and a room that receives them.
+"""Observations of a fault as the sources make them, and what receives them.
 
 Times are milliseconds after the launch of the bad kernel; the usual ones are those measured on an H200.
 """
@@ -71,7 +71,7 @@ def exited(who, ms):
     return ended(who, ms, fault_class=FaultClass.UNKNOWN)
 
 
-class Room:
+class FaultSetup:
     """A fusion, and the last revision of each incident."""
 
     def __init__(self, party_of=lambda process: Party(process, 1000, f"p{process.pid}")) -> None:
