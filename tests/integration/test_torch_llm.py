@@ -28,7 +28,7 @@ MEMBERS, STREAMS, TOKENS = 3, 4, 120
 SECONDS = 120.0
 
 
-class House:
+class Servers:
     """A front end and members.  Guards that they end with the test."""
 
     def __init__(self, machine: Machine) -> None:
@@ -78,31 +78,31 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def servers() -> Iterator[Servers]:
     with open_machine() as machine:
         machine.start()
-        made = House(machine)
+        made = Servers(machine)
         yield made
         made.end()
 
 
-def test_a_killed_and_a_handed_over_model_says_what_it_would_have_said(house: House, tmp_path: Path) -> None:
-    house.wait_for_standbys(2)
-    undisturbed = house.load(tmp_path / "undisturbed.json")
+def test_a_killed_and_a_handed_over_model_says_what_it_would_have_said(servers: Servers, tmp_path: Path) -> None:
+    servers.wait_for_standbys(2)
+    undisturbed = servers.load(tmp_path / "undisturbed.json")
     assert undisturbed.wait(SECONDS) == 0
-    disturbed = house.load(tmp_path / "disturbed.json")
-    house.wait_for_steps(20)
-    writer = house.wait_for_standbys(2).writer_pid
+    disturbed = servers.load(tmp_path / "disturbed.json")
+    servers.wait_for_steps(20)
+    writer = servers.wait_for_standbys(2).writer_pid
     assert writer is not None
     os.kill(writer, signal.SIGKILL)
-    house.wait_for_standbys(1)
-    house.wait_for_steps(20)
-    with house.machine.mpsd() as mpsd:
+    servers.wait_for_standbys(1)
+    servers.wait_for_steps(20)
+    with servers.machine.mpsd() as mpsd:
         mpsd.ask(calls.service_handover(SERVICE, wait_seconds=20.0))
-    house.wait_for_steps(20)
+    servers.wait_for_steps(20)
     assert disturbed.wait(SECONDS) == 0
     tokens = [[each["tokens"] for each in json.loads(path.read_text())["results"]] for path in sorted(tmp_path.iterdir())]
     assert tokens[0] == tokens[1]
     assert [len(each) for each in tokens[0]] == STREAMS * [TOKENS]
-    assert [said["record"] for said in house.events("promoted")] == [False, True, True]
-    assert not house.events("lost")
+    assert [said["record"] for said in servers.events("promoted")] == [False, True, True]
+    assert not servers.events("lost")

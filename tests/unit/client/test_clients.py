@@ -19,7 +19,7 @@ from mpsd.host.descriptors import close_all
 from mpsd.host.processes import process_id
 from mpsd.model.arena import GRANULE
 from mpsd.model.lease import Grant
-from tests.unit.api.fake_daemon import House, open_house
+from tests.unit.api.fake_daemon import FakeDaemon, open_daemon
 
 T = TypeVar("T")
 MEMORY = os.memfd_create("memory")
@@ -85,24 +85,24 @@ CALLS: dict[str, Call[Any]] = {
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, short_dir: Path, **settings: Any) -> AsyncIterator[tuple[House, Path]]:
-    async with open_house(tmp_path, **settings) as house:
-        house.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
+async def serving(tmp_path: Path, short_dir: Path, **settings: Any) -> AsyncIterator[tuple[FakeDaemon, Path]]:
+    async with open_daemon(tmp_path, **settings) as daemon:
+        daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
         this = process_id(os.getpid())
         assert this is not None
-        house.fakes.processes[this.pid] = this.start_time
-        yield house, house.listen(short_dir)
+        daemon.fakes.processes[this.pid] = this.start_time
+        yield daemon, daemon.listen(short_dir)
 
 
-def admit_this_process(house: House) -> None:
+def admit_this_process(daemon: FakeDaemon) -> None:
     """It is a client, writes arena 1, and is the member that serves it."""
     this = process_id(os.getpid())
     assert this is not None
-    house.fakes.arenas.made[1] = msgspec.structs.replace(house.fakes.arenas.made[1], writer=this)
-    served = house.fakes.failover.views[1]
+    daemon.fakes.arenas.made[1] = msgspec.structs.replace(daemon.fakes.arenas.made[1], writer=this)
+    served = daemon.fakes.failover.views[1]
     member = msgspec.structs.replace(served.members[0], process=this)
-    house.fakes.failover.views[1] = msgspec.structs.replace(served, members=(member,))
-    house.fakes.leases.admit(os.getpid(), os.getuid(), Grant("none"), process_id(os.getpid()))
+    daemon.fakes.failover.views[1] = msgspec.structs.replace(served, members=(member,))
+    daemon.fakes.leases.admit(os.getpid(), os.getuid(), Grant("none"), process_id(os.getpid()))
 
 
 async def blocking(work: Callable[..., T], *arguments: Any) -> T:
@@ -128,11 +128,11 @@ async def test_every_result_is_read_by_both(name: str, tmp_path: Path, short_dir
         with Client(path, program="a test") as mpsd:
             return mpsd.ask(call)
 
-    async with serving(tmp_path, short_dir) as (house, path):
-        admit_this_process(house)
+    async with serving(tmp_path, short_dir) as (daemon, path):
+        admit_this_process(daemon)
         one = await blocking(ask, path)
-    async with serving(tmp_path, short_dir) as (house, path), AsyncClient(path) as mpsd:
-        admit_this_process(house)
+    async with serving(tmp_path, short_dir) as (daemon, path), AsyncClient(path) as mpsd:
+        admit_this_process(daemon)
         other = await mpsd.ask(call)
     assert type(one) is type(other)
     if name not in ("status", "health"):  # the time has gone on
@@ -226,12 +226,12 @@ async def test_events_come_to_a_program_that_blocks(tmp_path: Path, short_dir: P
                     mpsd.unsubscribe()
                     return
 
-    async with serving(tmp_path, short_dir) as (house, path):
+    async with serving(tmp_path, short_dir) as (daemon, path):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(blocking, watch, path)
             await subscribed.wait()
             for number in range(20):
-                house.bus.publish("domain.ready", {"number": number})
+                daemon.bus.publish("domain.ready", {"number": number})
     assert [event.facts["number"] for event in told if isinstance(event, Event)] == list(range(20))
 
 
@@ -274,7 +274,7 @@ async def test_many_tasks_share_one_connection(tmp_path: Path, short_dir: Path) 
             with trio.move_on_after(0.0005):
                 await mpsd.ask(calls.status())
 
-    async with serving(tmp_path, short_dir) as (house, path), AsyncClient(path) as mpsd:
+    async with serving(tmp_path, short_dir) as (daemon, path), AsyncClient(path) as mpsd:
         await mpsd.subscribe("*")
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
@@ -284,6 +284,6 @@ async def test_many_tasks_share_one_connection(tmp_path: Path, short_dir: Path) 
                         others.start_soon(ask, mpsd, calls.client_list())
                         others.start_soon(hesitate, mpsd)
                 for number in range(50):
-                    house.bus.publish("domain.ready", {"number": number})
+                    daemon.bus.publish("domain.ready", {"number": number})
     assert [event.facts["number"] for event in told if isinstance(event, Event)] == list(range(50))
     assert pids == [586, 587, 700, 701] * 100

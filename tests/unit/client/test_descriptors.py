@@ -141,8 +141,8 @@ async def test_memory_goes_there_and_back(tmp_path: Path, short_dir: Path) -> No
         with Client(path) as mpsd:
             return put_and_take(mpsd)
 
-    async with serving(tmp_path, short_dir) as (house, path):
-        admit_this_process(house)
+    async with serving(tmp_path, short_dir) as (daemon, path):
+        admit_this_process(daemon)
         assert await blocking(run, path) == b"weights{}"
 
 
@@ -170,8 +170,8 @@ async def test_too_many_on_their_way_is_a_matter_of_time(tmp_path: Path, short_d
             mpsd._sock = Crowded(mpsd._sock)  # type: ignore[assignment]
             return put_and_take(mpsd)
 
-    async with serving(tmp_path, short_dir) as (house, path):
-        admit_this_process(house)
+    async with serving(tmp_path, short_dir) as (daemon, path):
+        admit_this_process(daemon)
         assert await blocking(run, path) == b"weights{}"
         async with AsyncClient(path) as mpsd:
             crowded = mpsd._sock = Crowded(mpsd._sock)  # type: ignore[assignment]
@@ -189,8 +189,8 @@ async def test_tasks_that_give_up_leave_none(tmp_path: Path, short_dir: Path) ->
             with trio.move_on_after(0.0003):
                 close_all((await mpsd.ask(calls.arena_take(1))).fds)
 
-    async with serving(tmp_path, short_dir) as (house, path):
-        admit_this_process(house)
+    async with serving(tmp_path, short_dir) as (daemon, path):
+        admit_this_process(daemon)
         async with AsyncClient(path) as mpsd:
             close_all((await mpsd.ask(calls.arena_take(1))).fds)
             before = descriptors()

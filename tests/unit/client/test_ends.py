@@ -26,15 +26,15 @@ async def test_who_is_let_go_is_told_why(tmp_path: Path, short_dir: Path) -> Non
             assert let_go.wait(20)
             mpsd.ask(calls.health())
 
-    async with serving(tmp_path, short_dir, idle_seconds=0.05) as (house, path):
+    async with serving(tmp_path, short_dir, idle_seconds=0.05) as (daemon, path):
         async with AsyncClient(path) as mpsd:
-            await house.until(0)
+            await daemon.until(0)
             with pytest.raises(Disconnected, match="no request came"):
                 await mpsd.ask(calls.health())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect, Disconnected, linger, path)
-            await house.until(1)
-            await house.until(0)
+            await daemon.until(1)
+            await daemon.until(0)
             let_go.set()
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from mpsd.wire.incidents import incident_facts
-from tests.unit.api.fake_daemon import House, open_house
+from tests.unit.api.fake_daemon import FakeDaemon, open_daemon
 from tests.unit.api.fake_incidents import proven
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,9 +19,9 @@ PAGE = (ROOT / "docs/python.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
+async def run(daemon: FakeDaemon, short_dir: Path, name: str, *arguments: str) -> str:
     """Return the program's output."""
-    house.listen(short_dir)
+    daemon.listen(short_dir)
     with trio.fail_after(20):
         done = await trio.run_process(
             [sys.executable, str(EXAMPLES / name), *arguments],
@@ -47,65 +47,65 @@ def test_what_the_page_shows_is_python(block: str) -> None:
 
 
 async def test_the_first_program_of_the_page_runs(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         program = short_dir / "first.py"
         program.write_text(BLOCKS[0])
-        said = await run(house, short_dir, str(program))
+        said = await run(daemon, short_dir, str(program))
         assert said.splitlines()[0].startswith("3 active ")
         assert "586 d1 30.0" in said
-        assert 3 not in house.fakes.leases.made
+        assert 3 not in daemon.fakes.leases.made
 
 
 async def test_a_share_is_leased_for_a_command(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         text = "import os; print('token of', len(os.environ['MPSD_LEASE']))"
-        said = await run(house, short_dir, "lease_a_share.py", "--sm-percent", "30", "--", sys.executable, "-c", text)
+        said = await run(daemon, short_dir, "lease_a_share.py", "--sm-percent", "30", "--", sys.executable, "-c", text)
         assert "lease 3 is active" in said
         assert "token of 32" in said
-        assert 3 not in house.fakes.leases.made
+        assert 3 not in daemon.fakes.leases.made
 
 
 async def test_a_share_that_does_not_fit_is_no_start(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         with pytest.raises(subprocess.CalledProcessError) as failed:
-            await run(house, short_dir, "lease_a_share.py", "--sm-percent", "90", "--", "false")
+            await run(daemon, short_dir, "lease_a_share.py", "--sm-percent", "90", "--", "false")
         assert failed.value.returncode == 75
         assert b"do not fit" in failed.value.stdout
 
 
 async def test_who_lists_clients_and_the_queue(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
-        said = await run(house, short_dir, "who.py")
+    async with open_daemon(tmp_path) as daemon:
+        said = await run(daemon, short_dir, "who.py")
         assert said.splitlines()[1].split() == ["586", "1000", "running", "d1", "1", "30.0"]
         assert "waits, number 1: 587: no share is free" in said
 
 
 async def test_watch_tells_what_happens(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(publish_to_the_first, house)
-            said = await run(house, short_dir, "watch.py", "--seconds", "0.2", "domain.*")
+            nursery.start_soon(publish_to_the_first, daemon)
+            said = await run(daemon, short_dir, "watch.py", "--seconds", "0.2", "domain.*")
     assert 'domain.ready {"domain": "d1"}' in said
 
 
-async def publish_to_the_first(house: House) -> None:
-    while not house.bus.subscribers:  # noqa: ASYNC110
+async def publish_to_the_first(daemon: FakeDaemon) -> None:
+    while not daemon.bus.subscribers:  # noqa: ASYNC110
         await trio.sleep(0.005)
-    house.bus.publish("domain.ready", {"domain": "d1"})
-    house.bus.publish("fault.culprit", incident_facts(proven()))
+    daemon.bus.publish("domain.ready", {"domain": "d1"})
+    daemon.bus.publish("fault.culprit", incident_facts(proven()))
 
 
 async def test_culprits_are_told(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with open_daemon(tmp_path) as daemon:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(publish_to_the_first, house)
-            said = await run(house, short_dir, "culprits.py", "--seconds", "0.2")
+            nursery.start_soon(publish_to_the_first, daemon)
+            said = await run(daemon, short_dir, "culprits.py", "--seconds", "0.2")
     assert said.splitlines()[0] == "fault 1: mmu in d1, proven, 1 hurt"
     assert said.splitlines()[-1] == "fault 1: it was python3[586] of user 1000"
 
 
 async def test_a_lease_is_kept_while_its_holder_lives(tmp_path: Path, short_dir: Path) -> None:
-    async with open_house(tmp_path) as house:
-        house.fakes.has_every_process = True
-        said = await run(house, short_dir, "keep_renewing.py", "--seconds", "0.1")
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.has_every_process = True
+        said = await run(daemon, short_dir, "keep_renewing.py", "--seconds", "0.1")
         assert said.splitlines() == ["lease 3 is active", "lease 3 is given back"]

@@ -23,7 +23,7 @@ from mpsd.host.listeners import listen
 from mpsd.model.lease import Grant, LeaseSpec, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, MemberView, Promotion, ServiceSettings, ServiceView
-from tests.unit.api.fake_daemon import OPERATOR, House, open_house
+from tests.unit.api.fake_daemon import OPERATOR, FakeDaemon, open_daemon
 from tests.unit.api.fake_incidents import suspected
 from tests.unit.api.fake_services import NOW, UUIDS
 
@@ -47,7 +47,7 @@ class Terminal(StringIO):
 class Desk:
     """`sockets`: one for each kind of peer, since the kernel would report the same credentials for all of them."""
 
-    house: House
+    daemon: FakeDaemon
     directory: Path
     _sockets: dict[Peer, Path]
 
@@ -55,8 +55,8 @@ class Desk:
         if peer not in self._sockets:
             path = self.directory / f"{len(self._sockets)}.sock"
             listener = listen(path, MODE)
-            self.house.stack.enter_context(listener)
-            self.house.nursery.start_soon(self._serve, listener, peer)
+            self.daemon.stack.enter_context(listener)
+            self.daemon.nursery.start_soon(self._serve, listener, peer)
             self._sockets[peer] = path
         return self._sockets[peer]
 
@@ -65,7 +65,7 @@ class Desk:
             await trio.lowlevel.wait_readable(listener)
             connection, _ = listener.accept()
             connection.setblocking(False)
-            self.house.api.begin_with(peer, connection, self.house.nursery)
+            self.daemon.api.begin_with(peer, connection, self.daemon.nursery)
 
     async def run(self, *words: str, peer: Peer = OPERATOR, out: StringIO | None = None, **environ: str) -> Done:
         """Run the program once, as this peer."""
@@ -90,13 +90,13 @@ def surroundings(out: StringIO, **environ: str) -> Surroundings:
 
 @asynccontextmanager
 async def open_desk(directory: Path, short_dir: Path) -> AsyncIterator[Desk]:
-    async with open_house(directory) as house:
-        yield Desk(house, short_dir, {})
+    async with open_daemon(directory) as daemon:
+        yield Desk(daemon, short_dir, {})
 
 
 def furnish(desk: Desk) -> None:
     """Add to the standard contents: a container with memory of its own, a long name, a GPU of its own, faults."""
-    fakes = desk.house.fakes
+    fakes = desk.daemon.fakes
     spec = LeaseSpec(
         "nightly-evaluation-of-the-large-model",
         Selector(SelectorKind.CGROUP, "3f2a9c0d1e2f"),
@@ -116,13 +116,13 @@ def furnish(desk: Desk) -> None:
     fakes.faults.keep(replace(suspected(), number=4, began_at=NOW + 1))  # since mpsd was started
     fakes.domains.members[0] = replace(fakes.domains.members[0], watched=True, shield=True, held=True)
     fakes.domains.members[1] = replace(fakes.domains.members[1], watched=True)
-    desk.house.fakes.failover.views[1] = served(desk)
-    desk.house.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
+    desk.daemon.fakes.failover.views[1] = served(desk)
+    desk.daemon.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
 
 
 def served(desk: Desk) -> ServiceView:
     """That of arena 1, which has been through a fault."""
-    before = desk.house.fakes.failover.views[1]
+    before = desk.daemon.fakes.failover.views[1]
     standby = MemberView(ProcessId(601, 6010), "d2", 1, MemberState.READY, False, True, NOW - 3600)
     late = MemberView(ProcessId(602, 6020), "d3", 1, MemberState.WARMING, False, True, NOW)
     return replace(

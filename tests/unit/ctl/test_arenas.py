@@ -26,7 +26,7 @@ GIB = 1 << 30
 async def test_an_arena_is_what_was_asked_for(words: str, expected: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
         out = await desk.answer("arena", "create", "kv", "--capacity", "8G", *words.split(), peer=OWNER)
-        made = desk.house.fakes.arenas.made[3]
+        made = desk.daemon.fakes.arenas.made[3]
     assert (made.name, made.owner_uid, made.capacity_bytes) == ("kv", 1000, 8 * GIB)
     assert {name: getattr(made, name) for name in expected} == expected
     assert out.startswith("arena kv may hold 8G of GPU ")
@@ -44,7 +44,7 @@ async def test_an_arena_is_what_was_asked_for(words: str, expected: dict[str, An
 )
 async def test_what_is_not_named_stays(words: str, changed: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
-        arenas = desk.house.fakes.arenas
+        arenas = desk.daemon.fakes.arenas
         before = arenas.made[2] = replace(arenas.made[2], ttl_seconds=60.0)
         await desk.answer("arena", "change", "cache", *words.split(), peer=OWNER)
         assert arenas.made[2] == replace(before, **changed)
@@ -71,7 +71,7 @@ async def test_a_user_sees_what_they_may(tmp_path: Path, short_dir: Path) -> Non
 
 async def test_many_readers_are_counted(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
-        arenas = desk.house.fakes.arenas
+        arenas = desk.daemon.fakes.arenas
         arenas.made[1] = replace(arenas.made[1], readers=tuple(ProcessId(pid, 1) for pid in range(100, 150)))
         out = await desk.answer("arena", "show", "weights", COLUMNS="")
         assert "pid 119 and 30 more" in out

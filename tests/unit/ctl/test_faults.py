@@ -205,7 +205,7 @@ async def test_a_report_of_nothing_but_a_number_is_shown(tmp_path: Path, short_d
         of_the_gpu(), fault_class=FaultClass.UNKNOWN, gpu="", evidence=(), deeds=(), xids=(), is_settled=False, number=9
     )
     async with open_desk(tmp_path, short_dir) as desk:
-        desk.house.fakes.faults.keep(empty)
+        desk.daemon.fakes.faults.keep(empty)
         out = await desk.answer("fault", "9", peer=STRANGER)
     assert out.startswith("Fault 9\nA client caused a fault of an unknown kind; mpsd accuses no client.\n")
     assert "When\n" not in out
@@ -218,7 +218,7 @@ async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) ->
     seen = replace(proven().evidence[0], text=nasty, kernel=nasty)
     deeds = (replace(proven().deeds[0], text=nasty),)
     async with open_desk(tmp_path, short_dir) as desk:
-        desk.house.fakes.faults.keep(
+        desk.daemon.fakes.faults.keep(
             replace(proven(), kernel=nasty, parties=(party,), evidence=(seen,), deeds=deeds, victims=(ALICES,))
         )
         for words in ("fault 1", "faults"):
@@ -235,6 +235,6 @@ async def test_a_pardon_is_said_and_done(tmp_path: Path, short_dir: Path) -> Non
         assert (done.status, done.err) == (1, "mpsctl pardon: nothing is held against lease:1 (NO_SUCH_FAULT)\n")
         done = await desk.run("pardon", "user:1000:crasher", peer=OWNER)
         assert done.err == "mpsctl pardon: blame.pardon needs an operator; you are user 1000 (NOT_ALLOWED)\n"
-        assert set(desk.house.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}
-        desk.house.fakes.faults.held.clear()
+        assert set(desk.daemon.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}
+        desk.daemon.fakes.faults.held.clear()
         assert await desk.answer("blame") == "nothing is held against anybody\n"

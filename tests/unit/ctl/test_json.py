@@ -133,11 +133,11 @@ async def follow(desk: Desk, *words: str, out: StringIO | None = None) -> Any:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         with trio.fail_after(20):
-            while not desk.house.bus.subscribers:  # noqa: ASYNC110
+            while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
                 await trio.sleep(0.005)
-        desk.house.bus.publish("lease.created", {"lease_id": 9, "owner_uid": 1000, "name": "a job", "expires_at": None})
-        desk.house.bus.publish("fault.xid", {"xid": 31, "domain": "d1", "note": 'say "x"\n'})
-        desk.house.bus.publish("client.queued", {"pid": 5, "uid": 1000, "reason": "no room"})
+        desk.daemon.bus.publish("lease.created", {"lease_id": 9, "owner_uid": 1000, "name": "a job", "expires_at": None})
+        desk.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1", "note": 'say "x"\n'})
+        desk.daemon.bus.publish("client.queued", {"pid": 5, "uid": 1000, "reason": "no room"})
     return found[0]
 
 
@@ -171,8 +171,8 @@ async def test_a_line_is_told_when_it_happens(tmp_path: Path, short_dir: Path) -
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: desk.run("events", "--count", "2", out=out))
             with trio.fail_after(20):
-                while not desk.house.bus.subscribers:  # noqa: ASYNC110
+                while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
                     await trio.sleep(0.005)
-                desk.house.bus.publish("domain.ready", {"domain": "d1"})
+                desk.daemon.bus.publish("domain.ready", {"domain": "d1"})
                 await out.written.wait()
-            desk.house.bus.publish("domain.ready", {"domain": "d1"})
+            desk.daemon.bus.publish("domain.ready", {"domain": "d1"})

@@ -32,7 +32,7 @@ def command(desk: Desk, *words: str) -> list[str]:
 
 async def until_somebody_follows(desk: Desk) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        while not desk.house.bus.subscribers:  # noqa: ASYNC110
+        while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
             await trio.sleep(0.005)
 
 
@@ -60,7 +60,7 @@ async def test_a_closed_pipe_ends_it_without_a_word(words: tuple[str, ...], tmp_
         os.close(reader)
         with trio.fail_after(PATIENCE_SECONDS):
             while process.poll() is None:
-                desk.house.bus.publish("domain.ready", {"domain": "d1"})
+                desk.daemon.bus.publish("domain.ready", {"domain": "d1"})
                 await trio.sleep(0.01)
             assert process.stderr is not None
             assert await process.stderr.receive_some() == b""
@@ -107,9 +107,9 @@ async def test_top_is_live_on_a_terminal(tmp_path: Path, short_dir: Path) -> Non
         )
         await trio.to_thread.run_sync(screen.read_until, "clients: 2 running, 2 waiting")
         await until_somebody_follows(desk)
-        fakes = desk.house.fakes
+        fakes = desk.daemon.fakes
         fakes.leases.waiting.clear()
-        desk.house.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
+        desk.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
         await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
         process.send_signal(signal.SIGINT)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -133,7 +133,7 @@ async def test_top_outlives_mpsd(tmp_path: Path, short_dir: Path) -> None:
     await trio.to_thread.run_sync(screen.read_until, "trying again")
     screen.text = ""
     async with open_desk(tmp_path, short_dir) as desk:
-        desk.house.fakes.leases.waiting.clear()
+        desk.daemon.fakes.leases.waiting.clear()
         command(desk)  # listens at the same place
         await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
         process.send_signal(signal.SIGINT)

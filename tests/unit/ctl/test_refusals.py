@@ -47,9 +47,9 @@ ACTS = "lease create x --user 1000 --sm 1%"
 )
 async def test_a_refusal_is_one_line_and_status_1(words: str, peer: object, said: str, tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
-        before = desk.house.fakes.changes()
+        before = desk.daemon.fakes.changes()
         done = await desk.run(*words.split(), peer=peer)  # type: ignore[arg-type]
-        assert desk.house.fakes.changes() == before
+        assert desk.daemon.fakes.changes() == before
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith(said)
     assert done.err.count("\n") == 1
@@ -64,8 +64,8 @@ async def test_json_does_not_change_how_a_refusal_is_said(tmp_path: Path, short_
 async def test_ill_health_is_status_1_and_the_reasons(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
         assert await desk.answer("health") == "ok\n"
-        desk.house.fakes.domains.known.clear()
-        desk.house.fakes.domains.add("d1", DomainState.SILENT)
+        desk.daemon.fakes.domains.known.clear()
+        desk.daemon.fakes.domains.add("d1", DomainState.SILENT)
         done = await desk.run("health")
     assert (done.status, done.out, done.err) == (1, "no fault domain takes clients: d1 is silent\n", "")
 
@@ -148,9 +148,9 @@ async def test_an_mpsd_that_ends_is_status_3(tmp_path: Path, short_dir: Path) ->
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow, desk, found)
             with trio.fail_after(20):
-                while not desk.house.bus.subscribers:  # noqa: ASYNC110
+                while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
                     await trio.sleep(0.005)
-            desk.house.nursery.cancel_scope.cancel()
+            desk.daemon.nursery.cancel_scope.cancel()
             with trio.fail_after(20, shield=True):
                 while not found:  # noqa: ASYNC110
                     await trio.sleep(0.005)

@@ -29,7 +29,7 @@ async def test_what_is_not_named_stays(words: str, changed: dict[str, Any], tmp_
     async with open_desk(tmp_path, short_dir) as desk:
         furnish(desk)
         await desk.answer("service", "change", "weights", *words.split(), peer=OWNER)
-        assert desk.house.fakes.failover.views[1].settings == replace(SETTINGS, **changed)
+        assert desk.daemon.fakes.failover.views[1].settings == replace(SETTINGS, **changed)
 
 
 async def test_what_is_wanted_now_is_said(tmp_path: Path, short_dir: Path) -> None:
@@ -45,7 +45,7 @@ async def test_a_handover_goes_to_whom_was_named(
 ) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
         out = await desk.answer("service", "handover", "weights", *words, peer=OWNER)
-        assert desk.house.fakes.failover.said == [("handover", 1, to_pid)]
+        assert desk.daemon.fakes.failover.said == [("handover", 1, to_pid)]
     assert out == f"pid {to_pid or 586} serves in place of pid 586, after 250 ms\n"
 
 

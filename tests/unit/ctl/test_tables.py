@@ -111,7 +111,7 @@ async def test_a_user_sees_what_is_theirs(tmp_path: Path, short_dir: Path) -> No
 async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) -> None:
     """Nor are they taken for markup: what a stranger's process is called is shown as it is."""
     async with open_desk(tmp_path, short_dir) as desk:
-        fakes = desk.house.fakes
+        fakes = desk.daemon.fakes
         process = next(iter(fakes.leases.identities))
         identity = fakes.leases.identities[process]
         fakes.leases.identities[process] = type(identity)(process, identity.uid, container="[red]x\033[2J\n:boom:")

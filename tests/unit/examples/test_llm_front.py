@@ -21,7 +21,7 @@ from web import Url, ask
 
 
 @dataclass
-class House:
+class FakeService:
     front: Front
     url: Url
     place: str
@@ -29,7 +29,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(short_dir: Path, most: int = 8, patience: float = 20.0) -> AsyncIterator[House]:
+async def open_service(short_dir: Path, most: int = 8, patience: float = 20.0) -> AsyncIterator[FakeService]:
     place = str(short_dir / "llm.sock")
     with trio.fail_after(20):
         front = Front(most, patience, None)
@@ -37,9 +37,9 @@ async def open_house(short_dir: Path, most: int = 8, patience: float = 20.0) -> 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(trio.serve_listeners, front.backend.serve, [listen(place)]))
             nursery.start_soon(partial(trio.serve_listeners, front.serve, clients))
-            house = House(front, Url("127.0.0.1", clients[0].socket.getsockname()[1]), place)
-            yield house
-            for member in house.members:
+            service = FakeService(front, Url("127.0.0.1", clients[0].socket.getsockname()[1]), place)
+            yield service
+            for member in service.members:
                 await member.stream.aclose()
             nursery.cancel_scope.cancel()
 
@@ -51,9 +51,9 @@ class Member:
         self.stream, self._lines = stream, Lines(stream)
 
     @classmethod
-    async def join(cls, house: House, generation: int) -> "Member":
-        made = cls(await trio.open_unix_socket(house.place))
-        house.members.append(made)
+    async def join(cls, service: FakeService, generation: int) -> "Member":
+        made = cls(await trio.open_unix_socket(service.place))
+        service.members.append(made)
         await made.say(hello={"generation": generation, "pid": 586, "vocab": 99, "length": 99})
         return made
 
@@ -82,35 +82,35 @@ class Member:
 class Client:
     """Asks for tokens; `result` has the answer."""
 
-    def __init__(self, house: House, nursery: trio.Nursery, count: int = 4) -> None:
+    def __init__(self, service: FakeService, nursery: trio.Nursery, count: int = 4) -> None:
         self.result = Result(0, [1, 2], {"max_tokens": count})
         self.status = 0
         self.over = trio.Event()
-        nursery.start_soon(self._ask, house, count)
+        nursery.start_soon(self._ask, service, count)
 
-    async def _ask(self, house: House, count: int) -> None:
+    async def _ask(self, service: FakeService, count: int) -> None:
         body = json.dumps({"prompt": [1, 2], "max_tokens": count}).encode()
-        self.status = await ask(house.url, "POST", "/generate", body, self.result.hear)
+        self.status = await ask(service.url, "POST", "/generate", body, self.result.hear)
         self.over.set()
 
 
-async def told(house: House, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+async def told(service: FakeService, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
     said: list[Any] = []
-    status = await ask(house.url, method, path, body, lambda _, line: said.append(line))
+    status = await ask(service.url, method, path, body, lambda _, line: said.append(line))
     return status, said[0]
 
 
 async def test_a_stream_goes_on_where_another_member_takes_over(short_dir: Path) -> None:
     """Its client notices nothing; what comes twice is dropped."""
-    async with open_house(short_dir) as house, trio.open_nursery() as nursery:
-        first = await Member.join(house, 1)
+    async with open_service(short_dir) as service, trio.open_nursery() as nursery:
+        first = await Member.join(service, 1)
         await first.hear("all")
-        client = Client(house, nursery)
+        client = Client(service, nursery)
         request = await first.request()
         assert (request["prompt"], request["have"]) == ([1, 2], [])
         await first.make(request, 0, 2)
         await first.stream.aclose()
-        second = await Member.join(house, 2)
+        second = await Member.join(service, 2)
         again = await second.request()
         await second.hear("all")
         assert again["id"] == request["id"]
@@ -119,27 +119,27 @@ async def test_a_stream_goes_on_where_another_member_takes_over(short_dir: Path)
         await client.over.wait()
         assert (client.status, client.result.tokens, client.result.trouble) == (200, [100, 101, 102, 103], "")
         assert client.result.is_done
-        counts = house.front.streams.counts
+        counts = service.front.streams.counts
         assert (counts.tokens, counts.finished, counts.differing, counts.members) == (4, 1, 0, 2)
 
 
 async def test_a_member_of_the_past_is_sent_away(short_dir: Path) -> None:
-    async with open_house(short_dir) as house:
-        new = await Member.join(house, 5)
+    async with open_service(short_dir) as service:
+        new = await Member.join(service, 5)
         await new.hear("all")
-        old = await Member.join(house, 4)
+        old = await Member.join(service, 4)
         assert await old.is_sent_away()
-        newer = await Member.join(house, 6)
+        newer = await Member.join(service, 6)
         await newer.hear("all")
         assert await new.is_sent_away()
-        assert (await told(house, "GET", "/stats"))[1]["generation"] == 6
+        assert (await told(service, "GET", "/stats"))[1]["generation"] == 6
 
 
 async def test_tokens_that_are_missing_are_asked_for_once(short_dir: Path) -> None:
-    async with open_house(short_dir) as house, trio.open_nursery() as nursery:
-        member = await Member.join(house, 1)
+    async with open_service(short_dir) as service, trio.open_nursery() as nursery:
+        member = await Member.join(service, 1)
         await member.hear("all")
-        client = Client(house, nursery)
+        client = Client(service, nursery)
         request = await member.request()
         await member.make(request, 2, 4)
         assert await member.hear("again") == [request["id"], 0]
@@ -147,38 +147,38 @@ async def test_tokens_that_are_missing_are_asked_for_once(short_dir: Path) -> No
         assert await member.hear("got") == request["id"]
         await client.over.wait()
         assert client.result.tokens == [100, 101, 102, 103]
-        assert house.front.streams.counts.gaps == 1
+        assert service.front.streams.counts.gaps == 1
 
 
 async def test_who_hangs_up_is_told_to_the_member(short_dir: Path) -> None:
-    async with open_house(short_dir) as house:
-        member = await Member.join(house, 1)
+    async with open_service(short_dir) as service:
+        member = await Member.join(service, 1)
         await member.hear("all")
         async with trio.open_nursery() as nursery:
-            Client(house, nursery)
+            Client(service, nursery)
             request = await member.request()
             await member.make(request, 0, 1)
             nursery.cancel_scope.cancel()
         assert await member.hear("cancel") == request["id"]
-        assert len(house.front.streams) == 0
+        assert len(service.front.streams) == 0
 
 
 async def test_more_requests_than_may_be_open_are_told_to_come_again(short_dir: Path) -> None:
-    async with open_house(short_dir, most=1) as house, trio.open_nursery() as nursery:
-        member = await Member.join(house, 1)
+    async with open_service(short_dir, most=1) as service, trio.open_nursery() as nursery:
+        member = await Member.join(service, 1)
         await member.hear("all")
-        Client(house, nursery)
+        Client(service, nursery)
         await member.request()
-        status, line = await told(house, "POST", "/generate", b'{"prompt": [1]}')
+        status, line = await told(service, "POST", "/generate", b'{"prompt": [1]}')
         assert (status, "open" in line["error"]) == (503, True)
         nursery.cancel_scope.cancel()
 
 
 async def test_what_a_member_refuses_is_refused(short_dir: Path) -> None:
-    async with open_house(short_dir) as house, trio.open_nursery() as nursery:
-        member = await Member.join(house, 1)
+    async with open_service(short_dir) as service, trio.open_nursery() as nursery:
+        member = await Member.join(service, 1)
         await member.hear("all")
-        client = Client(house, nursery)
+        client = Client(service, nursery)
         request = await member.request()
         await member.say(refused=[request["id"], "too long"])
         await client.over.wait()
@@ -186,9 +186,9 @@ async def test_what_a_member_refuses_is_refused(short_dir: Path) -> None:
 
 
 async def test_without_a_member_a_client_waits_only_so_long(short_dir: Path) -> None:
-    async with open_house(short_dir, patience=0.01) as house:
-        assert (await told(house, "GET", "/health"))[0] == 503
-        status, line = await told(house, "POST", "/generate", b'{"prompt": "text"}')
+    async with open_service(short_dir, patience=0.01) as service:
+        assert (await told(service, "GET", "/health"))[0] == 503
+        status, line = await told(service, "POST", "/generate", b'{"prompt": "text"}')
         assert (status, line["error"]) == (503, "no token came within 0.01 seconds")
 
 
@@ -211,30 +211,30 @@ async def test_without_a_member_a_client_waits_only_so_long(short_dir: Path) -> 
     ],
 )
 async def test_what_cannot_be_asked_is_answered_in_words(short_dir: Path, body: bytes, words: str) -> None:
-    async with open_house(short_dir) as house:
-        status, line = await told(house, "POST", "/generate", body)
+    async with open_service(short_dir) as service:
+        status, line = await told(service, "POST", "/generate", body)
         assert (status, words in line["error"]) == (400, True)
 
 
 async def test_other_pages_and_what_is_no_http(short_dir: Path) -> None:
-    async with open_house(short_dir) as house:
-        assert (await told(house, "GET", "/generate"))[0] == 404
-        assert (await told(house, "POST", "/generate", b"x" * (1 << 20) + b"x"))[0] == 413
-        async with await trio.open_tcp_stream(house.url.host, house.url.port) as stream:
+    async with open_service(short_dir) as service:
+        assert (await told(service, "GET", "/generate"))[0] == 404
+        assert (await told(service, "POST", "/generate", b"x" * (1 << 20) + b"x"))[0] == 413
+        async with await trio.open_tcp_stream(service.url.host, service.url.port) as stream:
             await stream.send_all(b"nonsense\r\n\r\n")
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_members_who_talk_nonsense_are_cut_off(short_dir: Path) -> None:
-    async with open_house(short_dir) as house:
+    async with open_service(short_dir) as service:
         hello = b'{"hello": {"generation": 1}}\n'
         wrong = (b"nonsense", b"3", b'{"tokens": []}', b'{"hello": 3}', hello + b'{"tokens"', hello + b'{"tokens": [3]}')
         for said in wrong:
-            async with await trio.open_unix_socket(house.place) as stream:
+            async with await trio.open_unix_socket(service.place) as stream:
                 await stream.send_all(said + b"\n")
                 while await stream.receive_some():
                     pass
-        assert (await told(house, "GET", "/health"))[0] == 503
+        assert (await told(service, "GET", "/health"))[0] == 503
 
 
 def test_the_socket_for_members_is_this_users_and_one_front_ends(short_dir: Path) -> None:

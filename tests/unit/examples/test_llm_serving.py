@@ -14,26 +14,26 @@ from scheduler import Size
 from toy import continued
 
 from tests.seeds import seeds
-from tests.unit.examples.llm_house import Fate, House, ToyMemory
+from tests.unit.examples.llm_service import FakeService, Fate, ToyMemory
 
 SIZE = Size.of(slots=3, length=40, page=4, pages=17)  # two long ones leave no room for a third
 
 
-def open_house() -> House:
-    return House(SIZE, ToyMemory(SIZE).engine)
+def open_daemon() -> FakeService:
+    return FakeService(SIZE, ToyMemory(SIZE).engine)
 
 
 def check(asked: list[tuple[list[int], int]], deaths: list[tuple[int, int]]) -> bool:
     """Return whether the last of the deaths happened."""
-    house = open_house()
-    streams = [house.begin(prompt, count, seed=n, temperature=n % 2) for n, (prompt, count) in enumerate(asked)]
-    is_over = [house.serve(Fate(left), late) for left, late in deaths]
-    assert house.serve(Fate(None))
+    service = open_daemon()
+    streams = [service.begin(prompt, count, seed=n, temperature=n % 2) for n, (prompt, count) in enumerate(asked)]
+    is_over = [service.serve(Fate(left), late) for left, late in deaths]
+    assert service.serve(Fate(None))
     for number, (stream, (prompt, count)) in enumerate(zip(streams, asked, strict=True)):
         assert stream.tokens == continued(prompt, count, number, number % 2)
-    assert house.streams.counts.finished == len(streams)
-    assert not house.trouble
-    assert "lost" not in house.report.said
+    assert service.streams.counts.finished == len(streams)
+    assert not service.trouble
+    assert "lost" not in service.report.said
     return not is_over[-1]
 
 
@@ -58,13 +58,13 @@ def test_and_whenever_many_die_one_after_another(seed: int) -> None:
 
 def test_who_hangs_up_frees_a_slot_for_others_also_across_a_death() -> None:
     for left in range(60):
-        house = open_house()
-        long = [house.begin([1, 2, number], 37) for number in range(2)]
-        short = house.begin([5], 4)
-        house.serve(Fate(left))
+        service = open_daemon()
+        long = [service.begin([1, 2, number], 37) for number in range(2)]
+        short = service.begin([5], 4)
+        service.serve(Fate(left))
         for stream in long:
-            house.streams.end(stream)
-        assert house.serve(Fate(None))
+            service.streams.end(stream)
+        assert service.serve(Fate(None))
         assert short.tokens == continued([5], 4)
 
 
@@ -72,80 +72,80 @@ def test_a_step_is_done_again_at_most_once() -> None:
     """At any moment of death, only unpublished steps are repeated."""
     for left in range(50):
         memory = ToyMemory(SIZE)
-        house = House(SIZE, memory.engine)
-        stream = house.begin([3], 12)
-        house.serve(Fate(left))
-        record, before = house.record(), memory.cache.writes
-        assert house.serve(Fate(None))
+        service = FakeService(SIZE, memory.engine)
+        stream = service.begin([3], 12)
+        service.serve(Fate(left))
+        record, before = service.record(), memory.cache.writes
+        assert service.serve(Fate(None))
         assert stream.tokens == continued([3], 12)
         assert memory.cache.writes - before == 12 - (record["step"] if record else 0), "one write for each step"
 
 
 def test_what_can_never_be_served_is_refused_in_words() -> None:
-    house = open_house()
-    long, odd = house.begin([1] * 39, 2), house.begin([50_000], 1)
-    assert house.serve(Fate(None))
+    service = open_daemon()
+    long, odd = service.begin([1] * 39, 2), service.begin([50_000], 1)
+    assert service.serve(Fate(None))
     assert long.why == "39 tokens of prompt and 2 more are over 40"
     assert odd.why == "token 50000: there are 50000"
 
 
 def test_a_token_ends_its_request_early() -> None:
-    house = open_house()
+    service = open_daemon()
     expected = continued([7], 10)
-    stream = house.begin([7], 10, stop=expected[3])
-    assert house.serve(Fate(None))
+    stream = service.begin([7], 10, stop=expected[3])
+    assert service.serve(Fate(None))
     assert stream.tokens == expected[:4]
 
 
 def test_tokens_that_went_astray_are_asked_for_again() -> None:
-    house = open_house()
-    stream = house.begin([7], 6)
-    take, lost = house.streams.take, []
+    service = open_daemon()
+    stream = service.begin([7], 6)
+    take, lost = service.streams.take, []
 
     def careless(found: list[tuple[int, int, int]]) -> None:
         kept = [each for each in found if each[1] not in (2, 3) or each[1] in lost]
         lost.extend(each[1] for each in found)
         take(kept)
 
-    house.streams.take = careless  # type: ignore[method-assign]
-    assert house.serve(Fate(None))
+    service.streams.take = careless  # type: ignore[method-assign]
+    assert service.serve(Fate(None))
     assert stream.tokens == continued([7], 6)
-    assert house.streams.counts.gaps == 1
+    assert service.streams.counts.gaps == 1
 
 
 def test_a_token_that_comes_again_as_another_one_is_told() -> None:
-    house = open_house()
-    stream = house.begin([7], 6)
+    service = open_daemon()
+    stream = service.begin([7], 6)
     number = stream.request.id
-    house.streams.take([(number, 0, 5), (number, 0, 5), (number, 0, 6), (number + 1, 0, 1)])
+    service.streams.take([(number, 0, 5), (number, 0, 5), (number, 0, 6), (number + 1, 0, 1)])
     assert stream.tokens == [5]
-    assert (house.streams.counts.again, house.streams.counts.differing) == (2, 1)
-    assert house.trouble == [f"request {number}, token 0: it was 5, and comes again as 6"]
+    assert (service.streams.counts.again, service.streams.counts.differing) == (2, 1)
+    assert service.trouble == [f"request {number}, token 0: it was 5, and comes again as 6"]
 
 
 def test_a_record_without_memory_is_made_good_with_what_the_client_has() -> None:
     """The memory ended with the process: the next one begins with the prompt and the tokens that were delivered."""
-    house = open_house()
-    stream = house.begin([4, 5, 6], 12)
-    house.serve(Fate(40))
+    service = open_daemon()
+    stream = service.begin([4, 5, 6], 12)
+    service.serve(Fate(40))
     assert 0 < len(stream.tokens) < 12
-    house.state, house.engine = None, ToyMemory(SIZE).engine
-    assert house.serve(Fate(None))
+    service.state, service.engine = None, ToyMemory(SIZE).engine
+    assert service.serve(Fate(None))
     assert stream.tokens == continued([4, 5, 6], 12)
 
 
 def test_a_client_who_has_more_than_the_record_is_believed_and_it_is_told() -> None:
     """It must not be; here the record of a term before is put back."""
-    house = open_house()
-    stream = house.begin([4, 5, 6], 12)
-    house.serve(Fate(20))
-    old, has = house.state, len(stream.tokens)
-    house.serve(Fate(20))
+    service = open_daemon()
+    stream = service.begin([4, 5, 6], 12)
+    service.serve(Fate(20))
+    old, has = service.state, len(stream.tokens)
+    service.serve(Fate(20))
     assert has < len(stream.tokens) < 12
-    house.state = old
-    assert house.serve(Fate(None))
+    service.state = old
+    assert service.serve(Fate(None))
     assert stream.tokens == continued([4, 5, 6], 12)
-    assert "lost" in house.report.said
+    assert "lost" in service.report.said
 
 
 @settings(max_examples=40)

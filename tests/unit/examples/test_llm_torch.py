@@ -12,7 +12,7 @@ from sampling import draw  # noqa: E402
 from scheduler import Size  # noqa: E402
 from torch_engine import TorchEngine, captured  # noqa: E402
 
-from tests.unit.examples.llm_house import Fate, House  # noqa: E402
+from tests.unit.examples.llm_service import FakeService, Fate  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SIZE = Size.of(slots=4, length=96, page=8)
@@ -44,12 +44,12 @@ def prompt(seed: int, count: int) -> list[int]:
 
 
 def answers(memory: Memory, asked: list[tuple[list[int], dict[str, Any]]], deaths: tuple[int, ...] = ()) -> list[list[int]]:
-    house = House(SIZE, memory.engine)
-    streams = [house.begin(tokens, 12, **options) for tokens, options in asked]
+    service = FakeService(SIZE, memory.engine)
+    streams = [service.begin(tokens, 12, **options) for tokens, options in asked]
     for left in deaths:
-        assert not house.serve(Fate(left))
-    assert house.serve(Fate(None))
-    assert not house.trouble
+        assert not service.serve(Fate(left))
+    assert service.serve(Fate(None))
+    assert not service.trouble
     return [stream.tokens for stream in streams]
 
 

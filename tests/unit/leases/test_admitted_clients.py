@@ -7,20 +7,7 @@ from trio.testing import MockClock
 from mpsd.errors import NoRoom, Refused
 from mpsd.model.lease import DomainPolicy, Identity, Refusal
 from mpsd.model.process import Credentials
-from tests.unit.leases.world import (
-    ALICE,
-    BOB,
-    GIB,
-    GPU_A,
-    GPU_B,
-    ROOT,
-    World,
-    by_pid,
-    by_uid,
-    ids,
-    process,
-    spec,
-)
+from tests.unit.leases.world import ALICE, BOB, GIB, GPU_A, GPU_B, ROOT, World, by_pid, by_uid, ids, process, spec
 
 
 @pytest.fixture

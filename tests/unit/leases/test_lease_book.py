@@ -9,20 +9,7 @@ from mpsd.errors import BadRequest, NoRoom, NoSuchDevice, NoSuchLease, NotAllowe
 from mpsd.fairness.uid_ranges import parse
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.lease import DomainPolicy, LeaseState, Selector, SelectorKind
-from tests.unit.leases.world import (
-    ALICE,
-    BOB,
-    GIB,
-    GPU_A,
-    GPU_B,
-    ROOT,
-    TOKEN,
-    World,
-    by_token,
-    by_uid,
-    ids,
-    spec,
-)
+from tests.unit.leases.world import ALICE, BOB, GIB, GPU_A, GPU_B, ROOT, TOKEN, World, by_token, by_uid, ids, spec
 
 
 @pytest.fixture

@@ -6,18 +6,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.errors import NoRoom, Refused, TooMany
 from mpsd.model.lease import LeaseState, Refusal
-from tests.unit.leases.world import (
-    ALICE,
-    BOB,
-    ROOT,
-    Arrival,
-    World,
-    by_token,
-    by_uid,
-    ids,
-    process,
-    spec,
-)
+from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, by_token, by_uid, ids, process, spec
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
 from tests.unit.services.fake_machine import NoServers
 from tests.unit.vault.conftest import machine, other, writer
-from tests.unit.vault.machine import PROGRAM, SPEC, VaultMachine, until
+from tests.unit.vault.machine import PROGRAM, SPEC, Machine, until
 
 __all__ = ["machine", "other", "writer"]  # fixtures
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: make build")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 
 @asynccontextmanager
 async def services(
-    machine: VaultMachine, domains: dict[ProcessId, str]
+    machine: Machine, domains: dict[ProcessId, str]
 ) -> AsyncIterator[tuple[ServiceRequests, Coordinator, int]]:
     """Run services with one arena, until a `kill -9`."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.vault.machine import PROGRAM, Holder, VaultMachine, a_process
+from tests.unit.vault.machine import PROGRAM, Holder, Machine, a_process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,8 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def machine(short_dir: Path) -> Iterator[VaultMachine]:
-    made = VaultMachine(short_dir)
+def machine(short_dir: Path) -> Iterator[Machine]:
+    made = Machine(short_dir)
     yield made
     made.end_keepers()
 

@@ -57,7 +57,7 @@ class FakeHolding:
 
 
 @dataclass
-class VaultMachine:
+class Machine:
     """Directories and surroundings of one vault, which may be opened again and again."""
 
     directory: Path

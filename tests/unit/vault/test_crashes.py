@@ -18,18 +18,7 @@ from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
 from tests.descriptors import descriptors
-from tests.unit.vault.machine import (
-    SPEC,
-    VaultMachine,
-    at,
-    committed,
-    impatient_with_keepers,
-    memory,
-    opened,
-    put,
-    taken,
-    until,
-)
+from tests.unit.vault.machine import SPEC, Machine, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 
 Step = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
 
@@ -111,7 +100,7 @@ async def prepared(vault: Vault, process: ProcessId) -> Arena:
     return arena
 
 
-async def die_in(machine: VaultMachine, step: Step, process: ProcessId, deadly: int) -> bool:
+async def die_in(machine: Machine, step: Step, process: ProcessId, deadly: int) -> bool:
     """Carry out a step, and die before the so-manieth thing asked of store or keeper; False: it was done before."""
     count = 0
 

@@ -16,24 +16,13 @@ from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
 from tests.descriptors import descriptors
-from tests.unit.vault.machine import (
-    SPEC,
-    VaultMachine,
-    at,
-    committed,
-    impatient_with_keepers,
-    memory,
-    opened,
-    put,
-    taken,
-    until,
-)
+from tests.unit.vault.machine import SPEC, Machine, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 
 MOST = 6  # that one keeper holds
 
 
 @pytest.fixture
-def small(machine: VaultMachine) -> VaultMachine:
+def small(machine: Machine) -> Machine:
     machine.small_keepers(MOST)
     return machine
 

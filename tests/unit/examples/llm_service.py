@@ -69,7 +69,7 @@ class NoReport:
         pass
 
 
-class House:
+class FakeService:
     """engine: makes one for a new member, on memory that is the same for all."""
 
     def __init__(self, size: Size, engine: Callable[[Fate], Engine]) -> None:
@@ -129,8 +129,8 @@ class House:
 class Link:
     """Behaves like link.Link, without a socket."""
 
-    def __init__(self, house: House, fate: Fate, late: int) -> None:
-        self._house, self._fate, self._late = house, fate, late
+    def __init__(self, service: FakeService, fate: Fate, late: int) -> None:
+        self._service, self._fate, self._late = service, fate, late
         self.connections = 0
 
     def hear(self) -> list[tuple[str, Any]]:
@@ -139,15 +139,15 @@ class Link:
             return []
         if not self.connections:
             self.connections = 1
-            for request in self._house.streams.open():
-                self._house.tell("request", request.facts())
-            self._house.tell("all", {})
-        said, self._house.heard = self._house.heard, deque()
+            for request in self._service.streams.open():
+                self._service.tell("request", request.facts())
+            self._service.tell("all", {})
+        said, self._service.heard = self._service.heard, deque()
         return [item for line in said for item in json.loads(line).items()]
 
     def say(self, key: str, value: Any) -> None:
         self._fate.step()
-        streams = self._house.streams
+        streams = self._service.streams
         if self.connections and key == "tokens":
             streams.take(value)
         elif self.connections:
