@@ -112,6 +112,11 @@ class Machine:
     def topics(self, name: str) -> list[Mapping[str, object]]:
         return [facts for topic, facts in self.events if topic == name]
 
+    @property
+    def pidfds(self) -> int:
+        """The pidfds of keepers that are open.  The kernel closes them when mpsd is killed; `end_keepers` needs them here."""
+        return sum(len(vault.keeper._processes) for vault in self.made)
+
     def end_keepers(self) -> None:
         for vault in self.made:
             while vault.keeper._processes:
