@@ -68,12 +68,11 @@ class Watcher:
         return self.pids | ({self._process.pid} if self._process else set())
 
     async def add(self, process: ProcessId) -> bool:
-        """Name a client of the server to it, once; return whether that was necessary, and so may have taken time."""
-        if process in self.added:
+        """Name a client of the server to it, once while it lives; return whether that was done, and so has taken time."""
+        if process in self.added or not processes.is_alive(process):
             return False
         self.added.add(process)
-        await self._send_process(SentinelOp.ADD, process)
-        return True
+        return await self._send_process(SentinelOp.ADD, process)
 
     async def attach(self, server: ProcessId) -> None:
         """Name the server to it: they end together."""
@@ -110,17 +109,20 @@ class Watcher:
             with suppress(BlockingIOError, ConnectionResetError):  # reset: it ended with a request unread; its reports follow
                 return self._peer.recv(REPORT_BYTES + 1)
 
-    async def _send_process(self, op: SentinelOp, process: ProcessId) -> None:
+    async def _send_process(self, op: SentinelOp, process: ProcessId) -> bool:
+        """Return whether the process lived and could be named."""
         try:
             pidfd = processes.open_pidfd(process)
         except OSError as exc:
             log.error("sentinel.not_told", gpu=self.gpu, pid=process.pid, why=exc.strerror)
-            return
-        if pidfd is not None:
-            try:
-                await self._send(pack_request(op, process.pid), [pidfd])
-            finally:
-                os.close(pidfd)
+            return False
+        if pidfd is None:
+            return False
+        try:
+            await self._send(pack_request(op, process.pid), [pidfd])
+        finally:
+            os.close(pidfd)
+        return True
 
     async def _send(self, data: bytes, descriptors: list[int]) -> None:
         """Send one datagram, unless the program does not read or has gone."""

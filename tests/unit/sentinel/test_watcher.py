@@ -1,0 +1,61 @@
+"""What mpsd tells a running sentinel."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from mpsd.host import processes
+from mpsd.model.process import ProcessId
+from mpsd.sentinel.messages import SentinelOp, pack_request
+from mpsd.sentinel.watcher import Watcher
+
+
+@pytest.fixture
+def program() -> Iterator[tuple[Watcher, socket.socket]]:
+    """Mpsd's side of a connection, and the sentinel's end of it."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        yield Watcher("GPU-0", here, lambda watcher, report: None, lambda watcher: None), there
+
+
+@pytest.fixture
+def client() -> Iterator[tuple[subprocess.Popen[bytes], ProcessId]]:
+    with subprocess.Popen(["sleep", "60"]) as popen:
+        process = processes.process_id(popen.pid)
+        assert process
+        yield popen, process
+        popen.kill()
+
+
+async def test_a_client_is_named_once(
+    program: tuple[Watcher, socket.socket], client: tuple[subprocess.Popen[bytes], ProcessId]
+) -> None:
+    watcher, end = program
+    assert await watcher.add(client[1])
+    assert not await watcher.add(client[1])
+    data, descriptors, _, _ = socket.recv_fds(end, 64, 4, socket.MSG_DONTWAIT)
+    os.close(descriptors[0])
+    assert data == pack_request(SentinelOp.ADD, client[1].pid)
+
+
+@pytest.mark.parametrize("is_reaped", [True, False])
+async def test_a_client_that_has_ended_is_not_named(
+    program: tuple[Watcher, socket.socket], client: tuple[subprocess.Popen[bytes], ProcessId], is_reaped: bool
+) -> None:
+    """The domain lists it a little longer, and naming it again and again kept the event loop busy for ever."""
+    watcher, end = program
+    popen, process = client
+    assert await watcher.add(process)
+    popen.kill()
+    os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        popen.wait()
+    watcher.forget_gone()
+    assert not await watcher.add(process)
+    _, descriptors, _, _ = socket.recv_fds(end, 64, 4, socket.MSG_DONTWAIT)
+    os.close(descriptors[0])
+    with pytest.raises(BlockingIOError):
+        end.recv(64, socket.MSG_DONTWAIT)
