@@ -60,7 +60,7 @@ class Domain:
     uids: dict[ProcessId, int] = field(default_factory=dict)  # of the members
     idle_since: float = 0.0
     trouble: str = ""  # why its vendor daemon last failed
-    is_adopted: bool = False  # the servers are older than the part of the log that mpsd has read
+    is_adopted: bool = False  # an earlier mpsd started it: its servers are older than the log that was read, its clients not known
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
     ends_by: float = math.inf  # when mpsd ends the clients of a CONTAINED one (trio time)
     fault_since: float = math.inf  # the start of FAULT (trio time)

@@ -46,6 +46,7 @@ async def live(pool: Pool, domain: Domain) -> None:
 
 async def _bring_up(pool: Pool, domain: Domain) -> None:
     is_new = not domain.control.is_alive()
+    domain.is_adopted = not is_new
     if is_new:
         is_all = domain.gpus == pool.gpus
         visible = pool.settings.visible_devices if is_all else ",".join(domain.gpus)
@@ -56,8 +57,6 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
     else:
         await domain.sentinel.take_over()  # before its client could count as one
         domain.served_defaults = pool.defaults  # they were stored before its server got them
-    domain.is_adopted = not is_new
-    if not is_new:
         domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS
         if domain.control.is_exposed:
             log.error("domain.exposed", directory=str(domain.control.home.path),
@@ -73,9 +72,9 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         if is_new:
             await domain.control.kill()  # it has no clients yet, and the next one may be better
         raise
-    domain.is_adopted = False
     if not is_new:
         _take_over_clients(pool, domain)
+    domain.is_adopted = False
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY
     domain.idle_since = trio.current_time()

@@ -62,7 +62,7 @@ class Upkeep:
                 self._begin(nursery, domain, self._finish_draining)
             elif domain.has_recovered or (domain.state is DomainState.READY and self._is_outdated(domain)):
                 self._begin(nursery, domain, self.recycle)
-            elif domain.state is DomainState.CONTAINED and (now >= domain.ends_by or not self._lives(domain)):
+            elif self._is_drained(domain, now):
                 self._begin(nursery, domain, self._end_contained)
             elif self._is_overdue(domain, now):
                 self._begin(nursery, domain, self._restart)
@@ -91,6 +91,12 @@ class Upkeep:
         deserted = now - self._deserted_since.get(domain.name, now)
         limit = self._pool.settings.recycle_seconds
         return deserted > _DESERTED_SECONDS or 0 < limit < now - domain.fault_since
+
+    def _is_drained(self, domain: Domain, now: float) -> bool:
+        """Return whether a domain with a contained exception has no client any more, or no time left."""
+        if domain.state is not DomainState.CONTAINED or domain.is_adopted:  # then its clients are not known yet
+            return False
+        return now >= domain.ends_by or not self._lives(domain)
 
     @staticmethod
     def _lives(domain: Domain) -> bool:

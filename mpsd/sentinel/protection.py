@@ -189,12 +189,16 @@ class Protection(Struct):
     def restore(self, pid: int) -> None:
         """Note a client of a contained domain that a restarted mpsd cannot ask for."""
         domain, vendor, process = self.domain, self.domain.control.process, processes.process_id(pid)
-        if process is None or process in domain.members or vendor is None:
+        if process is None or vendor is None:
             return
         for server_pid in [each for each in children(vendor.pid) if is_vendors(each)][:1]:
             uid = processes.real_uid(server_pid)
             known = domain.servers.get(server_pid) or ServerView(server_pid, uid, "ACTIVE", (), domain.name, domain.gpus)
-            domain.servers[server_pid] = replace(known, client_pids=(*known.client_pids, pid))
+            if pid not in known.client_pids:
+                known = replace(known, client_pids=(*known.client_pids, pid))
+            domain.servers[server_pid] = known
+        if process in domain.members:
+            return
         domain.members[process] = trio.current_time()
         domain.uids[process] = processes.real_uid(pid)
         self.pool.watch(domain, process)
