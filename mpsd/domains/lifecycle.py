@@ -35,7 +35,6 @@ async def live(pool: Pool, domain: Domain) -> None:
             pause = pool.settings.restart_seconds
         domain.state = DomainState.DEAD
         domain.forget()
-        pool.store.forget_members(domain.name)
         pool.notify()
         log.warning("domain.restarting", domain=domain.name, in_seconds=pause)
         await trio.sleep(pause)
@@ -48,6 +47,9 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
     is_new = not domain.control.is_alive()
     domain.is_adopted = not is_new
     if is_new:
+        pool.store.forget_members(domain.name)  # of a daemon that has gone: its clients are those of no domain
+        for process in domain.members:
+            pool.store.save_member(domain.name, process, domain.uids[process])
         is_all = domain.gpus == pool.gpus
         visible = pool.settings.visible_devices if is_all else ",".join(domain.gpus)
         await domain.control.start(visible, pool.settings.vendor_options)

@@ -74,6 +74,22 @@ def test_health_tells_newcomers_are_served_and_a_restart_loses_nothing(machine: 
     check_nothing_is_left(machine)
 
 
+def test_its_clients_count_in_no_domain_of_the_same_name(machine: Machine) -> None:
+    """After the second restart one did: newcomers of its user were placed with a server of another user, and hung."""
+    machine.configure("[domains]\nspares = 0\n")
+    machine.start()
+    client = machine.counter(uid=1000).ready()
+    remove(machine, only_contents=True)
+    before = (machine.state / "mpsd.db").stat().st_mtime_ns
+    machine.counter(uid=1002).ready(READY_SECONDS).end()
+    wait_for("a copy", lambda: (machine.state / "mpsd.db").stat().st_mtime_ns > before, COPY_SECONDS)
+    restart(machine)
+    machine.counter(uid=1001).ready(READY_SECONDS)
+    restart(machine)
+    machine.counter(uid=1000).ready(READY_SECONDS)
+    client.goes_on()
+
+
 def test_a_client_that_waits_is_served_after_a_restart(machine: Machine) -> None:
     """The keeper could not be reached, so that it waited for ever."""
     machine.configure("[domains]\nmax_domains = 1\nspares = 0\n")
