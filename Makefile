@@ -106,7 +106,7 @@ bench: build dev ## the benchmarks; they print ratios
 docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd config --markdown > docs/configuration.md
 	@$(VENV)/bin/python -m mpsctl.manual > docs/man/mpsctl.1
-	@$(VENV)/bin/python -m mpsd.api.protocol_page docs/protocol.md docs/protocol.schema.json
+	@$(VENV)/bin/python -m mpsd.api.protocol_page docs/protocol.md
 	@$(VENV)/bin/python -m mpsd.api.client_values clients/python/mpsd_client
 
 clean: ## back to a fresh checkout
