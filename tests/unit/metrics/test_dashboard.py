@@ -1,7 +1,10 @@
 """The dashboard, the alert rules and docs/monitoring.md name exactly the existing metrics."""
 
+import functools
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from tests.unit.metrics.fake_daemon import FakeDaemon
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/monitoring.md").read_text()
 ALERTS = (ROOT / "clients/grafana/alerts.yml").read_text()
-DASHBOARD = ROOT / "clients/grafana/mpsd.json"
+DASHBOARD = ROOT / "clients/grafana/dashboard.py"
 NAME = re.compile(r"\b((?:mpsd|process)_[a-z_]+)\b(?!\()")
 SELECTOR = re.compile(r"\b((?:mpsd|process)_[a-z_]+)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
@@ -37,8 +40,9 @@ def samples() -> dict[str, set[str]]:
     return found
 
 
+@functools.cache
 def dashboard() -> Any:
-    return json.loads(DASHBOARD.read_text())
+    return json.loads(subprocess.run([sys.executable, "-I", DASHBOARD], capture_output=True, check=True, timeout=20).stdout)
 
 
 def expressions() -> list[str]:
