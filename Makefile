@@ -105,7 +105,6 @@ bench: build dev ## the benchmarks; they print ratios
 
 docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd config --markdown > docs/configuration.md
-	@$(VENV)/bin/python -m mpsctl.manual > docs/man/mpsctl.1
 	@$(VENV)/bin/python -m mpsd.api.protocol_page docs/protocol.md
 	@$(VENV)/bin/python -m mpsd.api.client_values clients/python/mpsd_client
 
@@ -158,7 +157,8 @@ install-files:
 	fi
 	@install -m 755 clients/control/build/install/$(PROGRAM) $(BINDIR)/$(PROGRAM)
 	@ln -sfn $(PREFIX)/venv/bin/mpsctl $(BINDIR)/mpsctl
-	@install -m 644 -D docs/man/mpsctl.1 $(MANDIR)/man1/mpsctl.1
+	@install -d $(MANDIR)/man1
+	@$(PREFIX)/venv/bin/python -I -m mpsctl.manual > $(MANDIR)/man1/mpsctl.1
 	@install -m 644 clients/systemd/mpsd.service $(UNITDIR)/mpsd.service
 	@install -m 644 clients/systemd/mpsd.tmpfiles $(TMPFILESDIR)/mpsd.conf
 	@install -m 644 clients/systemd/mpsd.logrotate $(SYSCONFDIR)/logrotate.d/mpsd

@@ -72,7 +72,7 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert done.returncode == 0, done.stderr
     done = run(str(place / "bin/mpsctl"), "--socket", str(place / "no.sock"), "status", env={}, cwd="/")
     assert (done.returncode, done.stderr) == (3, f"mpsctl status: no mpsd at {place}/no.sock: No such file or directory\n")
-    assert (place / "man/man1/mpsctl.1").exists()
+    assert (place / "man/man1/mpsctl.1").read_text().startswith(".TH MPSCTL 1")
 
     (place / "etc/mpsd/mpsd.toml").write_text("# mine\n")
     make(place, "install", divert)

@@ -1,4 +1,4 @@
-"""The manual page, made from the table of commands: `python -m mpsctl.manual > docs/man/mpsctl.1` (make docs).
+"""The manual page, made from the table of commands: `python -m mpsctl.manual | man -l -` shows it, `make install` installs it.
 
 The text is reproducible: it has a version, but no date.
 """
