@@ -75,6 +75,8 @@ struct CUfunc_st {
 
 struct CUstream_st {
 	CUcontext context;
+	unsigned flags;
+	int priority;
 	uint64_t last; /* number of the last work given to it */
 	CUgraph capture; /* calls are recorded there instead; NULL: they are carried out */
 	bool spoiled;    /* something that cannot be captured was asked for */
@@ -155,6 +157,9 @@ CUresult module_read(CUmodule *module, const void *image); /* no context is need
 
 /* launch.c */
 bool work_is_kernel(const struct work *work);
+
+/* stream.c */
+CUstream stream_named(CUstream stream); /* NULL for the default streams, by whichever handle */
 
 /* event.c */
 void event_reached(CUcontext context, struct work *work);

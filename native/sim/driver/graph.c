@@ -53,6 +53,7 @@ CUresult graph_take(CUstream stream, const struct work *work)
 
 CUresult stream_must_not_capture(CUstream stream)
 {
+	stream = stream_named(stream);
 	if (!stream || !stream->capture)
 		return CUDA_SUCCESS;
 	stream->spoiled = true;
@@ -62,6 +63,7 @@ CUresult stream_must_not_capture(CUstream stream)
 SIM_EXPORT CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
 {
 	(void)mode;
+	hStream = stream_named(hStream);
 	if (!hStream)
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (hStream->capture)
@@ -74,8 +76,10 @@ SIM_PER_THREAD(cuStreamBeginCapture_v2, _ptsz);
 
 SIM_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
-	CUgraph graph = hStream ? hStream->capture : NULL;
+	CUgraph graph;
 
+	hStream = stream_named(hStream);
+	graph = hStream ? hStream->capture : NULL;
 	if (!phGraph)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!graph)
@@ -93,6 +97,7 @@ SIM_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus 
 {
 	if (!captureStatus)
 		return CUDA_ERROR_INVALID_VALUE;
+	hStream = stream_named(hStream);
 	*captureStatus = !hStream || !hStream->capture ? CU_STREAM_CAPTURE_STATUS_NONE :
 			 hStream->spoiled	       ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	return CUDA_SUCCESS;

@@ -32,3 +32,14 @@ SIM_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 	*pFunc = (CUfunction)kernel;
 	return CUDA_SUCCESS;
 }
+
+/* All parameters of the kernels here are 64-bit, one behind the other. */
+SIM_EXPORT CUresult cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize)
+{
+	if (!kernel || !paramOffset || paramIndex >= ((CUfunction)kernel)->kernel->parameters)
+		return CUDA_ERROR_INVALID_VALUE;
+	*paramOffset = paramIndex * sizeof(uint64_t);
+	if (paramSize)
+		*paramSize = sizeof(uint64_t);
+	return CUDA_SUCCESS;
+}

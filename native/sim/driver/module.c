@@ -1,6 +1,7 @@
-/* Modules: only the names of the entries of a PTX text count; kernels.c finds the kernel by that name. */
+/* Modules: only the names of the entries of a PTX text or a cubin count; kernels.c finds the kernel by that name. */
 #include "driver.h"
 
+#include <elf.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,32 +12,58 @@ struct CUmod_st {
 	struct CUfunc_st functions[FUNCTIONS];
 };
 
+static void add_kernel(CUmodule module, const char *name, size_t length)
+{
+	const struct kernel *kernel = module->count < FUNCTIONS ? kernel_find(name, length) : NULL;
+
+	if (kernel)
+		module->functions[module->count++].kernel = kernel;
+}
+
 /* The names after ".visible .entry". */
 static void read_entries(CUmodule module, const char *text)
 {
-	while (module->count < FUNCTIONS && (text = strstr(text, ".entry"))) {
-		const struct kernel *kernel;
+	while ((text = strstr(text, ".entry"))) {
 		size_t length;
 
 		text += strlen(".entry");
 		text += strspn(text, " \t\r\n");
 		length = strcspn(text, " \t\r\n(");
-		kernel = kernel_find(text, length);
-		if (kernel)
-			module->functions[module->count++].kernel = kernel;
+		add_kernel(module, text, length);
+	}
+}
+
+/* A cubin is an ELF file with a section ".text.NAME" for each kernel. */
+static void read_sections(CUmodule module, const char *image)
+{
+	const Elf64_Ehdr *head = (const Elf64_Ehdr *)image;
+	const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + head->e_shoff);
+	const char *names = image + sections[head->e_shstrndx].sh_offset;
+
+	for (unsigned i = 0; i < head->e_shnum; i++) {
+		const char *name = names + sections[i].sh_name;
+
+		if (strncmp(name, ".text.", strlen(".text.")) == 0)
+			add_kernel(module, name + strlen(".text."), strlen(name) - strlen(".text."));
 	}
 }
 
 CUresult module_read(CUmodule *module, const void *image)
 {
+	bool is_cubin;
+
 	if (!module || !image)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (memcmp(image, "\x7f" "ELF", 4) == 0 || !strstr(image, ".version"))
-		return CUDA_ERROR_INVALID_IMAGE; /* only text can be read here */
+	is_cubin = memcmp(image, ELFMAG, SELFMAG) == 0;
+	if (is_cubin ? ((const Elf64_Ehdr *)image)->e_machine != EM_CUDA : !strstr(image, ".version"))
+		return CUDA_ERROR_INVALID_IMAGE;
 	*module = calloc(1, sizeof(**module));
 	if (!*module)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	read_entries(*module, image);
+	if (is_cubin)
+		read_sections(*module, image);
+	else
+		read_entries(*module, image);
 	return CUDA_SUCCESS;
 }
 

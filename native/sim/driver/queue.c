@@ -122,6 +122,7 @@ CUresult queue_do(const struct work *work, CUstream stream, bool wait)
 
 	if (rc != CUDA_SUCCESS)
 		return rc;
+	stream = stream_named(stream);
 	if (stream && stream->context != context)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (stream && stream->capture)

@@ -3,6 +3,13 @@
 
 #include <stdlib.h>
 
+enum { LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5 };
+
+CUstream stream_named(CUstream stream)
+{
+	return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ? NULL : stream;
+}
+
 SIM_EXPORT CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)
 {
 	CUcontext context;
@@ -16,13 +23,62 @@ SIM_EXPORT CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)
 	if (!*phStream)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	(*phStream)->context = context;
+	(*phStream)->flags = Flags;
 	return CUDA_SUCCESS;
 }
 
+/* As on the device, a priority outside the range counts as the nearest one in it; it has no effect here. */
 SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
 {
-	(void)priority;
-	return cuStreamCreate(phStream, flags);
+	CUresult rc = cuStreamCreate(phStream, flags);
+
+	if (rc == CUDA_SUCCESS)
+		(*phStream)->priority = priority > LEAST_PRIORITY    ? LEAST_PRIORITY :
+					priority < GREATEST_PRIORITY ? GREATEST_PRIORITY : priority;
+	return rc;
+}
+
+SIM_EXPORT CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
+{
+	CUcontext context;
+	CUresult rc = context_current(&context);
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
+	if (leastPriority)
+		*leastPriority = LEAST_PRIORITY;
+	if (greatestPriority)
+		*greatestPriority = GREATEST_PRIORITY;
+	return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult cuStreamGetPriority(CUstream hStream, int *priority)
+{
+	if (!priority)
+		return CUDA_ERROR_INVALID_VALUE;
+	hStream = stream_named(hStream);
+	*priority = !hStream ? LEAST_PRIORITY : hStream->priority;
+	return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult cuStreamGetFlags(CUstream hStream, unsigned int *flags)
+{
+	if (!flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	hStream = stream_named(hStream);
+	*flags = !hStream ? CU_STREAM_DEFAULT : hStream->flags;
+	return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+{
+	if (!pctx)
+		return CUDA_ERROR_INVALID_VALUE;
+	hStream = stream_named(hStream);
+	if (!hStream)
+		return context_current(pctx);
+	*pctx = hStream->context;
+	return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult cuStreamDestroy_v2(CUstream hStream)
@@ -37,6 +93,7 @@ SIM_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 {
 	CUresult rc = stream_must_not_capture(hStream);
 
+	hStream = stream_named(hStream);
 	if (rc != CUDA_SUCCESS)
 		return rc;
 	return hStream ? queue_wait(hStream->context, hStream->last) : cuCtxSynchronize();
@@ -62,6 +119,7 @@ SIM_EXPORT CUresult cuStreamQuery(CUstream hStream)
 		rc = stream_must_not_capture(hStream);
 	if (rc != CUDA_SUCCESS)
 		return rc;
+	hStream = stream_named(hStream);
 	return state_of(context, hStream ? hStream->last : context->submitted);
 }
 SIM_PER_THREAD(cuStreamQuery, _ptsz);
