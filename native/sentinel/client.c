@@ -61,9 +61,9 @@ static bool become(uid_t uid)
 		return true;
 	user = getpwuid(uid);
 	gid = user ? user->pw_gid : (gid_t)uid;
-	/* Like a program that this user has started: the kernel would keep its /proc directory root's. */
+	/* Through its /proc directory the user would enter the domain's mount namespace (docs/decisions/028). */
 	return setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0 &&
-	       prctl(PR_SET_DUMPABLE, 1) == 0;
+	       prctl(PR_SET_DUMPABLE, 0) == 0;
 }
 
 static _Noreturn void live(pid_t watcher, uid_t uid, int pipe)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ int take_descriptor(int pidfd, int number)
 }
 
 /* The simulator's stand-ins are PID.space, PID.control and PID.events in a directory `uvm`. */
-bool is_device_link(const char *link, const char *name, bool is_simulated)
+static bool is_named(const char *link, const char *name, bool is_simulated)
 {
 	const char *dot = strrchr(link, '.');
 
@@ -48,11 +49,29 @@ bool is_device_link(const char *link, const char *name, bool is_simulated)
 	return strcmp(name, "nvidia-uvm") == 0 ? strcmp(dot, ".space") == 0 : true;
 }
 
+/* In a mount namespace of their own, users give their files the names of devices. A file on a file system that a user serves could
+ * keep us in close(2) for ever, so it is not taken, and that file system is not asked for the type. */
+bool is_device(DIR *folder, const char *number, const char *name, const char *but, bool is_simulated)
+{
+	char link[PATH_MAX + 1];
+	ssize_t size = readlinkat(dirfd(folder), number, link, PATH_MAX);
+	struct statx found;
+
+	if (size <= 0)
+		return false;
+	link[size] = '\0';
+	if (!is_named(link, name, is_simulated) || (but && is_named(link, but, is_simulated)))
+		return false;
+	if (statx(dirfd(folder), number, AT_STATX_DONT_SYNC, STATX_TYPE, &found) != 0)
+		return false;
+	return is_simulated ? S_ISREG(found.stx_mode) || S_ISFIFO(found.stx_mode) : S_ISCHR(found.stx_mode);
+}
+
 /* Take what links to /dev/NAME..., but not what links to /dev/BUT... (NULL: all); returns how many, or -errno of the last failure if
  * there were none. */
 static int take_all(pid_t pid, const char *name, const char *but, bool is_simulated)
 {
-	char path[64], link[PATH_MAX + 1];
+	char path[64];
 	int count = 0, looked_at = 0, rc = 0;
 	struct dirent *entry;
 	DIR *folder;
@@ -62,12 +81,7 @@ static int take_all(pid_t pid, const char *name, const char *but, bool is_simula
 	if (!folder)
 		return -errno;
 	while (count < MPSD_SENTINEL_HELD && looked_at++ < MOST_NUMBERS && (entry = readdir(folder))) {
-		ssize_t size = readlinkat(dirfd(folder), entry->d_name, link, PATH_MAX);
-
-		if (size <= 0)
-			continue;
-		link[size] = '\0';
-		if (!is_device_link(link, name, is_simulated) || (but && is_device_link(link, but, is_simulated)))
+		if (!is_device(folder, entry->d_name, name, but, is_simulated))
 			continue;
 		rc = take_descriptor(PIDFD_FD, atoi(entry->d_name));
 		count += rc >= 0;

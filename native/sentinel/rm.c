@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,7 +144,7 @@ static int find_compute(struct rm *rm)
 
 int rm_find(struct rm *rm, const struct client *client)
 {
-	char path[64], link[PATH_MAX + 1];
+	char path[64];
 	int rc = MPSD_RM_NO_OBJECT;
 	struct dirent *entry;
 	DIR *folder;
@@ -155,13 +154,9 @@ int rm_find(struct rm *rm, const struct client *client)
 	if (!folder)
 		return -errno;
 	while (rc && (entry = readdir(folder))) {
-		ssize_t size = readlinkat(dirfd(folder), entry->d_name, link, PATH_MAX);
 		int fd;
 
-		if (size <= 0)
-			continue;
-		link[size] = '\0';
-		if (!is_device_link(link, "nvidiactl", rm->is_simulated))
+		if (!is_device(folder, entry->d_name, "nvidiactl", NULL, rm->is_simulated))
 			continue;
 		fd = take_descriptor(client->pidfd, atoi(entry->d_name));
 		if (fd < 0)

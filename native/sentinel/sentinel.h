@@ -12,6 +12,7 @@
 #include "mpsd_rm.h"
 #include "mpsd_sentinel.h"
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -62,7 +63,8 @@ int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 20 to 60 ms */
 
 /* holders.c */
 uint64_t now_ns(void); /* of CLOCK_MONOTONIC */
-bool is_device_link(const char *link, const char *name, bool is_simulated); /* name: a prefix of the last part */
+/* Whether a number in a folder /proc/PID/fd is a device /dev/NAME..., but not /dev/BUT... (NULL: any). */
+bool is_device(DIR *folder, const char *number, const char *name, const char *but, bool is_simulated);
 /* Fork a process that holds the client's descriptors until the caller's process dies, and that writes one report of kind HOLDS
  * to `pipe`.  0, or -errno. */
 int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, int pipe);

@@ -200,3 +200,13 @@ def _is_unharmed(machine: Machine, victim: Client) -> None:
     with machine.mpsd() as mpsd:
         states = {each.name: each.state for each in mpsd.pages(calls.domain_list())}
     assert states["default"] == "ready"
+
+
+def test_a_sentinels_client_opens_no_way_into_the_private_directory(machine: Machine) -> None:
+    """It runs as the client's user in the domain's mount namespace; a process of that user could enter that by /proc."""
+    machine.configure('[sentinel]\nmode = "on"\n')
+    machine.start()
+    client = machine.counter(uid=OWNER).ready()
+    [stopped] = machine.wait_for_journal("sentinel.ready")["pids"]
+    assert json.loads(attack(LOOK, stopped, uid=OWNER)) == {}
+    client.goes_on()

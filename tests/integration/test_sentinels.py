@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from mpsd_client import Selector, calls
 
+from mpsd.host.processes import real_uid
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for
 
@@ -39,7 +40,7 @@ def test_it_is_stopped_in_the_server_of_the_first_client_and_is_its_users(machin
     assert not machine.processes("mpsd-sentinel"), "no domain has a client"
     client = machine.counter(uid=UIDS[0]).ready()
     watcher, pid = sentinel(machine)
-    assert (state_of(pid), os.stat(f"/proc/{pid}").st_uid, os.stat(f"/proc/{watcher}").st_uid) == ("T", UIDS[0], 0)
+    assert (state_of(pid), real_uid(pid), real_uid(watcher)) == ("T", UIDS[0], 0)
     [ready] = machine.journal("sentinel.ready")
     assert ready["server"] == machine.server_of(client)
     arrivals = [line for line in machine.log("server.log") if "Context ID: 0} connected" in line]
@@ -83,7 +84,7 @@ def test_an_empty_domain_goes_to_another_user_with_a_sentinel_of_theirs(machine:
     wait_for("the second sentinel", lambda: len(machine.journal("sentinel.ready")) == 2)
     _, pid = sentinel(machine)
     assert not is_running(first)
-    assert os.stat(f"/proc/{pid}").st_uid == UIDS[1]
+    assert real_uid(pid) == UIDS[1]
     second.goes_on()
 
 

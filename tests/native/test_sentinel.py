@@ -259,6 +259,27 @@ def test_a_client_that_is_added_after_an_exception_is_held_too(mps: Machine, sen
     assert lives_on(victim)
 
 
+def test_only_devices_are_held_not_what_has_their_names(mps: Machine, sentinel: Sentinel, tmp_path: Path) -> None:
+    """A user who gives a file of theirs a device's name could keep the process that holds it in close(2) for ever."""
+    folder = tmp_path / "uvm"
+    folder.mkdir()
+    (folder / "1.space").touch()  # the simulator's devices are regular files and FIFOs
+    (folder / "1.control").mkdir()
+    victim, culprit = two_clients(mps, sentinel, "trap")
+    opened = [os.open(each, os.O_RDONLY) for each in folder.iterdir()]
+    sleeper = subprocess.Popen(["sleep", "60"], pass_fds=opened)
+    mps.started.append(sleeper)  # type: ignore[arg-type]
+    for each in opened:
+        os.close(each)
+    sentinel.add(sleeper.pid)
+    culprit.open_gate()
+    assert hold(sentinel, 3)
+    assert [each.count for each in sentinel.of(HOLDS) if each.pid == sleeper.pid] == [1]
+    sleeper.kill()
+    culprit.kill()
+    assert lives_on(victim)
+
+
 @needs_root
 def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
     """Without that the vendor's daemon would end the user's server to start one for root."""
@@ -266,7 +287,8 @@ def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
     try:
         armed = theirs.comes(ARMED)
         assert armed
-        assert os.stat(f"/proc/{armed.pid}").st_uid == USER
+        assert f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in Path(f"/proc/{armed.pid}/status").read_text()
+        assert os.stat(f"/proc/{armed.pid}/maps").st_uid == 0, "its user may not look into it"
         assert os.stat(f"/proc/{mps.server()}").st_uid == USER
         victim = mps.client("counter", "--seconds", "1.5", "--ms", "20", uid=USER)
         victim.wait_for("ready")
