@@ -43,7 +43,7 @@ def subscribe(
     # a fault, from its sources to the promotion of a standby and to the reactions
     pool.log_told.subscribe(faults.kmod_policy.hear, incidents.hear)
     attachments.observed.subscribe(incidents.see)
-    faults.sources.observed.subscribe(incidents.see)
+    faults.sources.observed.subscribe(sentinels.pass_on if sentinels else incidents.see)
     if sentinels:
         sentinels.is_told = incidents.knows
         sentinels.observed.subscribe(incidents.see)

@@ -39,11 +39,15 @@ def build_services(
         domain = pool.domains.get(name)
         return domain.fault_since if domain is not None and domain.state is DomainState.FAULT else None
 
+    def is_contained(name: str) -> bool:
+        domain = pool.domains.get(name)
+        return domain is not None and domain.state is DomainState.CONTAINED
+
     def gpus_of(name: str) -> tuple[str, ...]:
         domain = pool.domains.get(name)
         return domain.gpus if domain is not None else ()
 
-    around = ServiceParts(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish, outbox)
+    around = ServiceParts(domain_of, fault_since, is_contained, gpus_of, _ending(stopper, pool), events.publish, outbox)
     coordinator = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config))
     find_place = None if found.is_privileged else _finding(pool)
     enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges)

@@ -109,7 +109,7 @@ class Incidents:
         self.observed.emit(seen)
         if domain is not None:
             seen = replace(seen, present=self._present(domain))
-            if (is_proof(seen) and not seen.is_contained) or seen.xid in ENDS_SERVER:
+            if not seen.is_contained and (is_proof(seen) or seen.xid in ENDS_SERVER):
                 self._suspect(domain)
         self._outbox.put(partial(self._judge, seen, self._clock()))
         if domain is not None and confirms_fault(seen):

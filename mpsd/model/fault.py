@@ -84,7 +84,8 @@ class Observation(Struct, frozen=True):
     is_proof: it names the process that faulted, and cannot be wrong about it (uvm_events, kmod, a core dump that holds an
     exception); otherwise the process was only present (Xid 31 names an innocent: docs/faults.md).
     clears: it proves that `process` is innocent (a core dump without an exception).
-    is_contained: the patched module absorbed it, or a guard of its own: only `process` lost anything by it.
+    is_contained: the patched module absorbed it, or a guard of its own, or a sentinel contained it: only one process lost
+    anything by it.
     access: read, write, atomic or prefetch.  kernel: the name of the function that ran.  xid: the number of an Xid.
     present: the clients of the domain at that moment, as far as mpsd knew; the collector fills it in.
     text: the observation, in one line for people, at most TEXT_CHARACTERS.

@@ -49,6 +49,7 @@ class Cause(StrEnum):
     ENDED = "ended"  # the previous writer ended
     SILENT = "silent"
     ASKED = "asked"  # a handover
+    CONTAINED = "contained"  # a handover, because an exception was contained in the domain of the previous writer
     FAILED = "failed"  # the previous writer reported a failure, or did not take over in time
 
 

@@ -107,6 +107,11 @@ class Protection(Struct):
         armed = [each for each in self.watchers.values() if each.is_armed]
         return len(armed) == len(self.domain.gpus) and self.server is not None and processes.state(self.server.pid) not in "ZX"
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether at least one GPU has a sentinel that lives."""
+        return any(each.is_armed for each in self.watchers.values())
+
     def serves(self, uid: int) -> bool:
         """Return whether this user's next client will be in the server of the sentinels."""
         return self.is_ready and self.server is not None and (self.pool.settings.is_multiuser or self.server.uid == uid)

@@ -6,11 +6,14 @@ from functools import partial
 import structlog
 import trio
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import VendorFailed
+from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Observation
+from mpsd.model.xid import ENDS_SERVER, meaning_of
 from mpsd.notify import Signal
 from mpsd.sentinel.containment import Containment
 from mpsd.sentinel.messages import SentinelKind, SentinelReport
@@ -18,6 +21,8 @@ from mpsd.sentinel.protection import Protection, SentinelSettings
 from mpsd.sentinel.watcher import Watcher
 
 log = structlog.get_logger()
+# An Xid comes 12 to 17 ms after the launch, the sentinel's event 4 to 54 ms after it (H200).
+_HOLD_SECONDS = 0.25
 
 
 class Sentinels(Struct):
@@ -55,6 +60,28 @@ class Sentinels(Struct):
         is_ended = seen.fault_class is FaultClass.MMU and seen.is_proof and not seen.is_contained
         if is_ended and protection is not None and protection.watchers:
             self._spawn(protection.give_way)
+
+    def pass_on(self, seen: Observation) -> None:
+        """Pass an observation on.  An Xid of an SM exception waits a moment for the sentinel of its domain.
+
+        If the sentinel reports an exception, the Xid is of that one, and ends no server.
+        """
+        protection = self._protections.get(seen.domain)
+        is_exception = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.SM
+        if protection is None or not is_exception or not protection.is_armed:
+            self.observed.emit(seen)
+        elif protection.domain.state is DomainState.CONTAINED:
+            self.observed.emit(replace(seen, is_contained=True))
+        else:
+            self._spawn(partial(self._pass_on_late, protection, seen))
+
+    async def _pass_on_late(self, protection: Protection, seen: Observation) -> None:
+        domain = protection.domain
+        with trio.move_on_after(_HOLD_SECONDS):
+            while protection.is_armed and domain.state is not DomainState.CONTAINED:
+                await self.pool.changed()
+        is_contained = protection.is_armed and domain.state is DomainState.CONTAINED
+        self.observed.emit(replace(seen, is_contained=is_contained))
 
     @property
     def pids(self) -> frozenset[int]:

@@ -29,6 +29,7 @@ from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.fault_fence import is_fault_of_domain
 from mpsd.services.rules.promotion import decide, successor, why_nobody
 from mpsd.services.rules.promotion_types import (
+    Closing,
     Decision,
     Elapsed,
     Emptied,
@@ -60,13 +61,14 @@ _OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vaul
 class ServiceParts(Struct, frozen=True):
     """What services use of the rest of the daemon.
 
-    domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  gpus_of: of a
-    domain; empty: not known.  end: ends a process, its GPU work first; raises MpsdError.  outbox: events that
-    wait for the decisions.  clock: seconds since the epoch.
+    domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  is_contained:
+    whether an exception was contained in a domain.  gpus_of: of a domain; empty: not known.  end: ends a process, its GPU work
+    first; raises MpsdError.  outbox: events that wait for the decisions.  clock: seconds since the epoch.
     """
 
     domain_of: Callable[[ProcessId], str]
     fault_since: Callable[[str], float | None]
+    is_contained: Callable[[str], bool]
     gpus_of: Callable[[str], tuple[str, ...]]
     end: Callable[[ProcessId], Awaitable[object]]
     publish: Callable[[str, Mapping[str, Any]], None]
@@ -201,6 +203,12 @@ class Coordinator:
             seat = entry.seats.get(writer) if writer is not None else None
             if seat is not None and entry.service.phase is Phase.FENCING and seat.domain == domain:
                 self.fence_wanted.emit(entry, seat.process)  # the new observation may prove that it can no longer write
+
+    def close(self, domain: str) -> None:
+        """Move services out of a domain in which an exception was contained.  May be repeated."""
+        for entry in list(self.entries.values()):
+            if any(each.domain == domain for each in entry.service.members):
+                self.tell(entry, Closing(domain))
 
     def _ended(self, process: ProcessId, seen_ns: int) -> None:
         try:

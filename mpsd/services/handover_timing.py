@@ -8,11 +8,13 @@ from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Event, Fa
 _CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Failed: Cause.FAILED}
 
 
-def cause_of(event: Event, before: Service) -> Cause:
+def cause_of(event: Event, before: Service, after: Service) -> Cause:
     """Return why the writer's term has ended."""
     if isinstance(event, Elapsed):
         return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
     member = before.member(before.writer)
+    if after.phase is Phase.YIELDING and not isinstance(event, Asked):
+        return Cause.CONTAINED
     if type(event) not in _CAUSES and member is not None and member.standing is MemberState.SILENT:
         return Cause.SILENT  # a successor is ready for the silent writer
     return _CAUSES.get(type(event), Cause.ENDED)
@@ -28,7 +30,7 @@ def note_times(entry: ServiceRecord, before: Service, event: Event, happened_ns:
     lets_go = isinstance(event, Fenced) and event.process == before.writer
     is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
     if (begins and not is_asked) or (lets_go and entry.handing is None):
-        entry.handing = HandoverRecord(cause_of(event, before), before.writer, happened_ns, now_ns)
+        entry.handing = HandoverRecord(cause_of(event, before, after), before.writer, happened_ns, now_ns)
     if lets_go and entry.handing is not None:
         entry.handing.fenced_ns = now_ns
     if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:

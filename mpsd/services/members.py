@@ -13,6 +13,8 @@ from mpsd.notify import Changed
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.rules.promotion_types import Service
 
+CONTAINED = "an SM exception was contained in domain {}, which will end"
+
 
 class MemberProcess(Struct, eq=False):
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
@@ -103,7 +105,8 @@ class ServiceRecord(Struct, eq=False):
         if service.phase is Phase.FENCING:
             return Order.LEAVE, "it is being fenced"
         if service.phase is Phase.YIELDING:
-            return Order.YIELD, "a handover was asked for"
+            is_moved = member is not None and member.is_closing
+            return Order.YIELD, CONTAINED.format(seat.domain) if is_moved else "a handover was asked for"
         return (Order.SERVE, "") if self.arena.writer == seat.process else (Order.STANDBY, "")
 
     @property

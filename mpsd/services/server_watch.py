@@ -46,6 +46,9 @@ class Servers:
                 if not seat.domain and (found := self._coordinator.around.domain_of(process)):
                     seat.domain = found
                     self._coordinator.tell(entry, Placed(process, found))
+        for domain_name in {seat.domain for entry in self._coordinator.entries.values() for seat in entry.seats.values()}:
+            if self._coordinator.around.is_contained(domain_name):
+                self._coordinator.close(domain_name)
 
     def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
         server = processes.process_id(pid)

@@ -51,6 +51,36 @@ def test_the_culprit_is_named_and_the_others_continue(machine: Machine) -> None:
     assert len(machine.journal("fault.opened")) == 1
 
 
+XID = {"MPSD_SIM_CONTAINED_XID": "1"}
+ORDERS = {
+    "both": {},
+    "Xid first": {"MPSD_SIM_SM_EVENT_DELAY_MS": "60"},
+    "Xid late": {"MPSD_SIM_XID_DELAY_MS": "1000"},
+}
+
+
+@pytest.mark.parametrize("mode", ["misaligned", "trap"])
+@pytest.mark.parametrize("delays", ORDERS.values(), ids=ORDERS)
+def test_the_xid_of_a_contained_exception_ends_nothing(machine: Machine, mode: str, delays: dict[str, str]) -> None:
+    started(machine, LEAVE, **XID, **delays)
+    victim, _ = fault(machine, mode)
+    wait_for("the Xid", lambda: 43 in {each.number for each in incident(machine).xids})
+    assert incident(machine).victims == ()
+    assert states(machine)["default"] == "contained"
+    victim.goes_on()
+    assert len(machine.journal("fault.opened")) == 1
+
+
+def test_an_xid_counts_where_the_sentinel_reports_nothing(machine: Machine) -> None:
+    """As where the driver's event is lost."""
+    started(machine, LEAVE, MPSD_SIM_SM_EVENT_DELAY_MS="600000", **XID)
+    machine.counter().ready()
+    machine.client("faulter", "misaligned", "--after", "0.3", "--linger", "60").ready()
+    seen = machine.wait_for_journal("fault.opened")
+    assert seen
+    assert not machine.journal("domain.contained")
+
+
 def test_without_a_program_counter_all_are_suspects(machine: Machine) -> None:
     started(machine, LEAVE)
     victim, culprit = fault(machine, "trap")

@@ -18,7 +18,7 @@ def opens(seen: Observation) -> bool:
         return True
     if not seen.domain or seen.clears:
         return False
-    return seen.source in (Source.VENDOR_LOG, Source.SENTINEL) or seen.xid in ENDS_SERVER
+    return seen.source in (Source.VENDOR_LOG, Source.SENTINEL) or (seen.xid in ENDS_SERVER and not seen.is_contained)
 
 
 def is_of_device(seen: Observation) -> bool:

@@ -29,8 +29,8 @@ _KERNELS_WORD = frozenset({Source.KERNEL_LOG, Source.NVML, Source.UVM_EVENTS, So
 
 def confirms_fault(seen: Observation) -> bool:
     """Return whether the kernel reports that the servers of a domain have ended, or are about to."""
-    is_fatal = is_proof(seen) and not seen.is_contained
-    return seen.source in _KERNELS_WORD and bool(seen.domain) and (is_fatal or seen.xid in ENDS_SERVER)
+    is_fatal = is_proof(seen) or seen.xid in ENDS_SERVER
+    return seen.source in _KERNELS_WORD and bool(seen.domain) and is_fatal and not seen.is_contained
 
 
 class Unconfirmed(Struct):

@@ -13,6 +13,7 @@ after `Fenced`.
 | event | to the writer | to a standby |
 |---|---|---|
 | a fault in its domain | fenced at once: its results may be wrong | never promoted; it must end and join again |
+| an exception was contained in its domain | asked to yield once a standby elsewhere is ready | the last to be promoted |
 | it ended | fenced: the GPU may still work for it | forgotten |
 | it is silent | fenced when a successor is ready; alone it continues | not promoted until it is ready again |
 | it is too slow to yield | fenced when a successor is ready; alone it continues | |
@@ -43,6 +44,7 @@ from mpsd.model.service import MemberState, Phase
 from mpsd.services.rules.promotion_types import (
     MOST_MEMBERS,
     Asked,
+    Closing,
     Decision,
     Elapsed,
     Emptied,
@@ -91,7 +93,7 @@ def decide(service: Service, event: Event, at: float, limits: PromotionLimits) -
 
 def successor(service: Service) -> Member | None:
     """Return the member that would be promoted now: the requested standby if it is ready, else a ready one, preferably in a
-    domain without faulted or silent members, then of the lowest rank.
+    domain without faulted or silent members, then in one that does not close, then of the lowest rank.
 
     Return None while the serving member has memory that the vault has lost.
     """
@@ -99,7 +101,11 @@ def successor(service: Service) -> Member | None:
         return None
     ready = [each for each in service.members if each.standing is MemberState.READY and each.process != service.writer]
     ill = {each.domain for each in service.members if each.standing in (MemberState.FAULTED, MemberState.SILENT)}
-    return min(ready, key=lambda each: (each.process != service.wish, each.domain in ill, each.rank), default=None)
+    return min(
+        ready,
+        key=lambda each: (each.process != service.wish, each.domain in ill, each.is_closing, each.rank),
+        default=None,
+    )
 
 
 def may_promote_at(service: Service, at: float, limits: PromotionLimits) -> float:
@@ -142,7 +148,9 @@ def _note(service: Service, event: Event, at: float, limits: PromotionLimits) ->
             return _with_new(replace(service, is_done=False), Member(process, domain, rank))
         case Placed(process, domain):
             member = service.member(process)
-            return _with(service, replace(member, domain=domain)) if member else Refuse(f"{process.pid} is no member")
+            if member is None:
+                return Refuse(f"{process.pid} is no member")
+            return _with(service, replace(member, domain=domain, is_closing=False))
         case Writing(process):
             if service.writer is not None:
                 return Refuse(f"{service.writer.pid} writes already")
@@ -154,6 +162,8 @@ def _note(service: Service, event: Event, at: float, limits: PromotionLimits) ->
         case Faulted(domain, process):
             ill = (each for each in service.members if each.domain == domain and process in (None, each.process))
             return _with(service, *(replace(each, standing=MemberState.FAULTED) for each in ill))
+        case Closing(domain):
+            return _with(service, *(replace(each, is_closing=True) for each in service.members if each.domain == domain))
         case Ended(process):
             return _without(service, process)
         case Asked(to):
@@ -247,7 +257,7 @@ def _about_writer(
         return replace(service, phase=Phase.FENCING, deadline=at + limits.fence_seconds), Fence(writer)
     if service.phase is Phase.PROMOTING and isinstance(event, Promoted):
         return replace(service if service.is_lost else _uncounted(service), phase=Phase.SERVING, deadline=None), None
-    if service.phase is Phase.SERVING and isinstance(event, Asked):
+    if service.phase is Phase.SERVING and (isinstance(event, Asked) or _should_move(service, writer, at, limits)):
         return replace(service, phase=Phase.YIELDING, deadline=at + limits.yield_seconds), Yield(writer)
     if service.phase is Phase.YIELDING and (is_late or isinstance(event, Emptied)):
         return replace(service, phase=Phase.SERVING, wish=None, deadline=None), Keep(writer)
@@ -265,6 +275,13 @@ def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -
     if member.standing is MemberState.SILENT or (service.phase is Phase.YIELDING and is_late):
         return successor(service) is not None
     return False
+
+
+def _should_move(service: Service, writer: ProcessId, at: float, limits: PromotionLimits) -> bool:
+    """Return whether the writer's domain closes, and a standby in another one can take over."""
+    member, next_ = service.member(writer), successor(service)
+    is_better = member is not None and member.is_closing and next_ is not None and not next_.is_closing
+    return is_better and may_promote_at(service, at, limits) <= at
 
 
 def _released(service: Service, writer: ProcessId) -> Service:

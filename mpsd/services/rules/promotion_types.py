@@ -21,12 +21,16 @@ class PromotionLimits(Struct, frozen=True):
 
 
 class Member(Struct, frozen=True):
-    """A process of the service.  domain: the fault domain of its context.  rank: the lowest is promoted first."""
+    """A process of the service.  domain: the fault domain of its context.  rank: the lowest is promoted first.
+
+    is_closing: an exception was contained in its domain, which takes no other client and will end.
+    """
 
     process: ProcessId
     domain: str
     rank: int = 0
     standing: MemberState = MemberState.WARMING
+    is_closing: bool = False
 
 
 class Service(Struct, frozen=True):
@@ -95,6 +99,12 @@ class Faulted(Struct, frozen=True):
     process: ProcessId | None = None
 
 
+class Closing(Struct, frozen=True):
+    """An exception was contained in this domain: its clients work on, and it will end."""
+
+    domain: str
+
+
 class Ended(Struct, frozen=True):
     process: ProcessId
 
@@ -154,8 +164,8 @@ class Elapsed(Struct, frozen=True):
 
 
 Event = (
-    Joined | Placed | Writing | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Finished
-    | Emptied | Filled | Elapsed
+    Joined | Placed | Writing | Ready | Faulted | Closing | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed
+    | Finished | Emptied | Filled | Elapsed
 )  # fmt: skip
 
 # -- decisions ---------------------------------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 	now_held.culprit = culprit->pid;
 	now_held.stopped = stopped->pid;
 	now_held.culprit_knows_ns = culprit_knows_ns;
-	now_held.event_ns = machine_now_ns() + EVENT_MS * (machine_is_fast() ? 100000ull : 1000000ull);
+	now_held.event_ns = machine_now_ns() + EVENT_MS * (machine_is_fast() ? 100000ull : 1000000ull) +
+			    machine_knob("MPSD_SIM_SM_EVENT_DELAY_MS", 0) * 1000000ull;
 	show_error(stopped, detail);
 	hold_others(server, true);
 	return true;

@@ -107,6 +107,13 @@ static void doom_late_comers(struct server *server, uint64_t now)
 	}
 }
 
+static uint64_t xid_time(const struct course *course, uint64_t start)
+{
+	uint64_t late_ms = machine_knob("MPSD_SIM_XID_DELAY_MS", 0);
+
+	return course->xid == XID_NONE ? 0 : after(start, course->xid_ms) + late_ms * 1000000ull;
+}
+
 /* With a stopped client the culprit alone learns of an SM exception; one that hangs learns nothing. */
 static bool block(struct server *server, pid_t pid, enum fault_class class, const char *detail, uint64_t start)
 {
@@ -126,6 +133,11 @@ static bool block(struct server *server, pid_t pid, enum fault_class class, cons
 		return true;
 	culprit->fail_code = course->culprit_code;
 	culprit->fail_ns = after(start, course->culprit_ms);
+	if (machine_knob("MPSD_SIM_CONTAINED_XID", 0)) {
+		coming.course = course;
+		coming.known_ns = 0; /* the server cannot act on it */
+		coming.xid_ns = xid_time(course, start);
+	}
 	return true;
 }
 
@@ -153,7 +165,6 @@ void fault_begin(struct server *server, const struct connection *culprit, enum f
 	const struct course *course = &courses[class];
 	pid_t pid = culprit ? culprit->pid : 0;
 	uint64_t start = machine_now_ns();
-	unsigned long late_ms = machine_knob("MPSD_SIM_XID_DELAY_MS", 0);
 
 	if (fault_is_near(server))
 		return;
@@ -173,7 +184,7 @@ void fault_begin(struct server *server, const struct connection *culprit, enum f
 		return;
 	coming.course = course;
 	server->culprit = pid;
-	coming.xid_ns = course->xid == XID_NONE ? 0 : after(start, course->xid_ms) + late_ms * 1000000ull;
+	coming.xid_ns = xid_time(course, start);
 	coming.known_ns = after(start, course->known_ms);
 	snprintf(coming.access, sizeof(coming.access), "%s", access);
 }

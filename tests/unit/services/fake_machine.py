@@ -168,12 +168,14 @@ class FakeVault:
 
 
 class FakeMachine:
-    """To be used in a test that has a trio clock.  faulted: domains in FAULT, and since when (trio time)."""
+    """To be used in a test that has a trio clock.  faulted: domains in FAULT, and since when (trio time).
+    contained: domains with a contained exception."""
 
     def __init__(self, path: Path, settings: FailoverSettings = SETTINGS) -> None:
         self.path, self.settings = path, settings
         self.processes: dict[ProcessId, Process] = {}
         self.faulted: dict[str, float] = {}
+        self.contained: set[str] = set()
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.ended: list[ProcessId] = []  # that mpsd was asked to end
         self.is_stubborn = False  # who is to be ended does not
@@ -186,7 +188,7 @@ class FakeMachine:
     async def mpsd(self) -> AsyncIterator["FakeMachine"]:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
-        facts = (self.domain_of, self.faulted.get, lambda domain: ("GPU-a",))
+        facts = (self.domain_of, self.faulted.get, self.contained.__contains__, lambda domain: ("GPU-a",))
         around = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns)
         try:
             self.desk = Coordinator(self.vault, around, store, self.settings)

@@ -69,6 +69,27 @@ async def test_a_domain_in_fault_is_seen_without_its_log(machine, server):
             nursery.cancel_scope.cancel()
 
 
+async def test_a_service_moves_out_of_a_contained_domain(machine, server):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        pool, _ = domain_with(server, first.pid)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Servers(machine.desk, pool).run)
+            await trio.testing.wait_all_tasks_blocked()
+            machine.contained.add("a")
+            pool.notify()
+            await trio.testing.wait_all_tasks_blocked()
+            assert (machine.phase, machine.order(first)) == (Phase.SERVING, "serve"), "it has no standby"
+            standby = await machine.member("b")
+            assert (machine.phase, machine.order(first)) == (Phase.YIELDING, "yield")
+            assert "an SM exception was contained in domain a" in machine.told(first).why
+            machine.failover.yielded(1, machine.vault.made[1].generation, first)
+            assert machine.order(standby) == "serve"
+            machine.serving(standby)
+            assert machine.view().last.cause == "contained"
+            nursery.cancel_scope.cancel()
+
+
 async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(machine, server):
     async with machine.mpsd():
         first = await machine.serves("")

@@ -34,7 +34,7 @@ async def services(
         raise AssertionError("nobody is to be ended here")
 
     async with machine.vault() as vault:
-        facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: ())
+        facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: False, lambda name: ())
         around = ServiceParts(*facts, end, lambda topic, facts: None)
         store = ServiceStore(machine.directory / "services.db")
         desk = Coordinator(vault.arenas, around, store, FailoverSettings())

@@ -227,7 +227,7 @@ class Starter:
         if last is None:
             return child.has_served
         pids = {child.pid, child.member_pid}
-        has_handed_over = last.cause == "asked" and last.from_pid in pids
+        has_handed_over = last.cause in ("asked", "contained") and last.from_pid in pids
         return not has_handed_over and (child.has_served or bool(pids & {last.from_pid, last.to_pid}))
 
     def _count(self, lived_seconds: float, *, was_ready: bool) -> None:

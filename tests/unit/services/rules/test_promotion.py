@@ -9,6 +9,7 @@ from mpsd.services.rules.promotion import decide, may_promote_at, successor, why
 from mpsd.services.rules.promotion_types import (
     MOST_MEMBERS,
     Asked,
+    Closing,
     Elapsed,
     Ended,
     Failed,
@@ -60,6 +61,8 @@ EVENTS = {
     "a fault in the writer's domain": Faulted("a"),
     "a fault in the standby's domain": Faulted("b"),
     "a fault elsewhere": Faulted("z"),
+    "the writer's domain closes": Closing("a"),
+    "the standby's domain closes": Closing("b"),
     "a fault of the writer alone": Faulted("a", A),
     "a fault of somebody else there": Faulted("a", STRANGER),
     "somebody else writes": Writing(STRANGER),
@@ -86,7 +89,8 @@ EVENTS = {
 }
 STAYS = {
     "a third one joins", "the standby is ready", "the writer is heard of", "a fault in the standby's domain",
-    "a fault elsewhere", "the standby ends", "a stranger ends", "the standby is silent", "a fault of somebody else there",
+    "a fault elsewhere", "the writer's domain closes", "the standby's domain closes", "the standby ends",
+    "a stranger ends", "the standby is silent", "a fault of somebody else there",
     "where one lives is known",
 }  # fmt: skip
 REFUSES = {
@@ -133,6 +137,7 @@ WALKED: dict[Phase, dict[str, object]] = {
         "the writer is silent": FENCING,
         "a handover": (Phase.YIELDING, (Yield(A),)),
         "a handover to the standby": (Phase.YIELDING, (Yield(A),)),
+        "the writer's domain closes": (Phase.YIELDING, (Yield(A),)),
         "the writer is fenced": NEXT,
         "the writer serves": (Phase.SERVING, ()),
         "the writer failed": FENCING,

@@ -10,6 +10,7 @@ from mpsd.model.service import Phase
 from mpsd.services.rules.promotion import decide
 from mpsd.services.rules.promotion_types import (
     Asked,
+    Closing,
     Decision,
     Elapsed,
     Emptied,
@@ -134,7 +135,8 @@ class World:
 
     def anything(self) -> None:
         process = self.chance.choice(list(self.processes))
-        what = self.chance.choice(["die", "fault", "silent", "ready", "ask", "ask him", "lie", "early", "lose", "give"])
+        whats = ["die", "fault", "silent", "ready", "ask", "ask him", "lie", "early", "lose", "give", "close"]
+        what = self.chance.choice(whats)
         if what == "die":
             self.processes[process].is_alive = False
             self.tell(Ended(process))
@@ -148,6 +150,8 @@ class World:
             self.tell(self.chance.choice([Promoted, Failed])(process))
         elif what == "early":
             self.tell(Elapsed())
+        elif what == "close":
+            self.tell(Closing(self.chance.choice(DOMAINS)))
         elif what in ("lose", "give"):
             self.tell(Emptied() if what == "lose" else Filled())
         else:
