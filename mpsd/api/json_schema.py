@@ -12,6 +12,7 @@ from mpsd.api.protocol_page import ASKS, RESULTS, meaning_of
 from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ErrorCode
 from mpsd.wire import minors, rpc
+from mpsd.wire.fields import Field
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import schema_of
 
@@ -48,27 +49,23 @@ def _method(name: str) -> Mapping[str, Any]:
         "is_audited": method is not None and method.changes,
         "takes_descriptors": method is not None and method.takes is not None,
         "gives_descriptors": method is not None and method.gives,
-        "params": _with_since(schema_of(ASKS[name]), minors.PARAMETERS.get(name, {})),
+        "params": schema_of(ASKS[name]),
         "result": _result(name),
     }
 
 
 def _result(name: str) -> Mapping[str, Any]:
     fields = RESULTS[name].fields
-    properties = {each.name: {**each.kind.schema, "description": meaning_of(each)} for each in fields}
-    made = {"type": "object", "properties": properties, "required": list(properties)}
-    entry = _with_since(made, {each.name: each.since for each in fields if each.since})
+    properties = {each.name: _property(each) for each in fields}
+    entry = {"type": "object", "properties": properties, "required": list(properties)}
     if not name.endswith(_LIST):
         return entry
     listed = {"items": {"type": "array", "items": entry}, "next": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}
     return {"type": "object", "properties": listed, "required": list(listed)}
 
 
-def _with_since(made: Mapping[str, Any], since: Mapping[str, int]) -> Mapping[str, Any]:
-    properties = {
-        name: {**each, "since": since[name]} if name in since else each for name, each in made["properties"].items()
-    }
-    return {**made, "properties": properties}
+def _property(of: Field) -> Mapping[str, Any]:
+    return {**of.kind.schema, "description": meaning_of(of), **({"since": of.since} if of.since else {})}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Generate the tables of docs/protocol.md from the code: `python -m mpsd.api.protocol_page docs/protocol.md` (make docs).
 
-Results, topics and minor versions are declared in the code.  Of parameters it has the types and defaults; the page has their
-meanings.
+Parameters, results and topics are declared in the code, each with its meaning and its minor version.
 """
 
 import json
@@ -30,6 +29,7 @@ def _later_fields() -> Mapping[str, Mapping[str, int]]:
 
 
 FIELDS = _later_fields()
+PARAMETERS = {name: later for name in ASKS if (later := {each.name: each.since for each in walk(ASKS[name]) if each.since})}
 
 _PARAMETERS = "| parameter | type | default | meaning |\n|---|---|---|---|\n"
 _FIELDS = tuple(f"| {word} | type | meaning |\n|---|---|---|\n" for word in ("result", "entry"))
@@ -43,7 +43,7 @@ def render(page: str) -> str:
     for name in ASKS:
         old = section(page, name)
         if _PARAMETERS in old:  # a method without parameters has no table
-            page = page.replace(old, _table_in(old, _PARAMETERS, _parameter_rows(name, old)))
+            page = page.replace(old, _table_in(old, _PARAMETERS, _parameter_rows(name)))
         for head in _FIELDS:
             if head in (old := section(page, name)):
                 page = page.replace(old, _table_in(old, head, _field_rows(name)))
@@ -66,10 +66,9 @@ def default_of(param: Param) -> str:
     return "required" if param.is_required else "nil" if value is None else json.dumps(value)
 
 
-def _parameter_rows(name: str, old: str) -> Iterator[str]:
-    meanings = {each[0]: each[3] for each in _ROW.findall(old.partition(_PARAMETERS)[2].partition("\n\n")[0])}
+def _parameter_rows(name: str) -> Iterator[str]:
     for param in walk(ASKS[name]):
-        yield f"| `{param.name}` | {param.kind.words} | {default_of(param)} | {meanings.get(param.name, '')} |"
+        yield f"| `{param.name}` | {param.kind.words} | {default_of(param)} | {param.meaning} |"
 
 
 def _field_rows(name: str) -> Iterator[str]:
@@ -94,7 +93,7 @@ def _minor_rows() -> Iterator[str]:
     for minor in range(1, MINOR + 1):
         added = [
             f"`{method}`: {', '.join(f'`{name}`' for name, since in found.items() if since == minor)}"
-            for table in (minors.PARAMETERS, FIELDS)
+            for table in (PARAMETERS, FIELDS)
             for method, found in table.items()
             if minor in found.values()
         ]

@@ -1,7 +1,8 @@
-"""The minor version of the protocol that introduced each method, parameter and code.
+"""The minor version of the protocol that introduced each method and code.
 
 What is not named here was in minor 0, or came with its method.  A change that adds something adds it here and raises
-`messages.MINOR`, once for a release.  Topics (api/topic_table.py) and fields of results (fields.py) declare theirs themselves.
+`messages.MINOR`, once for a release.  Parameters (params.py), fields of results (fields.py) and topics (api/topic_table.py)
+declare theirs themselves.
 """
 
 from collections.abc import Mapping
@@ -42,10 +43,6 @@ METHODS: Mapping[str, int] = {
     "service.list": 3,
     "service.handover": 3,
     "service.change": 3,
-}
-
-PARAMETERS: Mapping[str, Mapping[str, int]] = {
-    "lease.create": {"request_key": 4},
 }
 
 CODES: Mapping[str, int] = {

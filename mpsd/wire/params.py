@@ -1,7 +1,8 @@
 """Declare parameters, and convert another user's map to a frozen, checked value.
 
-A message is a frozen Struct.  The annotation of a field has its type and its kind: ``pid: Annotated[int, whole(1, 99)] = 7``; a
-field without a default is required.  docs/protocol.md is checked against it.  messages.py has the messages.
+A message is a frozen Struct.  The annotation of a field has its type, its kind and its meaning, and, if the field came after
+its method, the minor version that added it: ``pid: Annotated[int, whole(1, 99), "of the client", Since(4)] = 7``.  A field
+without a default is required.  The tables of docs/protocol.md and the JSON schema are made of these; messages.py has them.
 """
 
 import math
@@ -35,12 +36,18 @@ class ParamKind(Struct, frozen=True):
     schema: Mapping[str, Any]
 
 
+class Since(int):
+    """The minor version of the protocol that added a parameter to a method."""
+
+
 class Param(Struct, frozen=True):
-    """The declaration of one parameter."""
+    """The declaration of one parameter.  since: 0: it came with its method."""
 
     name: str
     kind: ParamKind
     default: Any
+    meaning: str
+    since: int = 0
 
     @property
     def is_required(self) -> bool:
@@ -50,7 +57,11 @@ class Param(Struct, frozen=True):
 @cache
 def walk(message: type[Struct]) -> tuple[Param, ...]:
     """Return the parameters of a message, in the order of declaration."""
-    return tuple(Param(each.name, each.type.__metadata__[0], each.default) for each in fields(message))
+    return tuple(_param(each.name, each.default, *each.type.__metadata__) for each in fields(message))
+
+
+def _param(name: str, default: Any, kind: ParamKind, meaning: str, since: int = 0) -> Param:
+    return Param(name, kind, default, meaning, int(since))
 
 
 def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
@@ -72,13 +83,17 @@ def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
 def schema_of(message: type[Struct]) -> Mapping[str, Any]:
     """Return the parameters of a message as JSON Schema (2020-12).  Defaults are as they are on the wire."""
     named = walk(message)
-    defaults = {each.name: {} if each.is_required else {"default": plain(each.default)} for each in named}
     return {
         "type": "object",
-        "properties": {each.name: {**each.kind.schema, **defaults[each.name]} for each in named},
+        "properties": {each.name: _property(each) for each in named},
         "required": [each.name for each in named if each.is_required],
         "additionalProperties": False,
     }
+
+
+def _property(of: Param) -> Mapping[str, Any]:
+    default = {} if of.is_required else {"default": plain(of.default)}
+    return {**of.kind.schema, **default, "description": of.meaning, **({"since": of.since} if of.since else {})}
 
 
 def _parse_one(name: str, kind: ParamKind, value: Any) -> Any:

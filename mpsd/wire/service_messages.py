@@ -17,60 +17,71 @@ _HEARTBEAT = or_zero(number(0.1, 3600))  # with a shorter one, a member that mak
 
 
 class ServiceName(Struct, frozen=True):
-    name: Annotated[str, _NAME]
+    name: Annotated[str, _NAME, "the name of the service and of its arena"]
 
 
 class JoinService(Struct, frozen=True):
-    id: Annotated[int, ID]
-    rank: Annotated[int, whole(0, MOST_RANK)] = 0
-    heartbeat_seconds: Annotated[float, _HEARTBEAT] = 0.0
+    id: Annotated[int, ID, "of the arena"]
+    rank: Annotated[int, whole(0, MOST_RANK), "mpsd prefers the lowest"] = 0
+    heartbeat_seconds: Annotated[
+        float, _HEARTBEAT,
+        "while you serve: you are taken for silent when the forward state that is kept for you stands still for so long; "
+        "0: the owner's setting",
+    ] = 0.0
 
 
 class ServiceId(Struct, frozen=True):
-    id: Annotated[int, ID]
+    id: Annotated[int, ID, "of the arena"]
 
 
 class FollowService(Struct, frozen=True):
-    id: Annotated[int, ID]
-    after: Annotated[int | None, maybe(_SERIAL)] = None
-    wait_seconds: Annotated[float, PATIENCE] = 0.0
+    id: Annotated[int, ID, "of the arena"]
+    after: Annotated[int | None, maybe(_SERIAL), "answer once `serial` is larger than that; nil: at once"] = None
+    wait_seconds: Annotated[float, PATIENCE, "or when so much time has passed"] = 0.0
 
 
 class ServiceTerm(Struct, frozen=True):
-    id: Annotated[int, ID]
-    generation: Annotated[int, _GENERATION]
+    id: Annotated[int, ID, "of the arena"]
+    generation: Annotated[int, _GENERATION, "of the term that the call is about"]
 
 
 class FailedMember(Struct, frozen=True):
-    id: Annotated[int, ID]
-    why: Annotated[str, text(1, 400)]
+    id: Annotated[int, ID, "of the arena"]
+    why: Annotated[str, text(1, 400), "for people"]
 
 
 class GetService(Struct, frozen=True):
-    name: Annotated[str, _NAME]
-    after: Annotated[int | None, maybe(_SERIAL)] = None
-    wait_seconds: Annotated[float, PATIENCE] = 0.0
+    name: Annotated[str, _NAME, "of the service"]
+    after: Annotated[int | None, maybe(_SERIAL), "answer once `revision` is larger than that; nil: at once"] = None
+    wait_seconds: Annotated[float, PATIENCE, "or when so much time has passed"] = 0.0
 
 
 class Handover(Struct, frozen=True):
-    name: Annotated[str, _NAME]
-    to_pid: Annotated[int | None, maybe(PID)] = None
-    wait_seconds: Annotated[float, PATIENCE] = 30.0
+    name: Annotated[str, _NAME, "of the service"]
+    to_pid: Annotated[int | None, maybe(PID), "the member that is to serve; nil: the next"] = None
+    wait_seconds: Annotated[float, PATIENCE, "how long you wait until it serves"] = 30.0
 
 
 class ChangeService(Struct, frozen=True):
     """nil keeps a value; 0 removes a reservation."""
 
-    name: Annotated[str, _NAME]
-    standbys: Annotated[int | None, maybe(whole(0, MOST_STANDBYS))] = None
-    sm_percent: Annotated[float | None, maybe(number(0, 100))] = None
-    memory_bytes: Annotated[int | None, maybe(whole(0, 2**50))] = None
-    heartbeat_seconds: Annotated[float | None, maybe(_HEARTBEAT)] = None
-    until_done: Annotated[bool | None, maybe(boolean())] = None
+    name: Annotated[str, _NAME, "of the service; its arena has to be there"]
+    standbys: Annotated[int | None, maybe(whole(0, MOST_STANDBYS)), "how many members in addition to the active"] = None
+    sm_percent: Annotated[float | None, maybe(number(0, 100)), "the share reserved for each; 0: none"] = None
+    memory_bytes: Annotated[int | None, maybe(whole(0, 2**50)), "likewise; no more than the arena's GPU has"] = None
+    heartbeat_seconds: Annotated[
+        float | None, maybe(_HEARTBEAT),
+        "one that serves is silent when its forward state stands still for so long; 0: never",
+    ] = None
+    until_done: Annotated[
+        bool | None, maybe(boolean()),
+        "one that serves and stops unasked (`service.yielded`, `service.leave`) has done the work: mpsd promotes no "
+        "member then, until one joins, or this is changed. It ends with this mpsd",
+    ] = None
 
 
 class KeepState(Struct, frozen=True):
     """Needs the descriptor of a forward state."""
 
-    id: Annotated[int, ID]
-    generation: Annotated[int, _GENERATION]
+    id: Annotated[int, ID, "of the arena"]
+    generation: Annotated[int, _GENERATION, "yours, and the state's"]

@@ -13,7 +13,7 @@ import pytest
 from mpsd_client._conversation import Conversation
 
 from mpsd.api.method_table import HELLO, METHODS
-from mpsd.api.protocol_page import FIELDS
+from mpsd.api.protocol_page import FIELDS, PARAMETERS
 from mpsd.wire import minors
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import parse
@@ -144,7 +144,7 @@ def test_every_addition_since_minor_0_has_its_frames() -> None:
                 result = said[3]
                 entries = [result, *(each for each in result.get("items", []) if isinstance(each, dict))]
                 answered.setdefault(methods[said[1]], set()).update(*entries)
-    assert {name: new - asked[name] for name, new in _names(minors.PARAMETERS) if new - asked[name]} == {}
+    assert {name: new - asked[name] for name, new in _names(PARAMETERS) if new - asked[name]} == {}
     assert {name: new - answered[name] for name, new in _names(FIELDS) if new - answered[name]} == {}
     assert {name for name, since in minors.CODES.items() if since == MINOR} - set(every_code()) == set()
     assert f'"minor": {MINOR}' in "".join(path.read_text() for path in FILES)
