@@ -107,6 +107,7 @@ docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd config --markdown > docs/configuration.md
 	@$(VENV)/bin/python -m mpsd.api.protocol_page docs/protocol.md
 	@$(VENV)/bin/python -m mpsd.api.client_values clients/python/mpsd_client
+	@$(VENV)/bin/python -m mpsd.api.client_calls clients/python/mpsd_client/_calls.py
 
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean

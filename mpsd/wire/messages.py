@@ -74,7 +74,7 @@ class CreateLease(Struct, frozen=True):
     """`sm_percent` and `sm_count` are two ways to give one share."""
 
     name: Annotated[str, _NAME, "for people; need not be unique"]
-    selector: Annotated[SelectorParams, record("selector", SelectorParams), "which processes the lease is for; above"]
+    selector: Annotated[SelectorParams, record("selector", SelectorParams), "which processes the lease is for"]
     gpus: Annotated[tuple[str, ...], _GPUS, "ordinals or UUIDs; empty: every GPU of the daemon"] = ()
     sm_percent: Annotated[
         float | None, maybe(number(LEAST_PERCENT, 100)),
@@ -155,7 +155,7 @@ class StopClient(Struct, frozen=True):
         'an id, or its first 12 characters; `"self"`: that of the process that made this connection',
     ] = None
     start_time: Annotated[int, _START_TIME, "of a pid: field 22 of /proc/PID/stat; 0: whichever has the pid"] = 0
-    way: Annotated[Way, choice(Way), "above"] = Way.TERMINATE
+    way: Annotated[Way, choice(Way), "how its GPU work is ended"] = Way.TERMINATE
     grace_seconds: Annotated[float, PATIENCE, "from SIGTERM to SIGKILL; 0: no SIGTERM"] = 0.0
     drain_seconds: Annotated[float, PATIENCE, "how long a frozen client's queued work may take"] = 5.0
     force: Annotated[bool, boolean(), "kill also a client whose GPU work was not ended: its co-runners may die"] = False

@@ -1,12 +1,12 @@
 """The type of a call, which is a request not sent yet.  _calls.py has the calls themselves."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mpsd_client._reading import read
-from mpsd_client._values import Page
+from mpsd_client._values import Page, Selector
 
 T = TypeVar("T")
 
@@ -28,7 +28,23 @@ class Call(Generic[T]):
 
 def make_call(method: str, kind: type[T], **params: Any) -> Call[T]:
     """Return a call whose result is one value of this kind.  Parameters that are None are left out: mpsd uses its default."""
-    return Call(method, {name: value for name, value in params.items() if value is not None}, partial(read, kind))
+    return Call(method, _sent(params), partial(read, kind))
+
+
+def make_report(method: str, **params: Any) -> Call[None]:
+    return Call(method, _sent(params), lambda found: None)
+
+
+def _sent(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: _plain(value) for name, value in params.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Selector):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def make_page(method: str, kind: type[T], **params: Any) -> Call[Page[T]]:

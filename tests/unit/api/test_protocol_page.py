@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from mpsd.api import client_values
+from mpsd.api import client_calls, client_values
 from mpsd.api.json_schema import schema
 from mpsd.api.method_table import HELLO, METHODS, Privilege
 from mpsd.api.protocol_page import ASKS, FIELDS, PARAMETERS, RESULTS, render, section
@@ -43,6 +43,11 @@ def test_the_tables_that_are_made_of_the_code_are_up_to_date() -> None:
 def test_the_values_of_the_python_client_are_up_to_date(module: ModuleType) -> None:
     """Else: make docs."""
     assert (CLIENT / client_values.name_of(module)).read_text() == client_values.source_of(module)
+
+
+def test_the_calls_of_the_python_client_are_up_to_date() -> None:
+    """Else: make docs."""
+    assert (CLIENT / "_calls.py").read_text() == client_calls.source()
 
 
 @pytest.mark.parametrize("head", ["| topic | event | facts |", "| minor | methods |"])

@@ -1,37 +1,12 @@
-"""The calls about arenas; part of `calls`."""
+"""The calls that send or receive descriptors; part of `calls`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from mpsd_client import _values as values
-from mpsd_client._call import Call, make_call, make_page
+from mpsd_client._call import Call, make_call
 from mpsd_client._errors import ProtocolError
 from mpsd_client._reading import read
-from mpsd_client._values import Page
-
-
-def arena_create(
-    name: str,
-    gpu: str,
-    capacity_bytes: int,
-    *,
-    window_bytes: int | None = None,
-    mode: int = 0o600,
-    ttl_seconds: float | None = None,
-) -> Call[values.Arena]:
-    """Create an arena.  gpu: an ordinal or a UUID.  ttl_seconds: how long mpsd keeps it unheld; None: until it is removed."""
-    return make_call(
-        "arena.create", values.Arena, name=name, gpu=gpu, capacity_bytes=capacity_bytes, window_bytes=window_bytes, mode=mode,
-        ttl_seconds=ttl_seconds,
-    )  # fmt: skip
-
-
-def arena_get(name: str) -> Call[values.Arena]:
-    return make_call("arena.get", values.Arena, name=name)
-
-
-def arena_list(limit: int | None = None) -> Call[Page[values.Arena]]:
-    return make_page("arena.list", values.Arena, limit=limit)
 
 
 def arena_open(name: str, access: str, wait_seconds: float = 0.0) -> Call[values.Arena]:
@@ -47,10 +22,6 @@ def arena_put(
     pairs = [list(each) for each in allocations]
     call = make_call("arena.put", values.ArenaUse, id=arena_id, generation=generation, allocations=pairs)
     return Call(call.method, call.params, call.read, tuple(fds))
-
-
-def arena_drop(arena_id: int, generation: int, offsets: Sequence[int]) -> Call[values.ArenaUse]:
-    return make_call("arena.drop", values.ArenaUse, id=arena_id, generation=generation, offsets=list(offsets))
 
 
 def arena_commit(
@@ -75,29 +46,16 @@ def arena_layout(arena_id: int) -> Call[values.ArenaLayout]:
     return Call(call.method, call.params, call.read, read_with=_read_layout)
 
 
-def arena_close(arena_id: int) -> Call[values.Arena]:
-    return make_call("arena.close", values.Arena, id=arena_id)
+def arena_keep_state(arena_id: int, generation: int, fd: int) -> Call[values.StateKept]:
+    """Give mpsd a forward state to keep.  fd: its descriptor, which the caller still has to close."""
+    call = make_call("arena.keep_state", values.StateKept, id=arena_id, generation=generation)
+    return Call(call.method, call.params, call.read, (fd,))
 
 
-def arena_seal(arena_id: int, generation: int) -> Call[values.Arena]:
-    return make_call("arena.seal", values.Arena, id=arena_id, generation=generation)
-
-
-def arena_change(
-    arena_id: int, *, capacity_bytes: int | None = None, mode: int | None = None, ttl_seconds: float | None = None
-) -> Call[values.Arena]:
-    """Change the settings that are not None.  ttl_seconds 0: the arena stays until it is removed."""
-    return make_call(
-        "arena.change", values.Arena, id=arena_id, capacity_bytes=capacity_bytes, mode=mode, ttl_seconds=ttl_seconds
-    )
-
-
-def arena_remove(name: str) -> Call[values.Arena]:
-    return make_call("arena.remove", values.Arena, name=name)
-
-
-def arena_make_room(gpu: str, wanted_bytes: int) -> Call[values.RoomMade]:
-    return make_call("arena.make_room", values.RoomMade, gpu=gpu, bytes=wanted_bytes)
+def arena_state(arena_id: int) -> Call[values.KeptState]:
+    """Get the forward state of an arena, as a descriptor that the caller has to close."""
+    call = make_call("arena.state", values.KeptState, id=arena_id)
+    return Call(call.method, call.params, call.read, read_with=_read_state)
 
 
 def _read_taken(found: Any, fds: tuple[int, ...]) -> values.Taken:
@@ -111,3 +69,9 @@ def _read_layout(found: Any, fds: tuple[int, ...]) -> values.ArenaLayout:
     if len(fds) > 1:
         raise ProtocolError(f"a layout came with {len(fds)} descriptors")
     return read(values.ArenaLayout, {**found, "fd": fds[0] if fds else None})
+
+
+def _read_state(found: Any, fds: tuple[int, ...]) -> values.KeptState:
+    if len(fds) > 1:
+        raise ProtocolError(f"a state came with {len(fds)} descriptors")
+    return read(values.KeptState, {**found, "fd": fds[0] if fds else None})
