@@ -215,7 +215,7 @@ class Protection(Struct):
         members = {each.pid: each for each in self.domain.members}
         strangers = self.domain.client_pids - members.keys()
         listed = [found for pid in strangers if (found := processes.process_id(pid))]
-        for watcher in list(self.watchers.values()):
+        for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
             watcher.forget_gone()
             for process in (*members.values(), *listed):
                 is_new |= await watcher.add(process)

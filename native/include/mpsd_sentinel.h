@@ -53,7 +53,7 @@ enum { MPSD_SENTINEL_VERSION = 1 };
 enum {
 	MPSD_SENTINEL_CLIENTS = 64,   /* that can be added; a server takes 48 */
 	MPSD_SENTINEL_HELD = 64,      /* descriptors of one of them */
-	MPSD_SENTINEL_REPORTS = 512,  /* kept for the next peer; those beyond are not kept */
+	MPSD_SENTINEL_REPORTS = 200,  /* kept for the next peer, whose socket has room for 277 (measured); those beyond are not */
 	MPSD_SENTINEL_START_MS = 60000,
 };
 

@@ -280,6 +280,26 @@ def test_only_devices_are_held_not_what_has_their_names(mps: Machine, sentinel: 
     assert lives_on(victim)
 
 
+def test_a_new_peer_has_room_for_all_reports(mps: Machine, sentinel: Sentinel) -> None:
+    """A peer without room would lose its connection, as often as it connects: mpsd would take the sentinel for ended."""
+    _, culprit = two_clients(mps, sentinel, "trap", "60")
+    culprit.open_gate()
+    assert hold(sentinel, 2)
+    for round_ in range(1, 7):
+        sleeper = subprocess.Popen(["sleep", "60"])
+        mps.started.append(sleeper)  # type: ignore[arg-type]
+        for _ in range(50):
+            sentinel.add(sleeper.pid)
+        assert hold(sentinel, 2 + 50 * round_)
+        sleeper.kill()
+        eventually(lambda: count_of_descriptors(sentinel, "pidfd") <= 3)
+    sentinel.connect()
+    assert sentinel.comes(CONTAINED)
+    late = mps.client("counter", "--seconds", "60", "--ms", "20", uid=0)
+    sentinel.add(late.pid)
+    assert sentinel.wait_for(lambda reports: any(each.kind == HOLDS and each.pid == late.pid for each in reports))
+
+
 @needs_root
 def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
     """Without that the vendor's daemon would end the user's server to start one for root."""
