@@ -1,5 +1,6 @@
 """The parts of a starter: output files, the matching of members and children, messages, wanted members."""
 
+import errno
 import os
 import resource
 import signal
@@ -15,12 +16,13 @@ import pytest
 from mpsctl.session import NoMpsd
 from mpsctl.starter import scribe
 from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
+from mpsctl.starter.crew import Crew
 from mpsctl.starter.ending import Manner, end
 from mpsctl.starter.groups import eligible, groups, share_out
-from mpsctl.starter.line import Line
+from mpsctl.starter.line import Away, Line
 from mpsctl.starter.plan import Make
 from mpsctl.starter.settings import Given, Settings, changes, of_service
-from mpsctl.starter.telling import differences, stopping
+from mpsctl.starter.telling import Teller, differences, stopping
 from mpsd_client import Client, Disconnected, calls, values
 
 from tests.integration.process import wait_for
@@ -56,12 +58,24 @@ def test_a_file_is_ones_own_and_does_not_grow_for_ever(tmp_path: Path) -> None:
         pytest.param("link", b"Too many levels of symbolic links\n", id="a link is not followed"),
         pytest.param("no/such", b"No such file or directory\n", id="no directory"),
         pytest.param("/dev/full", b"No space left on device\n", id="a full disk"),
+        pytest.param("fifo", b"No such device or address\n", id="a FIFO that nobody reads"),
     ],
 )
 def test_what_cannot_be_written_keeps_nobody_waiting_and_is_said_once(path: str, why: bytes, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "fifo")
     assert write(b"x" * 200_000, "file", str(tmp_path / path), "1000000") == why
     assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.root
+def test_another_users_file_gets_no_output(tmp_path: Path) -> None:
+    """In a directory such as /tmp, that user could read it."""
+    path = tmp_path / "llm-1.log"
+    path.touch(0o666)
+    os.chown(path, 1000, 1000)
+    assert write(b"secret", "file", str(path), "1000000") == b"it belongs to user 1000\n"
+    assert path.read_bytes() == b""
 
 
 def test_a_file_says_what_is_missing_in_it(tmp_path: Path) -> None:
@@ -151,6 +165,43 @@ def test_without_mpsd_a_child_is_ended_by_signals(command: str, tmp_path: Path) 
         wait_for("its first line", lambda: log.exists() and log.read_text(), WAITS_SECONDS)
     assert end(child, no_mpsd, Manner(grace_seconds=0.2)) == "not ended through mpsd, but by signals: no mpsd"
     assert is_told.wait(WAITS_SECONDS)
+
+
+def test_a_child_that_may_not_be_signalled_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command runs as another user, as under sudo.  The starter reports that, instead of waiting for ever."""
+
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError
+
+    ended, told = threading.Event(), SimpleQueue[object]()
+    place = Place("llm", ["sleep", "1000"], os.environ, str(tmp_path), 1)
+    crew = Crew(Line(None), place, Manner(grace_seconds=0.01), Teller(None, "llm"), told.put)  # type: ignore[arg-type]
+    child = crew.children[1] = place.begin(1, Make(), None, lambda child, status: ended.set(), unheard)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", refuse)
+        assert end(child, no_mpsd, Manner(grace_seconds=0.01)).endswith(f"pid {child.pid} does not end")
+        crew.kill()
+    assert child.is_left
+    crew.kill()
+    assert not child.is_left
+    assert ended.wait(WAITS_SECONDS)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), TimeoutError()])
+def test_without_a_descriptor_mpsd_counts_as_away(error: OSError) -> None:
+    """It ended the thread that follows the service, and the starter knew of no change any more."""
+
+    class Lacking:
+        mpsd = SimpleNamespace()
+
+        def ask(self, call: object) -> str:
+            raise error
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(Away):
+        Line(Lacking()).ask(calls.status())  # type: ignore[arg-type]
 
 
 def test_a_connection_that_mpsd_ended_is_made_anew() -> None:

@@ -109,8 +109,7 @@ class Crew:
 
     def kill(self) -> None:
         for child in self.children.values():
-            child.is_left = False
-            ending.send(child, signal.SIGKILL)
+            child.is_left = not ending.send(child, signal.SIGKILL)
 
     def take_end(self, of: Ended) -> float:
         """Remove an ended child and release its lease.  Return its lifetime in seconds."""

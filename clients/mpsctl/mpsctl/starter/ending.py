@@ -40,13 +40,17 @@ def end(child: Child, connect: Callable[[], Client], manner: Manner) -> str:
     return f"{trouble}; pid {child.pid} does not end".removeprefix("; ")
 
 
-def send(child: Child, number: signal.Signals) -> None:
-    """Send a signal to the child's process group, unless the child has ended."""
+def send(child: Child, number: signal.Signals) -> bool:
+    """Send a signal to the child's process group, unless the child has ended.  Return False if that is not permitted: its
+    command runs as another user, as under sudo."""
     if not child.has_ended.is_set():
         try:
             os.killpg(child.pid, number)
         except ProcessLookupError:
             pass
+        except PermissionError:
+            return False
+    return True
 
 
 def _end_through_mpsd(child: Child, connect: Callable[[], Client], manner: Manner) -> str:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpsd_client import Client, Disconnected, ErrorCode, ProtocolError, Refused, calls, values
+from mpsd_client import Client, ErrorCode, Refused, calls, values
 
-from mpsctl.session import NoMpsd
+from mpsctl.starter.line import NO_ANSWER
 
 _POLL_SECONDS = 3.0  # length of a long poll; between two, the thread checks whether mpsd is stopping
 _AGAIN_SECONDS = 1.0
@@ -52,7 +52,7 @@ def follow(name: str, connect: Callable[[], Client], tell: Callable[[News], None
                 is_privileged = bool(mpsd.ask(calls.status()).facts.get("is_privileged", True))
                 tell(Here(is_privileged, mpsd.hello.pid == os.getpid()))
                 _look(name, mpsd, tell)
-        except (NoMpsd, Disconnected, TimeoutError, ProtocolError, Refused) as exc:
+        except (*NO_ANSWER, Refused) as exc:
             tell(Gone(str(exc)))
         time.sleep(_AGAIN_SECONDS)
 

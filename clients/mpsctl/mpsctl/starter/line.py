@@ -10,7 +10,7 @@ from mpsctl.session import NoMpsd, Session
 
 T = TypeVar("T")
 _ANSWER_SECONDS = 5.0  # short, because signals wait for the answer
-NO_ANSWER = (NoMpsd, Disconnected, TimeoutError, ProtocolError)
+NO_ANSWER = (NoMpsd, Disconnected, ProtocolError, OSError)  # OSError: TimeoutError, and a lack of memory or descriptors
 
 
 class Away(Exception):

@@ -8,6 +8,7 @@ terminal.  In file mode it reports that once on standard output, and in the file
 imports nothing of mpsctl.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -51,9 +52,14 @@ def _say(error: OSError) -> str:
 
 
 def _open(path: str) -> tuple[int, int]:
-    """Open the file for appending, and return its descriptor and size.  Raises OSError, also for a symbolic link."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    return fd, os.fstat(fd).st_size
+    """Open the file for appending, and return its descriptor and size.  Raises OSError, also for a symbolic link, a FIFO that
+    nobody reads, and another user's file."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    found = os.fstat(fd)
+    if found.st_uid not in (os.geteuid(), 0):
+        os.close(fd)
+        raise PermissionError(errno.EPERM, f"it belongs to user {found.st_uid}")
+    return fd, found.st_size
 
 
 def _begin_anew(path: str, fd: int) -> tuple[int, int]:
