@@ -44,6 +44,7 @@ log = structlog.get_logger()
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
 # Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+SM_ERRORS = frozenset({700, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
 _MOST_RECENT = 256
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
@@ -155,6 +156,7 @@ class Incidents:
                 kernel=error.kernel,
                 pc=error.pc,
                 text=words[:TEXT_CHARACTERS],
+                is_failure=error.code in SM_ERRORS,
             )
         )
 
@@ -219,8 +221,10 @@ class Incidents:
             return
         is_own = ending is not None and ending.signal in OWN_SIGNALS
         fault_class = FaultClass.UNKNOWN if is_own else FaultClass.HOST
+        is_failure = ending is not None and is_own and (ending.signal, ending.status) != (0, 0)
         text = f"pid {process.pid} ended, {ending or 'how is not known'}"
-        self.see(Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text))
+        seen = Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text)
+        self.see(replace(seen, is_failure=is_failure))
 
     def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
         """Return the key of the domain in which faults require the client to be placed; empty: any domain."""

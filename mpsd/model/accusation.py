@@ -6,7 +6,7 @@ Pure.  Prose: docs/faults.md, "Who did it".
 from collections.abc import Iterable
 
 from mpsd.model.fault import Confidence, FaultClass, Incident
-from mpsd.model.fault_signs import gone_before
+from mpsd.model.fault_signs import gone_before, is_contained
 from mpsd.model.process import ProcessId
 
 _BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})  # a kill or broken memory is not a client's fault
@@ -28,7 +28,8 @@ def keys(incident: Incident, processes: Iterable[ProcessId]) -> frozenset[str | 
 def convicted_key(incident: Incident) -> str | None:
     """Return the one key of all accused, even if several processes have it; None if no key is convicted yet."""
     found = keys(incident, accused(incident))
-    if len(found) != 1 or not (incident.is_settled or incident.confidence is Confidence.PROVEN):
+    is_over = incident.is_settled or incident.confidence is Confidence.PROVEN
+    if len(found) != 1 or not is_over or incident.confidence is Confidence.LIKELY:
         return None
     return next(iter(found))
 
@@ -41,5 +42,7 @@ def wider_keys(incident: Incident, key: str) -> tuple[str, ...]:
 
 def hurt(incident: Incident) -> int:
     """Return how many innocent clients lost their contexts: the victims, and all suspects but one."""
+    if is_contained(incident.evidence):
+        return len(incident.victims)
     lost = {*incident.suspects} - gone_before(incident.evidence)
     return len(incident.victims) + max(0, len(lost) - 1)

@@ -87,6 +87,7 @@ class Observation(Struct, frozen=True):
     is_contained: the patched module absorbed it, or a guard of its own, or a sentinel contained it: only one process lost
     anything by it.
     access: read, write, atomic or prefetch.  kernel: the name of the function that ran.  xid: the number of an Xid.
+    is_failure: the process got an error of an SM exception, as it reports, or ended by itself with an error.
     present: the clients of the domain at that moment, as far as mpsd knew; the collector fills it in.
     text: the observation, in one line for people, at most TEXT_CHARACTERS.
     """
@@ -107,6 +108,7 @@ class Observation(Struct, frozen=True):
     present: tuple[ProcessId, ...] = ()
     text: str = ""
     is_contained: bool = False
+    is_failure: bool = False
 
 
 TEXT_CHARACTERS = 400
@@ -118,6 +120,7 @@ class Confidence(StrEnum):
     PROVEN = "proven"  # a source that cannot be wrong named it
     ALONE = "alone"  # the domain had no other client
     LEFT = "left"  # all other clients of the domain were cleared
+    LIKELY = "likely"  # a contained exception, and it alone failed at that time; this convicts no client
     SUSPECTED = "suspected"  # several clients could be; they are placed apart until one faults alone
     UNKNOWN = "unknown"  # no client is accused: a device fault, or no known client was present
 
@@ -133,7 +136,7 @@ class Incident(Struct, frozen=True):
     """One fault, and all that is known about it, however many sources observed it.
 
     number: never reused, also across restarts.  revision: grows with each change.  began_ns: of the earliest observation.
-    is_settled: no further evidence is expected.  culprit: None unless the confidence is PROVEN, ALONE or LEFT.
+    is_settled: no further evidence is expected.  culprit: None if the confidence is SUSPECTED or UNKNOWN.
     suspects: the possible culprits, if the confidence is SUSPECTED.  victims: innocent clients of the domain that lost their
     contexts.  parties: all clients named above, as people know them.
     """

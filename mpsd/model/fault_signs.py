@@ -1,6 +1,6 @@
 """Which observations are signs of a fault, and which processes ended before the first sign."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
@@ -17,6 +17,12 @@ def is_guess(seen: Observation) -> bool:
 def tells_of_fault(seen: Observation) -> bool:
     """Return whether the observation is a sign of this fault, not of something that accompanies it, or of another fault."""
     return seen.source not in BESIDE and not seen.clears and not is_guess(seen)
+
+
+def is_contained(evidence: Iterable[Observation]) -> bool:
+    """Return whether a sentinel contained the exception."""
+    told = [each.is_contained for each in evidence if each.source is Source.SENTINEL]
+    return bool(told) and all(told)
 
 
 def gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:

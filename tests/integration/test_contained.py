@@ -11,6 +11,7 @@ from tests.integration.client import Client
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
 from tests.integration.test_sentinels import ON, sentinel, started
+from tests.integration.test_shim import shim
 
 pytestmark = pytest.mark.root
 LEAVE = f'{ON}[faults]\nculprit = "leave"\n'
@@ -86,6 +87,27 @@ def test_without_a_program_counter_all_are_suspects(machine: Machine) -> None:
     victim, culprit = fault(machine, "trap")
     wait_for("the suspects", lambda: incident(machine).confidence == "suspected")
     assert {each.pid for each in incident(machine).suspects} == {victim.pid, culprit.pid}
+    victim.goes_on()
+
+
+def test_who_reports_the_error_is_likely_the_culprit(machine: Machine) -> None:
+    """The shim reports it at once, and other clients get no error."""
+    started(machine, LEAVE)
+    victim = machine.counter().ready()
+    culprit = machine.client("faulter", "trap", "--after", "0.3", "--linger", "60", **shim(machine)).ready()
+    found = named(machine)
+    assert found.culprit
+    assert (found.culprit.pid, found.confidence) == (culprit.pid, "likely")
+    victim.goes_on()
+
+
+def test_who_alone_ends_with_an_error_is_likely_the_culprit(machine: Machine) -> None:
+    started(machine, LEAVE)
+    victim = machine.counter().ready()
+    culprit = machine.client("faulter", "trap", "--after", "0.3", "--linger", "1").ready()
+    found = named(machine)
+    assert found.culprit
+    assert (found.culprit.pid, found.confidence) == (culprit.pid, "likely")
     victim.goes_on()
 
 

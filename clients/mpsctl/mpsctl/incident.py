@@ -131,6 +131,7 @@ def known_by(of: values.IncidentReport) -> str:
         return "it is not known which of them, so the key that all of them have counts as the culprit"
     return {
         "alone": "no other client was in the domain",
+        "likely": "likely, not proven: it alone failed when the exception was contained",
         "left": "all other clients in the domain were cleared",
         "suspected": "mpsd accuses no client until one of them faults alone",
     }.get(of.confidence, "mpsd accuses no client")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mpsd.faults.rules.incident_record import IncidentRecord
-from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, is_proof
+from mpsd.faults.rules.verdict import CONTAINED_NS, SECOND_NS, WINDOW_NS, is_proof
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.fault_signs import BESIDE
 from mpsd.model.xid import ENDS_SERVER, meaning_of
@@ -29,6 +29,8 @@ def may_concern(dossier: IncidentRecord, seen: Observation) -> bool:
     """Return whether an observation of a present process is near enough in time."""
     if seen.source is Source.CORE_DUMP:
         return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.first_ns + RECENT_NS
+    if seen.is_failure and dossier.is_contained:
+        return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.last_ns + CONTAINED_NS
     return dossier.has_room_in_time(seen.seen_ns)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mpsd.faults.rules import verdict
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, confirms, is_proof
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
-from mpsd.model.fault_signs import tells_of_fault
+from mpsd.model.fault_signs import is_contained, tells_of_fault
 from mpsd.model.process import ProcessId
 
 MOST_SHOWN = 64  # pieces of evidence in an Incident
@@ -21,6 +21,7 @@ _MOST_XIDS = 16
 _MOST_DEEDS = 32
 _RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain with fresh servers
 _QUIET_NS = 30 * SECOND_NS  # in any other
+_CONTAINED_NS = verdict.CONTAINED_NS + SECOND_NS  # after a contained exception: ends are noticed a little late
 _PROOFS = (Source.KMOD, Source.UVM_EVENTS, Source.SENTINEL, Source.CORE_DUMP)
 _WORTH = (*_PROOFS, *(each for each in Source if each not in verdict.PROOFS))
 
@@ -100,7 +101,11 @@ class IncidentRecord(Struct):
     def settles_ns(self) -> int:
         if self.recovered_ns is not None and not self.is_device:
             return max(self.heard_ns + _RECOVERED_NS, self.recovered_ns)
-        return self.heard_ns + _QUIET_NS
+        return self.heard_ns + (_CONTAINED_NS if self.is_contained else _QUIET_NS)
+
+    @property
+    def is_contained(self) -> bool:
+        return is_contained(self._evidence)
 
     def publish(self, at_of: AtOf) -> Incident | None:
         """Return the Incident with its next revision; None if nothing in it has changed."""
@@ -125,7 +130,7 @@ class IncidentRecord(Struct):
 
     def _incident(self, at_of: AtOf) -> Incident:
         present = frozenset(self.present - self.others)
-        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one)
+        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one, self.is_settled)
         if self.is_device:
             said = replace(said, fault_class=FaultClass.DEVICE, culprit=None, confidence=Confidence.UNKNOWN, suspects=())
         began_ns = min([self.first_ns, *self._ends_that_explain(said.fault_class)])

@@ -64,7 +64,8 @@ def plan(incident: Incident, settings: FaultSettings, done: Collection[Act], is_
 
 def is_known(incident: Incident) -> bool:
     """Return whether the culprit is final."""
-    return incident.culprit is not None and (incident.confidence is Confidence.PROVEN or incident.is_settled)
+    is_over = incident.confidence is Confidence.PROVEN or incident.is_settled
+    return incident.culprit is not None and is_over and incident.confidence is not Confidence.LIKELY
 
 
 def is_stopped(incident: Incident, process: ProcessId) -> bool:

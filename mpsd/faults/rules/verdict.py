@@ -11,6 +11,7 @@ Pure; the verdict does not depend on the order in which the evidence came in.  T
 | the domain's server has not reported a fault | none yet | UNKNOWN |
 | one client was present, or connecting | that client | ALONE |
 | an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that client | LEFT |
+| a contained SM exception, and one client alone failed soon after it (3) | that client | LIKELY |
 | anything else | none; the suspects are all present clients except those cleared | SUSPECTED |
 
 Only UVM events, records of the patched module and core dumps can prove.  The pid of an Xid proves nothing: it is a server's, or
@@ -35,6 +36,10 @@ itself does not count: an end has the class HOST only if it is known to have com
 
 (2) A trap gives only Xid 43, a process that is killed in mid-kernel Xid 31 (measured).
 
+(3) It reported an error of an SM exception, or ended by itself with an error; an end counts only when no more evidence is
+expected.  A contained exception leaves the others alone.  A client reports of itself alone, and another client can fail by
+chance at that time: so this is no proof, and convicts no client.
+
 An Xid that names only its GPU may be of another domain.  It is a guess: it gives a class only where no other evidence does.
 
 HOST is an explanation, never a proof: a process that is killed in mid-kernel ends its co-runners, but a fault of another client
@@ -46,12 +51,14 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from mpsd.model.fault import Confidence, FaultClass, Observation, Source
-from mpsd.model.fault_signs import BESIDE, gone_before, is_guess, tells_of_fault
+from mpsd.model.fault_signs import BESIDE, gone_before, is_contained, is_guess, tells_of_fault
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import ENDS_SERVER, meaning_of
 
 SECOND_NS = 1_000_000_000
 WINDOW_NS = 2 * SECOND_NS  # observations further apart are not of one fault
+CONTAINED_NS = 5 * SECOND_NS  # the failed client of a contained exception may end so late
+_EARLY_NS = SECOND_NS // 5  # the sentinel's event can come after the client's own error
 
 PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.SENTINEL, Source.CORE_DUMP})  # what can prove, the best first
 
@@ -93,21 +100,23 @@ def judge(
     named: ProcessId | None,
     is_certain: bool = True,
     is_of_one: bool = True,
+    is_over: bool = False,
 ) -> Verdict:
     """Return the verdict.
 
     named: the process that a proof convicts.  present: all clients that were in the domain.  is_certain: `present` was known at
     the time.  is_of_one: all of them are of one user and one container, so dumps, which their authors can forge, may clear.
+    is_over: no more evidence is expected.
     """
     dead = _ended_before(evidence, present)
     fault_class = _class_of(evidence, named, dead)
     cleared = _cleared(evidence) if fault_class is FaultClass.SM and is_of_one else frozenset()
-    culprit, confidence = _who(evidence, present, cleared, named, is_certain)
+    culprit, confidence = _who(evidence, present, cleared, named, is_certain, is_over)
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:
         suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
     hurt = present - {culprit} - set(suspects) - gone_before(evidence)
-    victims = hurt if is_certain and not _is_contained(evidence) else ()
+    victims = hurt if is_certain and not _loses_nothing(evidence) else ()
     return _with_place(
         Verdict(fault_class, culprit, confidence, tuple(suspects), tuple(sorted(victims))), _by_worth(evidence, culprit)
     )
@@ -119,6 +128,7 @@ def _who(
     cleared: frozenset[ProcessId],
     named: ProcessId | None,
     is_certain: bool,
+    is_over: bool,
 ) -> tuple[ProcessId | None, Confidence]:
     left = present - cleared
     if named is not None and not any(map(_is_loss, evidence)):
@@ -129,6 +139,8 @@ def _who(
         return next(iter(present)), Confidence.ALONE
     if len(left) == 1 and _is_sm_for_certain(evidence):
         return next(iter(left)), Confidence.LEFT
+    if is_contained(evidence) and (failed := _only_failed(evidence, left, is_over)) is not None:
+        return failed, Confidence.LIKELY
     return None, Confidence.SUSPECTED
 
 
@@ -196,15 +208,24 @@ def _may_be_mmu(evidence: Iterable[Observation]) -> bool:
     return any(each.xid == _MMU_XID for each in evidence)
 
 
-def _is_contained(evidence: Iterable[Observation]) -> bool:
+def _loses_nothing(evidence: Iterable[Observation]) -> bool:
     """Return whether the patched module, or a client's guard, absorbed the whole fault, and no server seems to have ended."""
     told = [each for each in evidence if tells_of_fault(each)]
-    if by_sentinel := [each.is_contained for each in told if each.source is Source.SENTINEL]:
-        return all(by_sentinel)
+    if any(each.source is Source.SENTINEL for each in told):
+        return is_contained(told)
     proofs = [each for each in told if is_proof(each)]
     by_module = [each.is_contained for each in proofs if each.source is Source.KMOD]
     absorbed = by_module or [each.is_contained for each in proofs if each.source is Source.UVM_EVENTS]
     return bool(absorbed) and all(absorbed) and not any(confirms(each) or each.xid in ENDS_SERVER for each in told)
+
+
+def _only_failed(evidence: Sequence[Observation], left: frozenset[ProcessId], is_over: bool) -> ProcessId | None:
+    """Return the one client that failed with a contained exception, while another one did not."""
+    since = min(each.seen_ns for each in evidence if each.source is Source.SENTINEL) - _EARLY_NS
+    signs = [each for each in evidence if each.is_failure and each.process in left and each.seen_ns >= since]
+    failed = {each.process for each in signs}
+    is_told = is_over or any(each.source is Source.REPORT for each in signs)
+    return next(iter(failed)) if len(failed) == 1 and len(left) > 1 and is_told else None
 
 
 def _by_worth(evidence: Iterable[Observation], culprit: ProcessId | None) -> list[Observation]:

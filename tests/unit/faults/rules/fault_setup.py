@@ -67,8 +67,14 @@ def ended(who, ms, **facts):
     return seen(Source.PROCESS, ms, **{"process": who, "fault_class": FaultClass.HOST} | facts)
 
 
-def exited(who, ms):
-    return ended(who, ms, fault_class=FaultClass.UNKNOWN)
+def exited(who, ms, **facts):
+    return ended(who, ms, fault_class=FaultClass.UNKNOWN, **facts)
+
+
+def sentinel(who=None, ms=4.0, **facts):
+    """Report a contained exception, or its culprit."""
+    more = {"process": who, "is_proof": who is not None, "fault_class": FaultClass.SM, "is_contained": True}
+    return seen(Source.SENTINEL, ms, **more | facts)
 
 
 class FaultSetup:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from mpsd.faults.rules.response import is_known
 from mpsd.faults.rules.verdict import Verdict, judge
-from mpsd.model.fault import FaultClass, Party
+from mpsd.model.accusation import accused, convicted_key, hurt
+from mpsd.model.fault import Confidence, FaultClass, Party
 from tests.unit.faults.rules.fault_setup import (
     ALONE,
     EPOCH,
@@ -25,6 +27,7 @@ from tests.unit.faults.rules.fault_setup import (
     kmod,
     nvml,
     report,
+    sentinel,
     server_log,
     uvm,
     xid,
@@ -188,6 +191,48 @@ def test_a_fault_that_it_did_not_absorb_hurts_everybody(evidence):
 )
 def test_who_had_ended_before_a_fault_was_not_hurt_by_it(evidence, victims):
     assert FaultSetup().hear(*evidence).one.victims == victims
+
+
+LIKELY = Confidence.LIKELY
+
+
+@pytest.mark.parametrize(
+    ("evidence", "culprit", "confidence"),
+    [
+        pytest.param([report(A, 12, is_failure=True)], A, LIKELY, id="one reports its error"),
+        pytest.param([exited(A, 900, is_failure=True)], A, LIKELY, id="one ends with an error"),
+        pytest.param([exited(A, 4000, is_failure=True)], A, LIKELY, id="seconds later"),
+        pytest.param([exited(A, 6000, is_failure=True)], None, SUSPECTED, id="too late"),
+        pytest.param([exited(A, -900, is_failure=True)], None, SUSPECTED, id="too early"),
+        pytest.param([exited(A, 900)], None, SUSPECTED, id="one ends without an error"),
+        pytest.param([ended(A, 900)], None, SUSPECTED, id="one is killed"),
+        pytest.param([exited(A, 900, is_failure=True), exited(B, 950)], A, LIKELY, id="and another ends without an error"),
+        pytest.param([exited(A, 900, is_failure=True), exited(B, 950, is_failure=True)], None, SUSPECTED, id="two do"),
+        pytest.param([report(A, 12, is_failure=True), exited(B, 950, is_failure=True)], None, SUSPECTED, id="one each"),
+        pytest.param([report(A, 12)], None, SUSPECTED, id="one reports another error"),
+        pytest.param([report(A, 12, is_failure=True), sentinel(B, 5)], B, PROVEN, id="a proof goes first"),
+    ],
+)
+def test_who_failed_alone_with_a_contained_exception(evidence, culprit, confidence):
+    setup = FaultSetup().hear(sentinel(), *evidence).settle(12_000)
+    assert (setup.one.culprit, setup.one.confidence, setup.one.victims) == (culprit, confidence, ())
+
+
+def test_an_end_names_nobody_before_others_could_have_ended_too():
+    setup = FaultSetup().hear(sentinel(), exited(A, 900, is_failure=True))
+    assert setup.one.confidence is SUSPECTED
+    assert setup.settle(5900).one.confidence is SUSPECTED
+    assert setup.settle(6010).one.confidence is LIKELY
+
+
+def test_it_is_no_culprit_where_the_exception_was_not_contained():
+    evidence = xid(13, 15), server_log(), report(A, 12, is_failure=True), exited(A, 900, is_failure=True)
+    assert FaultSetup().hear(*evidence).settle(60_000).one.confidence is SUSPECTED
+
+
+def test_who_failed_alone_is_not_convicted_and_nobody_was_hurt():
+    found = FaultSetup().hear(sentinel(), report(A, 12, is_failure=True)).settle(12_000).one
+    assert (accused(found), convicted_key(found), hurt(found), is_known(found)) == ((A,), None, 0, False)
 
 
 def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
