@@ -40,10 +40,19 @@ tree_is_applied() {
 	[ -e "$1/nvidia-uvm/uvm_mpsd.h" ]
 }
 
-# tree_copy FROM TO: without what was compiled.  The copy is the caller's, and nobody else may write to it, whoever owns the tree.
+# tree_own FOLDER: makes it, or fails if another user owns it or may write to it, and so could change what is compiled.
+tree_own() {
+	umask 022
+	mkdir -p "$1"
+	[ -O "$1" ] && [ -z "$(find "$1/" -maxdepth 0 -perm /022)" ] || fail "$1: another user owns it or may write to it"
+}
+
+# tree_copy FROM TO: without what was compiled and the closed part of nvidia.ko, which is large.  The copy is the caller's, and
+# nobody else may write to it, whoever owns the tree.
 tree_copy() {
-	mkdir -p "$2"
-	tar -C "$1" -c --exclude='*.o_binary' --exclude='*.o' . | tar -C "$2" -x --no-same-owner --no-same-permissions
+	tree_own "$2"
+	tar -C "$1" -c --exclude='*.o_binary' --exclude='*.o' --exclude='*.ko' . |
+		tar -C "$2" -x --no-same-owner --no-same-permissions
 }
 
 # tree_take_ours KMOD UVM: puts our files into nvidia-uvm/ where they differ.  By content, not by date: a newer one may be older

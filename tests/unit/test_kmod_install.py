@@ -21,10 +21,63 @@ def test_the_owner_of_a_drivers_sources_cannot_change_the_package(tmp_path: Path
     for each in (sources, *sources.rglob("*")):
         os.chown(each, SOMEBODY, SOMEBODY)
         each.chmod(0o777)
-    script = f'set -eu; umask 022; . "{TREE}"; tree_copy "{sources}" "{package}"'
-    subprocess.run(["bash", "-c", script], check=True)
+    subprocess.run(["bash", "-c", f'set -eu; umask 002; . "{TREE}"; tree_copy "{sources}" "{package}"'], check=True)
     copied = [package, *package.rglob("*")]
     assert sorted(each.name for each in copied) == ["nvidia-uvm", "package", "uvm.c"]
     for each in copied:
         found = each.lstat()
         assert (found.st_uid, stat.S_IMODE(found.st_mode) & 0o022) == (os.geteuid(), 0), each
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> str:
+    """Names a kernel that has headers, as kmod/build finds them."""
+    headers = tmp_path / "kernel" / "build"
+    headers.mkdir(parents=True)
+    (headers / "Makefile").touch()
+    return os.path.relpath(tmp_path / "kernel", os.path.realpath("/lib/modules"))
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    """A driver's sources, of another user.  They do not build."""
+    sources = tmp_path / "driver"
+    for name in ("nvidia-uvm", "nvidia"):
+        (sources / name).mkdir(parents=True)
+    (sources / "Kbuild").write_text(r'ccflags += -DNV_VERSION_STRING=\"580.1\"' + "\n")
+    for each in (sources, *sources.rglob("*")):
+        os.chown(each, SOMEBODY, SOMEBODY)
+        each.chmod(0o777)
+    return sources
+
+
+def build(out: Path, driver: Path, kernel: str) -> str:
+    """Run kmod/build, which fails.  Return why."""
+    done = subprocess.run([TREE.parent / "build", "--out", out, driver, kernel], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not os.path.exists("/lib/modules"), reason="no /lib/modules, below which kernels are named")
+def test_the_owner_of_a_drivers_sources_cannot_change_what_is_compiled(tmp_path: Path, driver: Path, kernel: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir(0o700)
+    assert "not the open flavour" in build(out, driver, kernel)
+    for each in (out, *out.rglob("*")):
+        found = each.lstat()
+        assert (found.st_uid, stat.S_IMODE(found.st_mode) & 0o022) == (os.geteuid(), 0), each
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("uid", "mode"), [(SOMEBODY, 0o755), (0, 0o777)], ids=["another user's", "writable for all"])
+def test_nothing_is_compiled_in_a_folder_that_others_control(tmp_path: Path, driver: Path, uid: int, mode: int) -> None:
+    """What an earlier build left is built upon: in /tmp another user could have left it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    os.chown(out, uid, uid)
+    out.chmod(mode)
+    script = f'set -eu; . "{TREE}"; tree_copy "{driver}" "{out}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert "another user owns it or may write to it" in done.stderr
+    assert (done.returncode, list(out.iterdir())) == (1, [])
