@@ -28,7 +28,7 @@ from mpsd.api.method_table import HELLO, METHODS
 from mpsd.api.ports import Ports
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
-from mpsd.host.descriptors import Closings, Descriptors
+from mpsd.host.descriptors import Closings, Descriptors, close_soon
 from mpsd.notify import Changed
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
@@ -114,7 +114,7 @@ class Connection(Struct, eq=False):
             if isinstance(error, ProtocolError):
                 raise
         finally:
-            given.close()
+            close_soon(given.take())  # after the arena's end these close GPU memory
         if self._told is not self.subscription:
             self._told = self.subscription
             self._told_changed.notify()

@@ -36,7 +36,7 @@ ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
 
 class Descriptors(Struct, eq=False):
-    """Guards that its descriptors are closed unless a caller has taken them."""
+    """Guards that each descriptor is taken once, to be closed or kept."""
 
     held: list[int] = field(default_factory=list)
 
@@ -51,10 +51,6 @@ class Descriptors(Struct, eq=False):
     def give(self, fds: Iterable[int]) -> None:
         """Take ownership of these descriptors."""
         self.held.extend(fds)
-
-    def close(self) -> None:
-        """Close the descriptors now.  Only for those that mpsd itself opened."""
-        close_all(self.take())
 
 
 async def close_apart(close: Callable[[], None]) -> None:

@@ -15,7 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from mpsd.host import descriptors as module
 from mpsd.host.descriptors import close_all
-from mpsd.model.arena import GRANULE
+from mpsd.model.arena import GRANULE, Arena
+from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors
 from tests.lingering import lingering
@@ -199,6 +200,27 @@ async def test_a_socket_that_lingers_stops_nobody(way: str, tmp_path: Path) -> N
             os.close(fd)
             began = time.monotonic()
             await caller.receive()
+            for _ in range(20):
+                await bystander.ask("health")
+            assert time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+async def test_what_was_given_to_somebody_who_has_gone_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpsd then closes it last: of a removed arena, GPU memory.  It was closed on the event loop."""
+    async with open_daemon(tmp_path) as daemon:
+        bystander, caller = await daemon.call_as(STRANGER), await daemon.call_as(OWNER)
+        with lingering() as fd:
+            found = daemon.fakes.arenas.find_id(1)
+
+            async def layout(arena_id: int, process: ProcessId) -> tuple[Arena, int]:
+                caller.close()
+                return found, fd
+
+            monkeypatch.setattr(daemon.fakes.arenas, "layout", layout)
+            began = time.monotonic()
+            await caller.send(encode(Request(2, "arena.layout", {"id": 1})))
+            await daemon.until(1)
             for _ in range(20):
                 await bystander.ask("health")
             assert time.monotonic() - began < 5
