@@ -265,4 +265,4 @@ def test_the_kernels_bound_is_the_kernels() -> None:
         _, ancillary, flags, _ = theirs.recvmsg(10, module.ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         found = module.received(ancillary)
         assert (len(found), flags & socket.MSG_CTRUNC) == (KERNELS_MOST, 0)
-        found.close()
+        close_all(found.take())
