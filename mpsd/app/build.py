@@ -52,18 +52,22 @@ from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
 from mpsd.sentinel.sentinels import Sentinels
+from mpsd.services.registry import ServiceRegistry
 from mpsd.stop.quit import Shutdown
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
 from mpsd.vault.lifecycle import Vault
 
 
-def _build_pool(found: Startup) -> Pool:
+def _build_pool(found: Startup, registry: ServiceRegistry) -> Pool:
     vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
     store, public = found.store, found.public.publish
-    return Pool(pool_settings, vendor, found.devices, defaults, store, public, live, ranges=found.ranges)
+    return Pool(
+        pool_settings, vendor, found.devices, defaults, store, public, live,
+        domains_of_others=registry.domains_of_others, ranges=found.ranges,
+    )  # fmt: skip
 
 
 def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, int | None, str], None] | None:
@@ -72,7 +76,8 @@ def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, in
 
 def build(found: Startup) -> Daemon:
     config, claim = found.config, found.claim
-    pool = _build_pool(found)
+    registry = ServiceRegistry()
+    pool = _build_pool(found, registry)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: find_devices(config))
     events = EventBus()
     facts = ClientFacts(found.inspector)
@@ -82,8 +87,8 @@ def build(found: Startup) -> Daemon:
     targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels))
     stopper = Stopper(pool, targets, attachments.release)
     faults = build_faults(found, pool, book, stopper, attachments, events, facts)
-    vault = join_vault(found, lambda: pool.devices, book, attachments, events)
-    failover = build_services(found, pool, vault, stopper, faults.outbox, events)
+    vault = join_vault(found, lambda: pool.devices, book, attachments, events, registry.is_served)
+    failover = build_services(found, pool, vault, stopper, faults.outbox, events, registry)
     subscribe(pool, book, facts, faults, vault, failover, sentinels)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(found, events, book)
@@ -199,10 +204,11 @@ def _build_relay(
     assignment = Assignment(pool, book, incidents, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
-    conversations = Conversations(pool, keeper, progress, relay_settings, assignment, refusals)
-    conversations.prepare = sentinels.prepare if sentinels else None
-    if metrics:
-        conversations.took_handshake = metrics.took_handshake
+    conversations = Conversations(
+        pool, keeper, progress, relay_settings, assignment, refusals,
+        prepare=sentinels.prepare if sentinels else None,
+        took_handshake=metrics.took_handshake if metrics else None,
+    )  # fmt: skip
     return Relay(conversations, found.ranges), keeper
 
 

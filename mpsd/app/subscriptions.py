@@ -52,8 +52,6 @@ def subscribe(
     coordinator.fence_wanted.subscribe(services.fencing.fence)
     incidents.revised.subscribe(faults.reactions.consider)
     # services
-    pool.avoid = services.enlistment.avoid
-    vault.arenas.reserve(coordinator.is_served)
     coordinator.protected.subscribe(faults.kernel_log.hurry)
     coordinator.process_ended.subscribe(services.enlistment.forget)
     vault.arenas.changed.subscribe(coordinator.heard_of)

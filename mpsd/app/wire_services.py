@@ -19,6 +19,7 @@ from mpsd.model.stop import Asker, Manner, Target, TargetKind
 from mpsd.notify import Outbox
 from mpsd.services.coordinator import Coordinator, ServiceParts
 from mpsd.services.enlistment import Enlistment, FindPlace, Place
+from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.server_watch import Servers
 from mpsd.stop.stopper import Stopper
@@ -28,12 +29,9 @@ _OPERATOR = Asker(None, 0)
 
 
 def build_services(
-    found: Startup, pool: Pool, vault: Vault, stopper: Stopper, outbox: Outbox, events: EventBus
+    found: Startup, pool: Pool, vault: Vault, stopper: Stopper, outbox: Outbox, events: EventBus, registry: ServiceRegistry
 ) -> ServiceRequests:
     """Build the failover services.  Raises UnusablePath."""
-
-    def domain_of(process: ProcessId) -> str:
-        return next((domain.name for domain in _domains_of(pool, process)), "")
 
     def fault_since(name: str) -> float | None:
         domain = pool.domains.get(name)
@@ -47,8 +45,9 @@ def build_services(
         domain = pool.domains.get(name)
         return domain.gpus if domain is not None else ()
 
-    around = ServiceParts(domain_of, fault_since, is_contained, gpus_of, _ending(stopper, pool), events.publish, outbox)
-    coordinator = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config))
+    end = _ending(stopper, pool)
+    around = ServiceParts(pool.name_of_domain, fault_since, is_contained, gpus_of, end, events.publish, outbox)
+    coordinator = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config), registry)
     find_place = None if found.is_privileged else _finding(pool)
     enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges)
     return ServiceRequests(coordinator, enlistment, Servers(coordinator, pool), vault.arenas.ready)

@@ -31,8 +31,9 @@ def join_vault(
     book: LeaseBook,
     attachments: Attachments,
     events: EventBus,
+    is_served: Callable[[int], bool],
 ) -> Vault:
-    """Build the vault from the configuration and the store.  Raise UnusablePath."""
+    """Build the vault from the configuration and the store.  is_served: of an arena (vault/writers.py).  Raise UnusablePath."""
     config, store = found.config, found.vault_store
 
     def lease_bytes(lease_id: int, gpu: str) -> int | None:
@@ -47,21 +48,21 @@ def join_vault(
 
     def is_awaited(process: ProcessId) -> bool:
         """Return whether another process waits for the writer's end, and the settings ask for a short wait."""
-        return shelf.settings.is_prompt and any(
-            entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
+        return catalog.settings.is_prompt and any(
+            entry.queue and entry.arena.writer == process for entry in catalog.by_id.values()
         )
 
     around = VaultParts(devices, lease_bytes, events.publish, ranges=found.ranges)
-    shelf = Catalog(store, around, settings.vault(config))
+    catalog = Catalog(store, around, settings.vault(config))
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
     path, most = found.claim.state_directory / KEEPER, config.vault.max_allocations
-    keeper = VaultKeepers(found.inspector, program, path, most, shelf.compare, store)
-    janitor = Reclaimer(keeper, store)
+    keeper = VaultKeepers(found.inspector, program, path, most, catalog.compare, store)
+    reclaimer = Reclaimer(keeper, store)
     holders = ArenaHolders(attachments, is_awaited, found.ranges)
     check_memory = check_simulated if config.backend == "sim" else check_exported
-    filling = Allocations(shelf, store, keeper, janitor, check_memory)
-    terms = Writers(shelf, store, filling, holders)
-    arenas = Arenas(shelf, store, filling, terms, holders, janitor, lease_of)
+    allocations = Allocations(catalog, store, keeper, reclaimer, check_memory)
+    writers = Writers(catalog, store, allocations, holders, is_served)
+    arenas = Arenas(catalog, store, allocations, writers, holders, reclaimer, lease_of)
     ours = processes.process_id(os.getpid())
     before = store.begin(ours) if ours else None
-    return Vault(arenas, shelf, store, keeper, holders, janitor, before)
+    return Vault(arenas, catalog, store, keeper, holders, reclaimer, before)

@@ -66,6 +66,14 @@ class Drained(Struct, frozen=True):
     since_at: float
 
 
+# Returns the domains of the other members of a process's service; its second argument finds the domain of a process.
+DomainsOfOthers = Callable[[ProcessId | None, Callable[[ProcessId], str]], frozenset[str]]
+
+
+def _no_others(process: ProcessId | None, domain_of: Callable[[ProcessId], str]) -> frozenset[str]:
+    return frozenset()
+
+
 @dataclass(slots=True)
 class Pool:
     """Guards the set of domains, and which process is a member of which."""
@@ -80,7 +88,7 @@ class Pool:
     domains: dict[str, Domain] = field(default_factory=dict)
     client_adopted: Signal[[ProcessId, Domain]] = field(default_factory=Signal)  # a client that an earlier mpsd admitted
     client_ended: Signal[[ProcessId, ProcessExit | None]] = field(default_factory=Signal)
-    avoid: Callable[[ProcessId | None], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
+    domains_of_others: DomainsOfOthers = _no_others
     sentinel_of: Callable[[Domain], SentinelPort] = lambda domain: NoSentinel()  # called with each new domain
     log_told: Signal[[Domain, News]] = field(default_factory=Signal)  # the news of a domain's log
     stopping: trio.Event = field(default_factory=trio.Event)  # set: mpsd takes no new clients
@@ -195,6 +203,15 @@ class Pool:
             return None
         look_now(home)
         return home if self._is_bound(home, process) else None
+
+    def avoid(self, process: ProcessId | None) -> frozenset[str]:
+        """Return the domains in which the process would share the fate of another member of its service."""
+        return self.domains_of_others(process, self.name_of_domain)
+
+    def name_of_domain(self, process: ProcessId) -> str:
+        """Return the domain of a process; empty: it is not known."""
+        found = self.home_of(process) or self.domain_of_process(process.pid)
+        return "" if found is None else found.name
 
     def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
         if others := self.avoid(process):

@@ -22,10 +22,10 @@ _SLACK = 64  # outdated entries in the list of ends, in addition to one for each
 class ActiveLeases:
     """Guards that the same leases are on disk, found by matching, and counted.  Each result outlives mpsd."""
 
-    def __init__(self, store: LeaseStore, account: Account, terms: QuotaLimits) -> None:
+    def __init__(self, store: LeaseStore, account: Account, quotas: QuotaLimits) -> None:
         self._store = store
         self._account = account
-        self._terms = terms
+        self._quotas = quotas
         self._leases: dict[int, Lease] = {}
         self._index = LeaseIndex()
         self._by_process: dict[ProcessId, set[int]] = {}
@@ -130,7 +130,7 @@ class ActiveLeases:
         self._index.put(lease)
         if lease.spec.request_key:
             self._by_request[lease.owner_uid, lease.spec.request_key] = lease.id
-        self._account.know(lease, self._terms.owner_of_lease(lease))
+        self._account.know(lease, self._quotas.owner_of_lease(lease))
         if lease.state is LeaseState.ACTIVE:
             self._reserve(lease)
         if (named := process_of(lease)) is not None:
@@ -138,8 +138,8 @@ class ActiveLeases:
         self._expect_end(lease)
 
     def _reserve(self, lease: Lease) -> None:
-        gpus, owner = self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease)
-        self._account.reserve(lease, gpus, owner, self._terms.clock())
+        gpus, owner = self._quotas.gpus_of(lease.spec), self._quotas.owner_of_lease(lease)
+        self._account.reserve(lease, gpus, owner, self._quotas.clock())
 
     def _expect_end(self, lease: Lease) -> None:
         if lease.expires_at is None:

@@ -39,15 +39,15 @@ class Admissions:
 
     def __init__(
         self,
-        terms: QuotaLimits,
+        quotas: QuotaLimits,
         account: Account,
         register: ActiveLeases,
         clients: AdmittedClients,
         dealer: Dealer,
         news: LeaseEvents,
     ) -> None:
-        self.line = WaitQueue(terms.share_of)
-        self._terms = terms
+        self.line = WaitQueue(quotas.share_of)
+        self._quotas = quotas
         self._account = account
         self._register = register
         self._clients = clients
@@ -61,19 +61,19 @@ class Admissions:
     def why_not_now(self, draft: Lease) -> str:
         """Return why a new lease has to wait, in words; empty if it has room.  Raise NoRoom if it could never have any."""
         waiting = self._lease_waiting(_NEWCOMER, draft)
-        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
+        limits, used = self._quotas.limits(self._account.places), self._account.ledger.used
         if never := first_blocked(waiting.amounts, limits.of, {}, {}):
             raise NoRoom(f"more than there is: {shortage(never, waiting.amounts, limits, {})}")
         if self.line.demand.leaves_room_for(waiting.amounts, limits, used):
             return ""
         others = (entry.waiting for entry in self._ready())
-        reason = queue.plan([*others, waiting], limits, used, self._terms.order()).reasons.get(_NEWCOMER, "")
+        reason = queue.plan([*others, waiting], limits, used, self._quotas.order()).reasons.get(_NEWCOMER, "")
         return queue.in_words(reason, waiting, limits, used)
 
     def line_up(self, lease: Lease, why: str = "") -> None:
         """Add a QUEUED lease to the queue."""
         entry = WaitQueueEntry(self._lease_waiting(lease.id, lease), lease.owner_uid, lease.id, reason=why)
-        self.line.join(entry, self._terms.settings)
+        self.line.join(entry, self._quotas.settings)
 
     def lease_came(self, lease: Lease) -> None:
         """Match the waiting clients again: some may now use this lease."""
@@ -97,14 +97,14 @@ class Admissions:
 
     def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | WaitQueueEntry:
         """Admit the process, or let it wait.  Raise Refused."""
-        settings = self._terms.settings
+        settings = self._quotas.settings
         identity = identify(process, credentials) if len(self._register) else None
         lease = self._register.match(identity) if identity else None
         if (why := refusal_of(lease, settings)) and may_be_told(settings):
             raise self._refused(process, credentials, why)
-        owner = self._terms.owner_of(credentials.uid)
+        owner = self._quotas.owner_of(credentials.uid)
         amounts = client_amounts(owner, lease)
-        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
+        limits, used = self._quotas.limits(self._account.places), self._account.ledger.used
         kept = self._clients.hindrance_of(credentials.uid)
         if not kept and not self._hindrance(lease) and self.line.demand.leaves_room_for(amounts, limits, used):
             answer = self._clients.let_in(process, credentials, identity, lease, self._starting(lease))
@@ -152,9 +152,9 @@ class Admissions:
         self._account.take_freed()
         while len(self.line):
             self._is_stale = False
-            limits = self._terms.limits(self._account.places)
+            limits = self._quotas.limits(self._account.places)
             waiting = [entry.waiting for entry in self._ready()]
-            decided = queue.plan(waiting, limits, self._account.ledger.used, self._terms.order())
+            decided = queue.plan(waiting, limits, self._account.ledger.used, self._quotas.order())
             self._tell(decided, limits)
             leases_got_room = [self._go(key) for key in decided.admitted]
             if not any(leases_got_room) and not self._is_stale:
@@ -175,8 +175,8 @@ class Admissions:
         return leases
 
     def queue(self) -> Sequence[QueueEntry]:
-        order, entries = self._terms.order(), {entry.waiting.key: entry for entry in self._ready()}
-        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
+        order, entries = self._quotas.order(), {entry.waiting.key: entry for entry in self._ready()}
+        limits, used = self._quotas.limits(self._account.places), self._account.ledger.used
         ranked = queue.in_order((entry.waiting for entry in entries.values()), order)
         reasons = queue.plan(ranked, limits, used, order).reasons
         for one in ranked:
@@ -186,7 +186,7 @@ class Admissions:
 
     def next_change(self) -> tuple[float | None, float | None]:
         """Return the time of the first deadline, and of the first rise in rank."""
-        order = self._terms.order()
+        order = self._quotas.order()
         deadlines = [entry.waiting.deadline for entry in self.line.everybody() if entry.waiting.deadline is not None]
         rises = [order.next_rise(entry.waiting) for entry in self.line]
         return min(deadlines, default=None), min(rises, default=None)
@@ -210,7 +210,7 @@ class Admissions:
         return entries
 
     def _hindrance(self, lease: Lease | None) -> str:
-        if why := hindrance_of(lease, self._terms.settings):
+        if why := hindrance_of(lease, self._quotas.settings):
             return why
         return _DEALT_OUT if lease is not None and self._dealer.is_dealt_out(lease) else ""
 
@@ -239,7 +239,7 @@ class Admissions:
         lease = self._register.get(entry.lease_id)
         assert lease is not None, "a lease that has ended waits no longer"
         try:
-            lease = self._register.activate(lease, self._terms.clock())
+            lease = self._register.activate(lease, self._quotas.clock())
         except UnusablePath as exc:
             log.error("store.failed", statement="a lease's activation", why=str(exc))
             why = str(exc)
@@ -250,7 +250,7 @@ class Admissions:
         return True
 
     def _have_wait(self, process: ProcessId, client: Client, lease: Lease | None) -> WaitQueueEntry:
-        settings = self._terms.settings
+        settings = self._quotas.settings
         uid = client.credentials.uid
         if may_be_told(settings) and not self.line.has_place_for(uid, settings):
             raise self._refused(process, client.credentials, NO_PLACE)
@@ -268,15 +268,15 @@ class Admissions:
         self.advance()
 
     def _leave(self, entry: WaitQueueEntry) -> None:
-        if self.line.leave(entry, self._terms.settings):
+        if self.line.leave(entry, self._quotas.settings):
             self._is_stale = True
 
     def _match_again(self, entry: WaitQueueEntry, client: Client) -> None:
         lease = self._register.match(client.identity)
-        if (why := refusal_of(lease, self._terms.settings)) and may_be_told(self._terms.settings):
+        if (why := refusal_of(lease, self._quotas.settings)) and may_be_told(self._quotas.settings):
             self._tell_no(entry, client, why)
         elif (lease.id if lease else None) != entry.lease_id:
-            amounts = client_amounts(self._terms.owner_of(client.credentials.uid), lease)
+            amounts = client_amounts(self._quotas.owner_of(client.credentials.uid), lease)
             waiting = replace(entry.waiting, amounts=amounts, priority=lease.spec.priority if lease else 0)
             self.line.alter(entry, waiting, lease.id if lease else None)
 
@@ -286,7 +286,7 @@ class Admissions:
         entry.end(self._refused(client.identity.process, client.credentials, why))
 
     def _refused(self, process: ProcessId, credentials: Credentials, why: str, way: Refusal | None = None) -> Refused:
-        refused = Refused(way or self._terms.settings.refuse_with, why)
+        refused = Refused(way or self._quotas.settings.refuse_with, why)
         self._news.refused(process, credentials, refused)
         return refused
 
@@ -298,17 +298,17 @@ class Admissions:
         return waiting | {lease.id: max(1, waiting[lease.id])}
 
     def _lease_waiting(self, key: object, lease: Lease) -> Waiting:
-        amounts = lease_amounts(lease, self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease))
+        amounts = lease_amounts(lease, self._quotas.gpus_of(lease.spec), self._quotas.owner_of_lease(lease))
         wait_seconds = lease.spec.wait_seconds
         deadline = lease.created_at + wait_seconds if wait_seconds else None  # without a wait time it is not urgent
         return Waiting(key, self._next_number(), lease.spec.priority, lease.created_at, deadline, amounts)
 
     def _client_waiting(self, process: ProcessId, client: Client, lease: Lease | None) -> Waiting:
-        settings, now = self._terms.settings, self._terms.clock()
+        settings, now = self._quotas.settings, self._quotas.clock()
         deadline = None
         if may_be_told(settings) and settings.wait_seconds is not None:
             deadline = now + settings.wait_seconds
-        amounts = client_amounts(self._terms.owner_of(client.credentials.uid), lease)
+        amounts = client_amounts(self._quotas.owner_of(client.credentials.uid), lease)
         return Waiting(process, self._next_number(), lease.spec.priority if lease else 0, now, deadline, amounts)
 
     def _next_number(self) -> int:

@@ -33,13 +33,13 @@ class _Known(Struct):
 class AdmittedClients:
     """Guards that a process has one grant, for its whole life, and that it is counted once."""
 
-    def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: LeaseEvents, terms: QuotaLimits) -> None:
+    def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: LeaseEvents, quotas: QuotaLimits) -> None:
         self.grants: dict[ProcessId, Grant] = {}
         self._store = store
         self._account = account
         self._dealer = dealer
         self._news = news
-        self._terms = terms
+        self._quotas = quotas
         self._known: dict[ProcessId, _Known] = {}
         self._slots: Counter[int] = Counter()  # by the uid whose share they are of
 
@@ -47,7 +47,7 @@ class AdmittedClients:
         """Restore the clients of an earlier mpsd that still run; what they hold counts even if their lease has ended since."""
         for one in self._store.admitted():
             if is_alive(one.process):
-                owner = self._terms.owner_of(one.credentials.uid)
+                owner = self._quotas.owner_of(one.credentials.uid)
                 self._account.start(one.process, owner, find_lease(one.held.lease_id), one.held)
                 self._enter(one.process, one.credentials, None, one.grant)
             else:
@@ -65,7 +65,7 @@ class AdmittedClients:
         held = None
         grant = DEFAULT
         if lease is not None:
-            share = self._dealer.share(lease, starting, self._terms.clock())
+            share = self._dealer.share(lease, starting, self._quotas.clock())
             if share is None:
                 return _DEALT_OUT.format(lease.id)
             grant, held = self._of_lease(lease, share)
@@ -74,14 +74,14 @@ class AdmittedClients:
             except UnusablePath as exc:
                 log.error("store.failed", statement="a client's grant", why=str(exc))
                 return str(exc)
-        self._account.start(process, self._terms.owner_of(credentials.uid), lease, held)
+        self._account.start(process, self._quotas.owner_of(credentials.uid), lease, held)
         self._enter(process, credentials, identity, grant)
         self._news.admitted(process, credentials, grant)
         return grant
 
     def take_in(self, process: ProcessId, credentials: Credentials) -> Grant:
         """Enter a client that runs already, without a lease."""
-        self._account.start(process, self._terms.owner_of(credentials.uid), None, None)
+        self._account.start(process, self._quotas.owner_of(credentials.uid), None, None)
         self._enter(process, credentials, None, DEFAULT)
         return DEFAULT
 
@@ -93,13 +93,13 @@ class AdmittedClients:
         if grant.lease_id is not None and is_stored:
             self._forget_on_disk(process)
         self._count(known.credentials.uid, -1)
-        self._account.end(process, self._terms.clock())
+        self._account.end(process, self._quotas.clock())
         self._news.left(process, known.credentials, grant.lease_id)
         return True
 
     def hindrance_of(self, uid: int) -> str:
         """Return why a further client of this user gets no slot though slots are free, in words; empty if it gets one."""
-        settings, own = self._terms.settings, self._slots[self._terms.share_of(uid)]
+        settings, own = self._quotas.settings, self._slots[self._quotas.share_of(uid)]
         return hindrance_of_slots(settings.max_clients, own, len(self.grants), uid in settings.operators)
 
     def uid_of(self, process: ProcessId) -> int | None:
@@ -119,14 +119,14 @@ class AdmittedClients:
         self._count(credentials.uid, 1)
 
     def _count(self, uid: int, change: int) -> None:
-        share = self._terms.share_of(uid)
+        share = self._quotas.share_of(uid)
         self._slots[share] += change
         if not self._slots[share]:
             del self._slots[share]
 
     def _of_lease(self, lease: Lease, share: int) -> tuple[Grant, ClientUsage]:
-        gpus = self._terms.gpus_of(lease.spec)
-        grant = grant_of_lease(lease, gpus, share, self._terms.devices())
+        gpus = self._quotas.gpus_of(lease.spec)
+        grant = grant_of_lease(lease, gpus, share, self._quotas.devices())
         key, pool = self._account.pool_of(lease.id)
         counted = share if lease.spec.sm_percent else 0  # a lease without a share takes none from others
         return grant, ClientUsage(lease.id, key, pool.gpus, pool.owner, counted, part_of(lease), grant.memory_bytes)

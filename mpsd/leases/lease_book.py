@@ -70,30 +70,30 @@ class LeaseBook:
         self._identify = identify
         self._find_process = find_process
         self._news = LeaseEvents(publish)
-        self._terms = QuotaLimits(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
+        self._quotas = QuotaLimits(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
         self._account = Account()
-        self._register = ActiveLeases(store, self._account, self._terms)
-        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._terms.devices_of)
-        self._clients = AdmittedClients(store, self._account, self._dealer, self._news, self._terms)
-        self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
+        self._register = ActiveLeases(store, self._account, self._quotas)
+        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._quotas.devices_of)
+        self._clients = AdmittedClients(store, self._account, self._dealer, self._news, self._quotas)
+        self._admissions = Admissions(self._quotas, self._account, self._register, self._clients, self._dealer, self._news)
         self._schedule = ExpiryTimer(clock)
         self._restore(store.is_new_boot)
 
     @property
     def settings(self) -> AdmissionSettings:
-        return self._terms.settings
+        return self._quotas.settings
 
     def configure(self, settings: AdmissionSettings) -> None:
         """Use other settings from now on.  Present leases and grants stay as they are."""
-        self._terms.configure(settings)
+        self._quotas.configure(settings)
         self._admissions.advance()
-        self._schedule.expect(self._terms.clock())
+        self._schedule.expect(self._quotas.clock())
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
     async def meet(self, uid: int) -> None:
         """Find out which quotas apply to this user; call it before `create`.  Raise NoRoom."""
-        if not await self._terms.learn_groups(uid):
+        if not await self._quotas.learn_groups(uid):
             raise NoRoom(_SILENT.format(uid))
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
@@ -103,13 +103,13 @@ class LeaseBook:
         BadRequest, NoSuchDevice, NotAllowed, NoRoom or TooMany.
         """
         is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
-        spec = with_start_time(check_spec(spec, self._terms.devices()), self._find_process)
-        spec = as_given(spec, self._terms.devices_of(spec))
+        spec = with_start_time(check_spec(spec, self._quotas.devices()), self._find_process)
+        spec = as_given(spec, self._quotas.devices_of(spec))
         if spec.request_key and (made := self._register.made_by(owner_uid, spec.request_key)) is not None:
             return same_request(made, spec)
-        now = self._terms.clock()
+        now = self._quotas.clock()
         draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)
-        check_draft(draft, len(self._register), self._account, self._terms)
+        check_draft(draft, len(self._register), self._account, self._quotas)
         why = self._admissions.why_not_now(draft)
         if not why:
             draft = replace(draft, state=LeaseState.ACTIVE, expires_at=end_of(spec, now))
@@ -131,7 +131,7 @@ class LeaseBook:
     def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease:
         """Renew the lease for this time from now on; None: until it is released."""
         check_ttl(ttl_seconds)
-        lease = self._register.renew(self._register.find(lease_id), ttl_seconds, self._terms.clock())
+        lease = self._register.renew(self._register.find(lease_id), ttl_seconds, self._quotas.clock())
         self._news.of_lease("renewed", lease)
         self._schedule.expect(lease.expires_at)
         return lease
@@ -193,7 +193,7 @@ class LeaseBook:
         """Note for the elastic policy that for `seconds` a client used this fraction of its share."""
         grant = self._clients.grants.get(process)
         if grant is not None and (lease := self._register.get(grant.lease_id)) is not None:
-            self._dealer.observe(lease, busy, seconds, self._terms.clock())
+            self._dealer.observe(lease, busy, seconds, self._quotas.clock())
 
     def identity_of(self, process: ProcessId) -> Identity | None:
         """Return the identity of a client, or of a process that waits."""
@@ -222,10 +222,10 @@ class LeaseBook:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_after_processes)
             while True:
-                self._end_what_is_over(self._terms.clock())
+                self._end_what_is_over(self._quotas.clock())
                 self._admissions.advance()
                 deadline, rise = self._admissions.next_change()
-                later = None if rise is None else max(rise, self._terms.clock() + _RANKS_SECONDS)
+                later = None if rise is None else max(rise, self._quotas.clock() + _RANKS_SECONDS)
                 await self._schedule.sleep_until(self._register.next_end(), deadline, later)
 
     def _end_what_is_over(self, now: float) -> None:
@@ -240,7 +240,7 @@ class LeaseBook:
             self._end_leases([lease], what, facts)
         except UnusablePath as exc:
             log.error("store.failed", statement=f"lease {lease.id} {what}", why=str(exc))
-            self._register.try_again_at(lease, self._terms.clock() + _AGAIN_SECONDS)
+            self._register.try_again_at(lease, self._quotas.clock() + _AGAIN_SECONDS)
 
     def _end_leases(
         self, leases: Sequence[Lease], what: str, facts: Mapping[str, object] = NO_FACTS, process: ProcessId | None = None
@@ -273,7 +273,7 @@ class LeaseBook:
 
     async def _learn_groups(self, process: ProcessId, credentials: Credentials, told: Callable[[str], None]) -> None:
         """Return once the client's quotas are known; it waits, or is refused if that is configured.  Raise Refused."""
-        while not await self._terms.learn_groups(credentials.uid):
+        while not await self._quotas.learn_groups(credentials.uid):
             why = _SILENT.format(credentials.uid)
             if may_be_told(self.settings):
                 refused = Refused(self.settings.refuse_with, why)
@@ -299,9 +299,9 @@ class LeaseBook:
 
     def _restore(self, is_new_boot: bool) -> None:
         """Restore the leases and clients; end what ended while no mpsd ran."""
-        self._terms.learn_groups_now(self._store)
+        self._quotas.learn_groups_now(self._store)
         self._register.restore()
-        now = self._terms.clock()
+        now = self._quotas.clock()
         for process in self._register.processes():
             if is_new_boot or not self._is_alive(process):
                 self._end_leases_of_dead(self._register.naming(process), process)

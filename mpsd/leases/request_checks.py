@@ -31,20 +31,20 @@ def same_request(made: Lease, spec: LeaseSpec) -> Lease:
     return made
 
 
-def check_draft(draft: Lease, count: int, account: Account, terms: QuotaLimits) -> None:
+def check_draft(draft: Lease, count: int, account: Account, quotas: QuotaLimits) -> None:
     """Check the draft; count: the number of present leases.  Raise NotAllowed, NoRoom or TooMany."""
-    selector, owner = draft.spec.selector, terms.owner_of_lease(draft)
+    selector, owner = draft.spec.selector, quotas.owner_of_lease(draft)
     if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
         raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")
-    most = terms.settings.max_leases
+    most = quotas.settings.max_leases
     if count >= most:
         raise TooMany(f"{count} leases exist, which is the maximum (max_leases)")
     amounts = dict.fromkeys(quota_scopes(owner, AmountKind.LEASES), 1)
-    limits, used = terms.limits(account.places), account.ledger.used
+    limits, used = quotas.limits(account.places), account.ledger.used
     own = used.get(Scope(ScopeLevel.USER, AmountKind.LEASES, str(owner.uid)), 0) if owner else 0
     if kept := hindrance_of_slots(most, own, count, owner is None, "leases"):
         raise TooMany(f"{kept} (max_leases)")
     if blocked := first_blocked(amounts, limits.of, used, {}):
         raise NoRoom(shortage(blocked, amounts, limits, used))
-    if not account.has_room_in_group(draft, terms.gpus_of(draft.spec)):
+    if not account.has_room_in_group(draft, quotas.gpus_of(draft.spec)):
         raise TooMany(f"group {draft.spec.group} has {GROUP_LEASES} leases, as many as share what they have")

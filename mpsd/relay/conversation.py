@@ -62,7 +62,7 @@ class Conversations(Struct):
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
     prepare: Callable[[Domain, int], Awaitable[None]] | None = None  # before a client goes to a domain; may raise MpsdError
-    took_handshake: Callable[[float], None] = lambda seconds: None  # gets the time that a connection spent with its domain
+    took_handshake: Callable[[float], None] | None = None  # gets the time that a connection spent with its domain
 
     async def run(self, caller: ClientConnection) -> None:
         """Serve the caller until the client or a living domain ends the connection."""
@@ -110,7 +110,8 @@ class Conversations(Struct):
             log.warning("limits.not_set", pid=caller.credentials.pid, domain=domain.name, why=str(exc), effect="it waits")
             await trio.sleep(_RETRY_SECONDS)
             return False
-        self.took_handshake(trio.current_time() - began)
+        if self.took_handshake is not None:
+            self.took_handshake(trio.current_time() - began)
         return await self._after(caller, domain, end) if end else False
 
     async def _visit(self, caller: ClientConnection, domain: Domain, limits: ClientLimits) -> LinkSide | None:

@@ -26,6 +26,7 @@ from mpsd.services.fault_evidence import Evidence
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.handover_timing import note_times
 from mpsd.services.members import ServiceRecord
+from mpsd.services.registry import ServiceRegistry
 from mpsd.services.rules.fault_fence import is_fault_of_domain
 from mpsd.services.rules.promotion import decide, successor, why_nobody
 from mpsd.services.rules.promotion_types import (
@@ -81,106 +82,98 @@ class Coordinator:
     """Guards that decisions on a service are carried out, and that its arena has no other writer."""
 
     def __init__(
-        self, vault: Arenas, around: ServiceParts, store: ServiceStore, settings: FailoverSettings
+        self, vault: Arenas, around: ServiceParts, store: ServiceStore, settings: FailoverSettings, registry: ServiceRegistry
     ) -> None:
         """Load the settings of services.  Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings
         self.evidence, self.telling = Evidence(), ServiceEvents(around.publish, around.outbox)
         self.ends = ProcessWatch(self._ended)
-        self.entries: dict[int, ServiceRecord] = {}
+        self.registry, self.records = registry, registry.records
         self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
         self.process_ended = Signal[[ProcessId]]()
         self.woken = Changed()
         self._store = store
-        self._grace_until = -inf  # trio time: until then members of an earlier mpsd may rejoin
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, asked in store.load(known).items():
-            self.entries[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True)
+            self.records[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True)
 
     def begin(self) -> None:
         """Begin the grace period for members of an earlier mpsd, once this one runs."""
-        self._grace_until = trio.current_time() + self.settings.follow_grace
-        for entry in self.entries.values():
-            self._meet(entry)
+        self.registry.grace_until = trio.current_time() + self.settings.follow_grace
+        for record in self.records.values():
+            self._meet(record)
 
     # -- services --------------------------------------------------------------------------------------------------------
 
-    def entry(self, arena_id: int) -> ServiceRecord:
+    def record(self, arena_id: int) -> ServiceRecord:
         """Return the service of an arena, creating it if needed.  Raises NoSuchArena."""
         arena = self.vault.find_id(arena_id)
-        if (entry := self.entries.get(arena_id)) is None:
-            entry = self.entries[arena_id] = ServiceRecord(arena, ServiceSettings())
-            self._meet(entry)
-        return entry
+        if (record := self.records.get(arena_id)) is None:
+            record = self.records[arena_id] = ServiceRecord(arena, ServiceSettings())
+            self._meet(record)
+        return record
 
-    def _meet(self, entry: ServiceRecord) -> None:
-        """Start a new entry.  If the arena had a writer before, its members may have yet to rejoin after a restart of mpsd."""
-        if entry.arena.generation:
-            entry.service = replace(entry.service, not_before=self._grace_until, is_empty=is_emptied(entry.arena))
-        if entry.arena.writer is not None:
-            self.tell(entry, Writing(entry.arena.writer))
+    def _meet(self, record: ServiceRecord) -> None:
+        """Start a new record.  If the arena had a writer before, its members may have yet to rejoin after a restart of mpsd."""
+        if record.arena.generation:
+            record.service = replace(record.service, not_before=self.registry.grace_until, is_empty=is_emptied(record.arena))
+        if record.arena.writer is not None:
+            self.tell(record, Writing(record.arena.writer))
 
-    def is_served(self, arena_id: int) -> bool:
-        """Return whether the arena's service has members, or is stored and may get them back after a restart of mpsd."""
-        entry = self.entries.get(arena_id)
-        if entry is None:
-            return False
-        return bool(entry.service.members) or (entry.is_stored and trio.current_time() < self._grace_until)
-
-    def change(self, entry: ServiceRecord, settings: ServiceSettings) -> None:
-        old = entry.settings
-        if entry.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
-            self._store.save(entry.arena.id, settings)
-            entry.is_stored = True
-        entry.settings = settings
+    def change(self, record: ServiceRecord, settings: ServiceSettings) -> None:
+        old = record.settings
+        if record.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
+            self._store.save(record.arena.id, settings)
+            record.is_stored = True
+        record.settings = settings
         if settings.until_done != old.until_done:
-            entry.service = replace(entry.service, until_done=settings.until_done, is_done=False)
-        self.tell(entry, Elapsed())
+            record.service = replace(record.service, until_done=settings.until_done, is_done=False)
+        self.tell(record, Elapsed())
 
     def views(self) -> Iterator[ServiceView]:
-        return (view(self.entries[arena_id]) for arena_id in sorted(self.entries))
+        return (view(self.records[arena_id]) for arena_id in sorted(self.records))
 
-    def leave_if_empty(self, entry: ServiceRecord) -> None:
+    def leave_if_empty(self, record: ServiceRecord) -> None:
         """Remove a service without processes, settings of its owner, or promotions that still count."""
-        if not entry.is_removed and self.may_leave_at(entry) <= trio.current_time():
-            self._remove(entry)
+        if not record.is_removed and self.may_leave_at(record) <= trio.current_time():
+            self._remove(record)
 
-    def may_leave_at(self, entry: ServiceRecord) -> float:
+    def may_leave_at(self, record: ServiceRecord) -> float:
         """Return when the service may be removed, in trio time; infinite while it has processes or stored settings."""
-        service = entry.service
-        if entry.seats or entry.is_stored or service.members or service.writer is not None:
+        service = record.service
+        if record.instances or record.is_stored or service.members or service.writer is not None:
             return inf
         return service.promoted_at + self.settings.limits.window_seconds
 
-    def _remove(self, entry: ServiceRecord) -> None:
-        entry.is_removed = True
-        self.entries.pop(entry.arena.id, None)
+    def _remove(self, record: ServiceRecord) -> None:
+        record.is_removed = True
+        self.records.pop(record.arena.id, None)
         self._tell_protected()
-        if entry.is_stored:
+        if record.is_stored:
             try:
-                self._store.forget(entry.arena.id)
+                self._store.forget(record.arena.id)
             except UnusablePath as exc:  # the next mpsd forgets it
                 log.error("store.failed", statement="a service that has gone", why=str(exc))
-        entry.instruct()
+        record.instruct()
 
     # -- events ----------------------------------------------------------------------------------------------------------
 
-    def tell(self, entry: ServiceRecord, event: Event, happened_ns: int | None = None, why: str = "") -> str:
+    def tell(self, record: ServiceRecord, event: Event, happened_ns: int | None = None, why: str = "") -> str:
         """Apply an event and carry out what is decided; return why it was refused, without a change, or ""."""
-        before = entry.service
-        entry.service, decisions = decide(before, event, trio.current_time(), self.settings.limits)
+        before = record.service
+        record.service, decisions = decide(before, event, trio.current_time(), self.settings.limits)
         if decisions and isinstance(decisions[0], Refuse):
             return decisions[0].why
-        seat = entry.seats.get(event.process) if isinstance(event, Fenced) else None
-        if seat is not None and before.phase is Phase.FENCING:
-            seat.dismissed = seat.dismissed or "it was fenced"
+        instance = record.instances.get(event.process) if isinstance(event, Fenced) else None
+        if instance is not None and before.phase is Phase.FENCING:
+            instance.dismissed = instance.dismissed or "it was fenced"
         with self.around.outbox.hold():
-            note_times(entry, before, event, happened_ns, self.around.clock_ns(), self.around.clock())
-            self.telling.tell(entry, before, event, why)
+            note_times(record, before, event, happened_ns, self.around.clock_ns(), self.around.clock())
+            self.telling.tell(record, before, event, why)
             for decision in decisions:
-                self._carry_out(entry, decision)
-            self._show(entry)
+                self._carry_out(record, decision)
+            self._show(record)
         return ""
 
     def see(self, seen: Observation) -> None:
@@ -195,20 +188,20 @@ class Coordinator:
 
     def fault(self, domain: str, happened_ns: int, process: ProcessId | None = None) -> None:
         """Record that all contexts of the domain are lost, or those of this process."""
-        for entry in list(self.entries.values()):
-            concerned = [each for each in entry.service.members if each.domain == domain and process in (None, each.process)]
+        for record in list(self.records.values()):
+            concerned = [each for each in record.service.members if each.domain == domain and process in (None, each.process)]
             if any(each.standing is not MemberState.FAULTED for each in concerned):
-                self.tell(entry, Faulted(domain, process), happened_ns)
-            writer = entry.service.writer
-            seat = entry.seats.get(writer) if writer is not None else None
-            if seat is not None and entry.service.phase is Phase.FENCING and seat.domain == domain:
-                self.fence_wanted.emit(entry, seat.process)  # the new observation may prove that it can no longer write
+                self.tell(record, Faulted(domain, process), happened_ns)
+            writer = record.service.writer
+            instance = record.instances.get(writer) if writer is not None else None
+            if instance is not None and record.service.phase is Phase.FENCING and instance.domain == domain:
+                self.fence_wanted.emit(record, instance.process)  # the new observation may prove that it can no longer write
 
     def close(self, domain: str) -> None:
         """Move services out of a domain in which an exception was contained.  May be repeated."""
-        for entry in list(self.entries.values()):
-            if any(each.domain == domain for each in entry.service.members):
-                self.tell(entry, Closing(domain))
+        for record in list(self.records.values()):
+            if any(each.domain == domain for each in record.service.members):
+                self.tell(record, Closing(domain))
 
     def _ended(self, process: ProcessId, seen_ns: int) -> None:
         try:
@@ -217,166 +210,166 @@ class Coordinator:
             log.exception("service.bug", pid=process.pid)
 
     def _note_end(self, process: ProcessId, seen_ns: int) -> None:
-        for entry in list(self.entries.values()):
-            if (seat := entry.seats.get(process)) is None:
+        for record in list(self.records.values()):
+            if (instance := record.instances.get(process)) is None:
                 continue
-            seat.is_gone = True
-            if entry.service.member(process) is not None:
-                self.tell(entry, Ended(process), seen_ns)
-            self._show(entry)
-            self.leave_if_empty(entry)
+            instance.is_gone = True
+            if record.service.member(process) is not None:
+                self.tell(record, Ended(process), seen_ns)
+            self._show(record)
+            self.leave_if_empty(record)
         self.process_ended.emit(process)
 
     def heard_of(self, what: str, arena: Arena) -> None:
         """Take a change of an arena from the vault.  Never raises."""
-        entry = self.entries.get(arena.id)
-        if entry is None:
+        record = self.records.get(arena.id)
+        if record is None:
             return
-        entry.arena = arena
+        record.arena = arena
         try:
             if what in _GONE:
-                self._remove(entry)
-            elif not entry.is_promoting:
-                self._compare(entry)
+                self._remove(record)
+            elif not record.is_promoting:
+                self._compare(record)
         except Exception:
             log.exception("service.bug", service=arena.name)
 
-    def _compare(self, entry: ServiceRecord) -> None:
+    def _compare(self, record: ServiceRecord) -> None:
         """Align the service with its arena: the vault decides the writer, the holders, and whether the arena has contents."""
-        writer, arena = entry.service.writer, entry.arena
-        if is_emptied(arena) != entry.service.is_empty:
-            entry.is_loss_told = False
-            self.tell(entry, Emptied() if is_emptied(arena) else Filled())
-        if arena.writer != entry.cleared:
-            entry.cleared = None
+        writer, arena = record.service.writer, record.arena
+        if is_emptied(arena) != record.service.is_empty:
+            record.is_loss_told = False
+            self.tell(record, Emptied() if is_emptied(arena) else Filled())
+        if arena.writer != record.cleared:
+            record.cleared = None
         if writer is not None and arena.writer != writer:
-            self.tell(entry, Fenced(writer))
-        holder = entry.service.holder
+            self.tell(record, Fenced(writer))
+        holder = record.service.holder
         if holder is not None and arena.writer != holder:
-            self.tell(entry, Fenced(holder))
-        if entry.service.writer is None and arena.writer not in (None, entry.cleared, entry.service.holder):
-            self.tell(entry, Writing(arena.writer))
-        for member in entry.service.members:
-            if member.process not in (entry.arena.writer, *entry.arena.readers):
-                entry.seats.pop(member.process, None)
-                self.tell(entry, Ended(member.process))
-        self._show(entry)
-        self.leave_if_empty(entry)
+            self.tell(record, Fenced(holder))
+        if record.service.writer is None and arena.writer not in (None, record.cleared, record.service.holder):
+            self.tell(record, Writing(arena.writer))
+        for member in record.service.members:
+            if member.process not in (record.arena.writer, *record.arena.readers):
+                record.instances.pop(member.process, None)
+                self.tell(record, Ended(member.process))
+        self._show(record)
+        self.leave_if_empty(record)
 
     # -- decisions -------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, entry: ServiceRecord, decision: Decision) -> None:
+    def _carry_out(self, record: ServiceRecord, decision: Decision) -> None:
         match decision:
             case Promote(process):
-                self._promote(entry, process)
+                self._promote(record, process)
             case Fence(process):
-                self.telling.publish(entry, "fencing", pid=process.pid)
-                self.fence_wanted.emit(entry, process)
+                self.telling.publish(record, "fencing", pid=process.pid)
+                self.fence_wanted.emit(record, process)
             case Yield(process):
-                self.telling.publish(entry, "yielding", pid=process.pid)
+                self.telling.publish(record, "yielding", pid=process.pid)
             case Keep(process):
-                entry.handing = None
-                self.telling.publish(entry, "kept", pid=process.pid)
+                record.handing = None
+                self.telling.publish(record, "kept", pid=process.pid)
             case Unserved(why):
-                self._tell_unserved(entry, why)
+                self._tell_unserved(record, why)
 
-    def _promote(self, entry: ServiceRecord, process: ProcessId) -> None:
-        handing = entry.handing
+    def _promote(self, record: ServiceRecord, process: ProcessId) -> None:
+        handing = record.handing
         if handing is None:
-            handing = entry.handing = HandoverRecord(Cause.FIRST, None, None, self.around.clock_ns())
+            handing = record.handing = HandoverRecord(Cause.FIRST, None, None, self.around.clock_ns())
         handing.begun_ns = self.around.clock_ns()
-        fenced = entry.cleared if entry.cleared == entry.arena.writer else None
-        entry.is_promoting = True
+        fenced = record.cleared if record.cleared == record.arena.writer else None
+        record.is_promoting = True
         try:
-            entry.arena = self.vault.promote(entry.arena.id, process, fenced)
-            entry.cleared = None
-            entry.instruct()  # first: the standby waits for it
-            self.vault.tell_promoted(entry.arena)
+            record.arena = self.vault.promote(record.arena.id, process, fenced)
+            record.cleared = None
+            record.instruct()  # first: the standby waits for it
+            self.vault.tell_promoted(record.arena)
         except MpsdError as exc:
             refusal: MpsdError | None = exc
         else:
             refusal = None
         finally:
-            entry.is_promoting = False
+            record.is_promoting = False
         if refusal is not None:
-            self._not_promoted(entry, process, refusal)
+            self._not_promoted(record, process, refusal)
             return
         self.around.outbox.answer_first()
         from_pid = handing.writer.pid if handing.writer else None
-        self.telling.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
-        if entry.service.is_empty and not entry.is_loss_told:
-            self._note_loss(entry, process, from_pid)
+        self.telling.publish(record, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
+        if record.service.is_empty and not record.is_loss_told:
+            self._note_loss(record, process, from_pid)
 
-    def _note_loss(self, entry: ServiceRecord, process: ProcessId, from_pid: int | None) -> None:
+    def _note_loss(self, record: ServiceRecord, process: ProcessId, from_pid: int | None) -> None:
         """Record a loss of the arena's contents: once for each, however many members fail to start anew."""
-        entry.is_loss_told, entry.losses = True, entry.losses + 1
-        entry.lost = lost = Loss(self.around.clock(), entry.arena.generation, process.pid, loss(from_pid))
-        facts = {"pid": lost.pid, "generation": lost.generation, "why": lost.why, "losses": entry.losses}
-        self.telling.publish(entry, "lost", **facts)
+        record.is_loss_told, record.losses = True, record.losses + 1
+        record.lost = lost = Loss(self.around.clock(), record.arena.generation, process.pid, loss(from_pid))
+        facts = {"pid": lost.pid, "generation": lost.generation, "why": lost.why, "losses": record.losses}
+        self.telling.publish(record, "lost", **facts)
 
-    def _not_promoted(self, entry: ServiceRecord, process: ProcessId, refusal: MpsdError) -> None:
-        log.error("service.not_promoted", service=entry.arena.name, pid=process.pid, why=str(refusal))
+    def _not_promoted(self, record: ServiceRecord, process: ProcessId, refusal: MpsdError) -> None:
+        log.error("service.not_promoted", service=record.arena.name, pid=process.pid, why=str(refusal))
         try:
-            entry.arena = self.vault.find_id(entry.arena.id)
+            record.arena = self.vault.find_id(record.arena.id)
         except NoSuchArena:
             return  # the vault removes the service too
         if isinstance(refusal, _OF_VAULT):
-            self.tell(entry, Postponed(process))
+            self.tell(record, Postponed(process))
             return
-        if (seat := entry.seats.get(process)) is not None:
-            seat.dismissed = f"it could not be promoted: {refusal}"
-        self.tell(entry, Failed(process), why=str(refusal))
+        if (instance := record.instances.get(process)) is not None:
+            instance.dismissed = f"it could not be promoted: {refusal}"
+        self.tell(record, Failed(process), why=str(refusal))
 
-    def fenced(self, entry: ServiceRecord, writer: ProcessId) -> None:
+    def fenced(self, record: ServiceRecord, writer: ProcessId) -> None:
         """Record that a fault has torn down the killed writer's contexts: the arena need not wait for its end."""
-        entry.cleared = writer
-        self.tell(entry, Fenced(writer), why="a fault has ended all work of its domain")
+        record.cleared = writer
+        self.tell(record, Fenced(writer), why="a fault has ended all work of its domain")
 
     # -- views -----------------------------------------------------------------------------------------------------------
 
-    def _show(self, entry: ServiceRecord) -> None:
+    def _show(self, record: ServiceRecord) -> None:
         """Publish the new state: to pending long polls, as events, and to the tasks that wait."""
-        gone = [p for p, seat in entry.seats.items() if seat.is_gone and p not in (entry.service.writer, entry.cleared)]
-        for process in gone:
-            del entry.seats[process]
-        self._end_grace(entry)
-        shared = protection(entry)
-        if shared != entry.protection:
-            entry.protection = shared
+        kept = (record.service.writer, record.cleared)
+        for process in [p for p, instance in record.instances.items() if instance.is_gone and p not in kept]:
+            del record.instances[process]
+        self._end_grace(record)
+        shared = protection(record)
+        if shared != record.protection:
+            record.protection = shared
             if shared:
-                self.telling.publish(entry, "unprotected", why=shared)
-        self._correct_unserved(entry)
-        dying = entry.service.writer if entry.service.phase is Phase.FENCING else entry.service.holder
-        if dying is not None and successor(entry.service) is not None:
+                self.telling.publish(record, "unprotected", why=shared)
+        self._correct_unserved(record)
+        dying = record.service.writer if record.service.phase is Phase.FENCING else record.service.holder
+        if dying is not None and successor(record.service) is not None:
             self.vault.hurry(dying)
         self._tell_protected()
-        now = replace(view(entry), revision=0)
-        if now != entry.shown:
-            entry.shown, entry.revision = now, entry.revision + 1
-        entry.instruct()
+        now = replace(view(record), revision=0)
+        if now != record.shown:
+            record.shown, record.revision = now, record.revision + 1
+        record.instruct()
         self.woken.notify()
 
-    def _correct_unserved(self, entry: ServiceRecord) -> None:
+    def _correct_unserved(self, record: ServiceRecord) -> None:
         """Publish the reason again if it has changed, as when a standby is ready now, but may not be promoted yet."""
-        service = entry.service
+        service = record.service
         if service.phase is not Phase.IDLE:
-            entry.unserved = ""
-        elif entry.unserved and (why := why_nobody(service)) != entry.unserved:
-            self._tell_unserved(entry, why)
+            record.unserved = ""
+        elif record.unserved and (why := why_nobody(service)) != record.unserved:
+            self._tell_unserved(record, why)
 
-    def _tell_unserved(self, entry: ServiceRecord, why: str) -> None:
-        entry.unserved = why
-        self.telling.publish(entry, "unserved", why=why)
+    def _tell_unserved(self, record: ServiceRecord, why: str) -> None:
+        record.unserved = why
+        self.telling.publish(record, "unserved", why=why)
 
     def _tell_protected(self) -> None:
-        self.protected.emit(any(map(is_protected, self.entries.values())))
+        self.protected.emit(any(map(is_protected, self.records.values())))
 
-    def _end_grace(self, entry: ServiceRecord) -> None:
+    def _end_grace(self, record: ServiceRecord) -> None:
         """End the grace period early, once every holder of the arena is a ready member."""
-        service, arena = entry.service, entry.arena
+        service, arena = record.service, record.arena
         if service.not_before == -inf or not service.members:
             return
         ready = {each.process for each in service.members if each.standing is MemberState.READY}
         if all(each in ready for each in (arena.writer, *arena.readers) if each is not None):
-            entry.service = replace(service, not_before=-inf)
-            self.tell(entry, Elapsed())
+            record.service = replace(service, not_before=-inf)
+            self.tell(record, Elapsed())

@@ -44,7 +44,8 @@ class Enlistment:
         """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
         self._share_of = ranges.share_of
         self._coordinator, self._store, self._find_place = coordinator, store, find_place
-        self._plans = store.plans()
+        self._plans = coordinator.registry.plans
+        self._plans.update(store.plans())
         self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
 
     def resume(self) -> None:
@@ -95,17 +96,6 @@ class Enlistment:
             except UnusablePath as exc:
                 log.error("store.failed", statement="a process that enlisted and has ended", why=str(exc))
 
-    def avoid(self, process: ProcessId | None) -> frozenset[str]:
+    def avoid(self, process: ProcessId) -> frozenset[str]:
         """Return the domains of the other members of its service."""
-        plan = self._plans.get(process) if process is not None else None
-        if plan is None:
-            return frozenset()
-        ours = (p for p, other in self._plans.items() if (other.name, other.uid) == (plan.name, plan.uid))
-        domains = {self._domain(each) for each in ours if each != process}
-        for entry in self._coordinator.entries.values():
-            if (entry.arena.name, entry.arena.owner_uid) == (plan.name, plan.uid):
-                domains |= {each.domain for each in entry.service.members if each.process != process}
-        return frozenset(domains - {""})
-
-    def _domain(self, process: ProcessId) -> str:
-        return self._coordinator.around.domain_of(process) or self._plans[process].domain
+        return self._coordinator.registry.domains_of_others(process, self._coordinator.around.domain_of)

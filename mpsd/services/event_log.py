@@ -1,4 +1,4 @@
-"""The log entries and events of services."""
+"""The log records and events of services."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,8 +23,8 @@ class ServiceEvents:
     def __init__(self, publish: Callable[[str, Mapping[str, Any]], None], outbox: Outbox) -> None:
         self._publish, self._outbox = publish, outbox
 
-    def publish(self, entry: ServiceRecord, what: str, **facts: object) -> None:
-        self._outbox.put(partial(self._say, entry.arena, what, facts))
+    def publish(self, record: ServiceRecord, what: str, **facts: object) -> None:
+        self._outbox.put(partial(self._say, record.arena, what, facts))
 
     def _say(self, arena: Arena, what: str, facts: dict[str, object]) -> None:
         if what in _LOUD:
@@ -34,21 +34,21 @@ class ServiceEvents:
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
         self._publish(f"service.{what}", {**whose, **facts})
 
-    def tell(self, entry: ServiceRecord, before: Service, event: Event, why: str) -> None:
+    def tell(self, record: ServiceRecord, before: Service, event: Event, why: str) -> None:
         """Publish the event, before its consequences are carried out."""
-        member = entry.service.member(getattr(event, "process", None))
+        member = record.service.member(getattr(event, "process", None))
         match event:
             case Ready(process) if member != before.member(process):
-                self.publish(entry, "ready", pid=process.pid)
+                self.publish(record, "ready", pid=process.pid)
             case Silent(process) if member != before.member(process):
-                self.publish(entry, "silent", pid=process.pid)
+                self.publish(record, "silent", pid=process.pid)
             case Ended(process) if before.member(process) is not None:
-                self.publish(entry, "left", pid=process.pid)
+                self.publish(record, "left", pid=process.pid)
             case Fenced(process):
-                self.publish(entry, "fenced", pid=process.pid, why=why or _LET_GO)
-            case Promoted() if before.phase is Phase.PROMOTING and entry.last is not None:
-                last = entry.last
+                self.publish(record, "fenced", pid=process.pid, why=why or _LET_GO)
+            case Promoted() if before.phase is Phase.PROMOTING and record.last is not None:
+                last = record.last
                 facts = {name: getattr(last, name) for name in ("from_pid", "to_pid", "generation", "detect_ms", "fence_ms")}
-                self.publish(entry, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
+                self.publish(record, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
             case Placed(process, domain):
                 log.debug("service.placed", pid=process.pid, domain=domain)

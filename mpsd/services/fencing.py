@@ -20,7 +20,7 @@ from mpsd.errors import MpsdError
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, Phase
 from mpsd.services.coordinator import Coordinator
-from mpsd.services.members import MemberProcess, ServiceRecord
+from mpsd.services.members import Instance, ServiceRecord
 from mpsd.services.rules.promotion_types import Fenced
 
 log = structlog.get_logger()
@@ -43,73 +43,73 @@ class Fencing:
             finally:
                 self._nursery = None
 
-    def fence(self, entry: ServiceRecord, writer: ProcessId) -> None:
+    def fence(self, record: ServiceRecord, writer: ProcessId) -> None:
         """Fence the writer; call it again when more is known."""
-        coordinator, seat = self._coordinator, entry.seats.get(writer)
-        if entry.arena.writer != writer:
-            coordinator.tell(entry, Fenced(writer))
+        coordinator, instance = self._coordinator, record.instances.get(writer)
+        if record.arena.writer != writer:
+            coordinator.tell(record, Fenced(writer))
             return
-        if self._is_torn_down(entry, writer):
+        if self._is_torn_down(record, writer):
             return
-        if seat is None or seat.is_gone or self._nursery is None or entry.stopping == writer:
+        if instance is None or instance.is_gone or self._nursery is None or record.stopping == writer:
             return  # the vault reports when mpsd holds nothing of the process any more
-        if seat.is_orphan:
+        if instance.is_orphan:
             coordinator.ends.kill(writer)
             return
-        entry.stopping = writer
-        self._nursery.start_soon(self._end, entry, writer, self._patience(entry, writer))
+        record.stopping = writer
+        self._nursery.start_soon(self._end, record, writer, self._patience(record, writer))
 
-    def _is_torn_down(self, entry: ServiceRecord, writer: ProcessId) -> bool:
+    def _is_torn_down(self, record: ServiceRecord, writer: ProcessId) -> bool:
         """Return whether a fault has torn its contexts down, or will in a moment; then `fence` is called again."""
-        seat = entry.seats.get(writer)
-        seconds = None if seat is None or not seat.domain else self._settles_in(seat)
+        instance = record.instances.get(writer)
+        seconds = None if instance is None or not instance.domain else self._settles_in(instance)
         if seconds is None:
             return False
         if seconds > 0:
             if self._nursery is not None:
-                self._nursery.start_soon(self._later, entry, writer, seconds)
+                self._nursery.start_soon(self._later, record, writer, seconds)
             return True
         if not self._coordinator.ends.kill(writer):
             return False
-        self._coordinator.fenced(entry, writer)
+        self._coordinator.fenced(record, writer)
         return True
 
-    def _settles_in(self, seat: MemberProcess) -> float | None:
+    def _settles_in(self, instance: Instance) -> float | None:
         """Return the seconds until no work of the process can write; None: no evidence shows that."""
-        coordinator, domain = self._coordinator, seat.domain
-        has_gpu_failed = coordinator.evidence.has_gpu_failed(domain, coordinator.around.gpus_of(domain), seat.since_ns)
-        at_ns = coordinator.evidence.fenced_at_ns(domain, seat.since_ns, must_tell_class=has_gpu_failed)
+        coordinator, domain = self._coordinator, instance.domain
+        has_gpu_failed = coordinator.evidence.has_gpu_failed(domain, coordinator.around.gpus_of(domain), instance.since_ns)
+        at_ns = coordinator.evidence.fenced_at_ns(domain, instance.since_ns, must_tell_class=has_gpu_failed)
         if at_ns is not None:
             return (at_ns - coordinator.around.clock_ns()) / 1e9
         since = None if has_gpu_failed else coordinator.around.fault_since(domain)
         settle = coordinator.settings.settle
         return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
 
-    async def _later(self, entry: ServiceRecord, writer: ProcessId, seconds: float) -> None:
+    async def _later(self, record: ServiceRecord, writer: ProcessId, seconds: float) -> None:
         await trio.sleep(seconds)
-        if self._is_due(entry, writer):
-            self.fence(entry, writer)
+        if self._is_due(record, writer):
+            self.fence(record, writer)
 
-    def _patience(self, entry: ServiceRecord, writer: ProcessId) -> float:
-        member = entry.service.member(writer)
+    def _patience(self, record: ServiceRecord, writer: ProcessId) -> float:
+        member = record.service.member(writer)
         if member is not None and member.standing is MemberState.FAULTED:
             return self._coordinator.settings.limits.fence_seconds
-        has_failed = entry.handing is not None and entry.handing.cause is Cause.FAILED
+        has_failed = record.handing is not None and record.handing.cause is Cause.FAILED
         return _LETTING_GO_SECONDS if has_failed else 0.0
 
-    async def _end(self, entry: ServiceRecord, writer: ProcessId, patience: float) -> None:
+    async def _end(self, record: ServiceRecord, writer: ProcessId, patience: float) -> None:
         """End the writer after `patience` seconds.  An error ends only this attempt: `fence` is called again."""
         try:
             await trio.sleep(patience)
-            if self._is_due(entry, writer) and not entry.seats[writer].is_gone:
+            if self._is_due(record, writer) and not record.instances[writer].is_gone:
                 await self._coordinator.around.end(writer)
         except MpsdError as exc:
-            log.error("service.not_ended", service=entry.arena.name, pid=writer.pid, why=str(exc))
+            log.error("service.not_ended", service=record.arena.name, pid=writer.pid, why=str(exc))
         except Exception:
-            log.exception("service.bug", service=entry.arena.name, pid=writer.pid)
+            log.exception("service.bug", service=record.arena.name, pid=writer.pid)
         finally:
-            if entry.stopping == writer:
-                entry.stopping = None
+            if record.stopping == writer:
+                record.stopping = None
 
-    def _is_due(self, entry: ServiceRecord, writer: ProcessId) -> bool:
-        return entry.service.writer == writer and entry.service.phase is Phase.FENCING and writer in entry.seats
+    def _is_due(self, record: ServiceRecord, writer: ProcessId) -> bool:
+        return record.service.writer == writer and record.service.phase is Phase.FENCING and writer in record.instances

@@ -20,20 +20,20 @@ def cause_of(event: Event, before: Service, after: Service) -> Cause:
     return _CAUSES.get(type(event), Cause.ENDED)
 
 
-def note_times(entry: ServiceRecord, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
+def note_times(record: ServiceRecord, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
     """Update the handover after an event: a term has ended, its writer is fenced, another one serves.
 
     at: seconds since the epoch.
     """
-    after = entry.service
+    after = record.service
     begins = after.phase is not before.phase and after.phase in (Phase.FENCING, Phase.YIELDING)
     lets_go = isinstance(event, Fenced) and event.process == before.writer
     is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
-    if (begins and not is_asked) or (lets_go and entry.handing is None):
-        entry.handing = HandoverRecord(cause_of(event, before, after), before.writer, happened_ns, now_ns)
-    if lets_go and entry.handing is not None:
-        entry.handing.fenced_ns = now_ns
-    if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:
-        entry.last = entry.handing.over(at, after.writer, entry.arena.generation, now_ns)
-        entry.promotions += 1
-        entry.handing = None
+    if (begins and not is_asked) or (lets_go and record.handing is None):
+        record.handing = HandoverRecord(cause_of(event, before, after), before.writer, happened_ns, now_ns)
+    if lets_go and record.handing is not None:
+        record.handing.fenced_ns = now_ns
+    if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and record.handing and after.writer:
+        record.last = record.handing.over(at, after.writer, record.arena.generation, now_ns)
+        record.promotions += 1
+        record.handing = None

@@ -59,19 +59,19 @@ class Heartbeats:
                 os.close(pulse.descriptor)
 
     async def _round(self, nursery: trio.Nursery) -> None:
-        expected = [entry for entry in self._coordinator.entries.values() if _is_expected(entry)]
+        expected = [record for record in self._coordinator.records.values() if _is_expected(record)]
         self._unread &= set(expected)
-        for entry in self._pulses.keys() - set(expected):
-            os.close(self._pulses.pop(entry).descriptor)
+        for record in self._pulses.keys() - set(expected):
+            os.close(self._pulses.pop(record).descriptor)
         now, due = trio.current_time(), math.inf
-        for entry in expected:
-            pause = max(entry.heartbeat_seconds / _LOOKS, _LEAST_SECONDS)
-            pulse = self._known(entry)
-            if pulse is None and entry not in self._fetching:
-                self._fetching.add(entry)
-                nursery.start_soon(self._fetch, entry)
+        for record in expected:
+            pause = max(record.heartbeat_seconds / _LOOKS, _LEAST_SECONDS)
+            pulse = self._known(record)
+            if pulse is None and record not in self._fetching:
+                self._fetching.add(record)
+                nursery.start_soon(self._fetch, record)
             elif pulse is not None and now >= pulse.looked_at + pause:
-                self._look(entry, pulse, 2 * pause)
+                self._look(record, pulse, 2 * pause)
             due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
         self._absolve()
         with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
@@ -79,24 +79,24 @@ class Heartbeats:
 
     def _absolve(self) -> None:
         """Clear the silence of writers from which no heartbeat is expected any more."""
-        for entry in list(self._coordinator.entries.values()):
-            writer = entry.service.writer
-            member = entry.service.member(writer) if writer is not None else None
+        for record in list(self._coordinator.records.values()):
+            writer = record.service.writer
+            member = record.service.member(writer) if writer is not None else None
             is_silent = member is not None and member.standing is MemberState.SILENT
-            if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
-                self._coordinator.tell(entry, Ready(writer))
+            if writer is not None and is_silent and record.service.phase is Phase.SERVING and not record.heartbeat_seconds:
+                self._coordinator.tell(record, Ready(writer))
 
-    def _look(self, entry: ServiceRecord, pulse: _Pulse, most_seconds: float) -> None:
+    def _look(self, record: ServiceRecord, pulse: _Pulse, most_seconds: float) -> None:
         """Read the marks.
 
         most_seconds: the largest time since the last look that counts, as the writer may have been stopped too.
         """
-        writer = entry.service.writer
-        member = entry.service.member(writer)
+        writer = record.service.writer
+        member = record.service.member(writer)
         try:
             marks = os.pread(pulse.descriptor, _MARKS_BYTES, CONTROL_AT)
         except OSError as exc:
-            self._cannot_read(entry, exc)
+            self._cannot_read(record, exc)
             return
         now = trio.current_time()
         passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now
@@ -106,38 +106,38 @@ class Heartbeats:
         if marks != pulse.marks:
             pulse.marks, pulse.still_seconds = marks, 0.0
             if is_silent:
-                self._coordinator.tell(entry, Ready(writer))
+                self._coordinator.tell(record, Ready(writer))
             return
         pulse.still_seconds += passed
-        if not is_silent and pulse.still_seconds >= entry.heartbeat_seconds:
+        if not is_silent and pulse.still_seconds >= record.heartbeat_seconds:
             since_ns = self._coordinator.around.clock_ns() - round(pulse.still_seconds * 1e9)
-            self._coordinator.tell(entry, Silent(writer), since_ns)
+            self._coordinator.tell(record, Silent(writer), since_ns)
 
-    def _known(self, entry: ServiceRecord) -> _Pulse | None:
+    def _known(self, record: ServiceRecord) -> _Pulse | None:
         """Return the reading of the state that the writer made for this term, if any."""
-        known = self._pulses.get(entry)
-        wanted = (entry.arena.state_serial, entry.arena.generation)
+        known = self._pulses.get(record)
+        wanted = (record.arena.state_serial, record.arena.generation)
         return known if known is not None and (known.state_serial, known.generation) == wanted else None
 
-    async def _fetch(self, entry: ServiceRecord) -> None:
+    async def _fetch(self, record: ServiceRecord) -> None:
         try:
-            await self._fetch_now(entry)
-            self._unread.discard(entry)
+            await self._fetch_now(record)
+            self._unread.discard(record)
         except (MpsdError, OSError) as exc:  # the keeper has died
-            self._cannot_read(entry, exc)
+            self._cannot_read(record, exc)
         finally:
-            self._fetching.discard(entry)
+            self._fetching.discard(record)
 
-    def _cannot_read(self, entry: ServiceRecord, exc: Exception) -> None:
-        if entry not in self._unread:
-            log.warning("service.no_heartbeat", service=entry.arena.name, why=str(exc))
-        self._unread.add(entry)
+    def _cannot_read(self, record: ServiceRecord, exc: Exception) -> None:
+        if record not in self._unread:
+            log.warning("service.no_heartbeat", service=record.arena.name, why=str(exc))
+        self._unread.add(record)
 
-    async def _fetch_now(self, entry: ServiceRecord) -> None:
-        arena = entry.arena
+    async def _fetch_now(self, record: ServiceRecord) -> None:
+        arena = record.arena
         if not arena.state_serial:
             return
-        descriptor = await self._coordinator.vault.state_descriptor(entry.arena.id)
+        descriptor = await self._coordinator.vault.state_descriptor(record.arena.id)
         if descriptor < 0:
             return
         try:
@@ -145,14 +145,14 @@ class Heartbeats:
         except (BadRequest, OSError):
             os.close(descriptor)
             raise
-        if arena.state_generation != entry.arena.generation or not _is_expected(entry):
+        if arena.state_generation != record.arena.generation or not _is_expected(record):
             os.close(descriptor)
             return
-        if (last := self._pulses.pop(entry, None)) is not None:
+        if (last := self._pulses.pop(record, None)) is not None:
             os.close(last.descriptor)
-        self._pulses[entry] = _Pulse(arena.state_generation, arena.state_serial, descriptor, b"", trio.current_time())
+        self._pulses[record] = _Pulse(arena.state_generation, arena.state_serial, descriptor, b"", trio.current_time())
 
 
-def _is_expected(entry: ServiceRecord) -> bool:
-    is_served = entry.service.phase in (Phase.SERVING, Phase.YIELDING) and not entry.is_removed
-    return is_served and entry.heartbeat_seconds > 0
+def _is_expected(record: ServiceRecord) -> bool:
+    is_served = record.service.phase in (Phase.SERVING, Phase.YIELDING) and not record.is_removed
+    return is_served and record.heartbeat_seconds > 0

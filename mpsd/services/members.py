@@ -16,7 +16,7 @@ from mpsd.services.rules.promotion_types import Service
 CONTAINED = "an SM exception was contained in domain {}, which will end"
 
 
-class MemberProcess(Struct, eq=False):
+class Instance(Struct, eq=False):
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
     domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any of its states.
@@ -49,7 +49,7 @@ class ServiceRecord(Struct, eq=False):
     settings: ServiceSettings
     is_stored: bool = False  # its settings are stored
     service: Service = field(default_factory=Service)
-    seats: dict[ProcessId, MemberProcess] = field(default_factory=dict)
+    instances: dict[ProcessId, Instance] = field(default_factory=dict)
     cleared: ProcessId | None = None
     handing: HandoverRecord | None = None
     promotions: int = 0
@@ -67,50 +67,51 @@ class ServiceRecord(Struct, eq=False):
     _serial: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
     changed: Changed = field(default_factory=Changed)
 
-    def sit(self, seat: MemberProcess) -> None:
-        self.seats[seat.process] = seat
+    def add(self, instance: Instance) -> None:
+        self.instances[instance.process] = instance
         self._serial += 1
-        seat.told = replace(seat.told, serial=self._serial)
+        instance.told = replace(instance.told, serial=self._serial)
 
     def instruct(self) -> None:
         """Update the instructions of all members.  One that is to serve is answered before this returns.
 
         The pending polls of the other members are woken, and run after the present work.
         """
-        for seat in self.seats.values():
-            told = self._instruction(seat)
-            if told != seat.told:
+        for instance in self.instances.values():
+            told = self._instruction(instance)
+            if told != instance.told:
                 self._serial += 1
-                seat.told = replace(told, serial=self._serial)
+                instance.told = replace(told, serial=self._serial)
                 if told.order is Order.SERVE:
-                    for answer in seat.asking:
-                        answer(seat.told)
+                    for answer in instance.asking:
+                        answer(instance.told)
         self.changed.notify()
 
-    def _instruction(self, seat: MemberProcess) -> Instruction:
+    def _instruction(self, instance: Instance) -> Instruction:
         arena = self.arena
-        order, why = self._order(seat)
+        order, why = self._order(instance)
+        serial = instance.told.serial
         return Instruction(
-            seat.told.serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit
+            serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit
         )
 
-    def _order(self, seat: MemberProcess) -> tuple[Order, str]:
-        service, member = self.service, self.service.member(seat.process)
-        if seat.dismissed:
-            return Order.LEAVE, seat.dismissed
+    def _order(self, instance: Instance) -> tuple[Order, str]:
+        service, member = self.service, self.service.member(instance.process)
+        if instance.dismissed:
+            return Order.LEAVE, instance.dismissed
         if member is not None and member.standing is MemberState.FAULTED:
             return Order.LEAVE, f"a fault in domain {member.domain} has cost it its context"
-        if service.writer != seat.process:
+        if service.writer != instance.process:
             return Order.STANDBY, ""
         if service.phase is Phase.FENCING:
             return Order.LEAVE, "it is being fenced"
         if service.phase is Phase.YIELDING:
             is_moved = member is not None and member.is_closing
-            return Order.YIELD, CONTAINED.format(seat.domain) if is_moved else "a handover was asked for"
-        return (Order.SERVE, "") if self.arena.writer == seat.process else (Order.STANDBY, "")
+            return Order.YIELD, CONTAINED.format(instance.domain) if is_moved else "a handover was asked for"
+        return (Order.SERVE, "") if self.arena.writer == instance.process else (Order.STANDBY, "")
 
     @property
     def heartbeat_seconds(self) -> float:
         """Return the longest time between heartbeats of its writer; 0: mpsd expects none."""
-        seat = self.seats.get(self.service.writer) if self.service.writer else None
-        return (seat.heartbeat_seconds if seat else 0.0) or self.settings.heartbeat_seconds
+        instance = self.instances.get(self.service.writer) if self.service.writer else None
+        return (instance.heartbeat_seconds if instance else 0.0) or self.settings.heartbeat_seconds

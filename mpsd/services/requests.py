@@ -13,7 +13,7 @@ from mpsd.services.coordinator import Coordinator
 from mpsd.services.enlistment import Enlistment
 from mpsd.services.fencing import Fencing
 from mpsd.services.heartbeats import Heartbeats
-from mpsd.services.members import MemberProcess, ServiceRecord
+from mpsd.services.members import Instance, ServiceRecord
 from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Failed, Finished, Joined, Promoted, Ready, Silent
 from mpsd.services.server_watch import Servers
 from mpsd.services.settings import FailoverSettings
@@ -74,34 +74,34 @@ class ServiceRequests:
         if arena.is_sealed:
             raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
         coordinator.ends.watch(process)
-        entry = coordinator.entry(arena_id)
-        if (seat := entry.seats.get(process)) is not None:
-            seat.heartbeat_seconds = heartbeat_seconds
-            self._hear(entry, seat)
-            return seat.told
+        record = coordinator.record(arena_id)
+        if (instance := record.instances.get(process)) is not None:
+            instance.heartbeat_seconds = heartbeat_seconds
+            self._hear(record, instance)
+            return instance.told
         around = coordinator.around
         domain, now = around.domain_of(process), trio.current_time()
         told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)
-        seat = MemberProcess(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
-        entry.sit(seat)
-        if refused := coordinator.tell(entry, Joined(process, domain, rank)):
-            del entry.seats[process]
-            coordinator.leave_if_empty(entry)
+        instance = Instance(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
+        record.add(instance)
+        if refused := coordinator.tell(record, Joined(process, domain, rank)):
+            del record.instances[process]
+            coordinator.leave_if_empty(record)
             raise BadRequest(f"pid {process.pid} cannot join service {arena.name}: {refused}")
-        coordinator.telling.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
+        coordinator.telling.publish(record, "joined", pid=process.pid, domain=domain, rank=rank)
         if domain and around.fault_since(domain) is not None:
             coordinator.fault(domain, around.clock_ns(), process)
         self._servers.look()
-        return seat.told
+        return instance.told
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction:
-        entry, seat = self._seat(arena_id, process)
-        seat.is_ready = True
-        member = entry.service.member(process)
+        record, instance = self._seat(arena_id, process)
+        instance.is_ready = True
+        member = record.service.member(process)
         if member is not None and member.standing is not MemberState.FAULTED:
-            self.coordinator.tell(entry, Ready(process))
-        self._hear(entry, seat)
-        return seat.told
+            self.coordinator.tell(record, Ready(process))
+        self._hear(record, instance)
+        return instance.told
 
     async def follow(
         self,
@@ -116,57 +116,57 @@ class ServiceRequests:
         answer: called first if the member is to serve; it neither waits nor raises, and the method then returns the same
         instruction or a newer one.
         """
-        entry, seat = self._seat(arena_id, process)
+        record, instance = self._seat(arena_id, process)
 
         def answer_what_is_new(told: Instruction) -> None:
             if after is not None and told.serial > after:
                 answer(told)
 
-        seat.asking.append(answer_what_is_new)
+        instance.asking.append(answer_what_is_new)
         try:
-            self._hear(entry, seat)
+            self._hear(record, instance)
             with trio.move_on_after(wait_seconds if after is not None else 0):
-                while after is not None and seat.told.serial <= after and entry.seats.get(process) is seat:
-                    await entry.changed.wait()
+                while after is not None and instance.told.serial <= after and record.instances.get(process) is instance:
+                    await record.changed.wait()
         finally:
-            seat.asking.remove(answer_what_is_new)
-            seat.heard_at = trio.current_time()
-            if self._silent_at(seat) < self._due:
+            instance.asking.remove(answer_what_is_new)
+            instance.heard_at = trio.current_time()
+            if self._silent_at(instance) < self._due:
                 self.coordinator.woken.notify()
-        if entry.seats.get(process) is not seat:
-            raise NotAllowed(f"pid {process.pid} is no longer a member of service {entry.arena.name}")
-        return seat.told
+        if record.instances.get(process) is not instance:
+            raise NotAllowed(f"pid {process.pid} is no longer a member of service {record.arena.name}")
+        return instance.told
 
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
-        entry, _ = self._seat(arena_id, process)
-        self._check_writer(entry, generation, process)
-        self.coordinator.tell(entry, Promoted(process))
+        record, _ = self._seat(arena_id, process)
+        self._check_writer(record, generation, process)
+        self.coordinator.tell(record, Promoted(process))
 
     def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
         """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing."""
-        entry, seat = self._seat(arena_id, process)
-        if entry.arena.writer == process or generation > entry.arena.generation:
-            self.coordinator.tell(entry, Finished(process))  # refused if mpsd asked it to yield
+        record, instance = self._seat(arena_id, process)
+        if record.arena.writer == process or generation > record.arena.generation:
+            self.coordinator.tell(record, Finished(process))  # refused if mpsd asked it to yield
             self.coordinator.vault.step_down(arena_id, generation, process)
-        return seat.told
+        return instance.told
 
     def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
-        entry, seat = self._seat(arena_id, process)
-        seat.dismissed = seat.dismissed or f"it reported that it failed: {why}"
-        event = Failed(process) if entry.service.writer == process else Ended(process)
-        self.coordinator.telling.publish(entry, "failed", pid=process.pid, why=why)
-        self.coordinator.tell(entry, event, self.coordinator.around.clock_ns(), why)
+        record, instance = self._seat(arena_id, process)
+        instance.dismissed = instance.dismissed or f"it reported that it failed: {why}"
+        event = Failed(process) if record.service.writer == process else Ended(process)
+        self.coordinator.telling.publish(record, "failed", pid=process.pid, why=why)
+        self.coordinator.tell(record, event, self.coordinator.around.clock_ns(), why)
 
     def leave(self, arena_id: int, process: ProcessId) -> None:
         """End the membership; a writer has stopped writing before it calls this."""
-        entry, _ = self._seat(arena_id, process)
-        if entry.service.writer == process and entry.arena.writer == process:
-            self.coordinator.tell(entry, Finished(process))
-            self.coordinator.vault.step_down(arena_id, entry.arena.generation, process)
-        entry.seats.pop(process, None)
-        self.coordinator.tell(entry, Ended(process))
+        record, _ = self._seat(arena_id, process)
+        if record.service.writer == process and record.arena.writer == process:
+            self.coordinator.tell(record, Finished(process))
+            self.coordinator.vault.step_down(arena_id, record.arena.generation, process)
+        record.instances.pop(process, None)
+        self.coordinator.tell(record, Ended(process))
         self.enlistment.forget(process)
-        self.coordinator.leave_if_empty(entry)
+        self.coordinator.leave_if_empty(record)
 
     # -- owners ----------------------------------------------------------------------------------------------------------
 
@@ -175,10 +175,10 @@ class ServiceRequests:
 
         Raises NoSuchArena for an arena without a service.
         """
-        entry = self._find(arena_id)
+        record = self._find(arena_id)
         with trio.move_on_after(wait_seconds if after is not None else 0):
-            while after is not None and entry.revision <= after and not entry.is_removed:
-                await entry.changed.wait()
+            while after is not None and record.revision <= after and not record.is_removed:
+                await record.changed.wait()
         return view(self._find(arena_id))
 
     def services(self) -> Sequence[ServiceView]:
@@ -186,40 +186,40 @@ class ServiceRequests:
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
         """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""
-        coordinator, entry = self.coordinator, self._find(arena_id)
-        name, began, from_ = entry.arena.name, trio.current_time(), entry.service.writer
-        to = next((each.process for each in entry.service.members if each.process.pid == to_pid), None)
+        coordinator, record = self.coordinator, self._find(arena_id)
+        name, began, from_ = record.arena.name, trio.current_time(), record.service.writer
+        to = next((each.process for each in record.service.members if each.process.pid == to_pid), None)
         if to_pid is not None and to is None:
             raise BadRequest(f"pid {to_pid} is not a member of service {name}")
-        if refused := coordinator.tell(entry, Asked(to), coordinator.around.clock_ns()):
+        if refused := coordinator.tell(record, Asked(to), coordinator.around.clock_ns()):
             raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
         assert from_ is not None, "it serves"
         with trio.move_on_after(wait_seconds):
-            while not entry.is_removed:
-                writer, phase = entry.service.writer, entry.service.phase
+            while not record.is_removed:
+                writer, phase = record.service.writer, record.service.phase
                 if phase is Phase.SERVING and writer == from_:
                     raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} continues, as no member is ready")
                 if phase is Phase.SERVING and writer is not None:
                     return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
-                await entry.changed.wait()
-        raise ArenaBusy(f"service {name} is not handed over yet: it is {entry.service.phase}")
+                await record.changed.wait()
+        raise ArenaBusy(f"service {name} is not handed over yet: it is {record.service.phase}")
 
     def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
-        entry = self.coordinator.entry(arena_id)
-        self.coordinator.change(entry, settings)
-        return view(entry)
+        record = self.coordinator.record(arena_id)
+        self.coordinator.change(record, settings)
+        return view(record)
 
     def settings(self, arena_id: int) -> ServiceSettings:
-        entry = self.coordinator.entries.get(arena_id)
-        return entry.settings if entry else ServiceSettings()
+        record = self.coordinator.records.get(arena_id)
+        return record.settings if record else ServiceSettings()
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     def _find(self, arena_id: int) -> ServiceRecord:
-        if (entry := self.coordinator.entries.get(arena_id)) is None:
+        if (record := self.coordinator.records.get(arena_id)) is None:
             arena = self.coordinator.vault.find_id(arena_id)
             raise NoSuchArena(f"arena {arena.name} has no service")
-        return entry
+        return record
 
     def _held(self, arena_id: int, process: ProcessId) -> Arena:
         arena = self.coordinator.vault.find_id(arena_id)
@@ -227,56 +227,56 @@ class ServiceRequests:
             raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
         return arena
 
-    def _seat(self, arena_id: int, process: ProcessId) -> tuple[ServiceRecord, MemberProcess]:
-        entry = self.coordinator.entries.get(arena_id)
-        if entry is None or (seat := entry.seats.get(process)) is None:
+    def _seat(self, arena_id: int, process: ProcessId) -> tuple[ServiceRecord, Instance]:
+        record = self.coordinator.records.get(arena_id)
+        if record is None or (instance := record.instances.get(process)) is None:
             raise NotAllowed(f"pid {process.pid} has not joined the service of arena {arena_id}")
-        return entry, seat
+        return record, instance
 
-    def _check_writer(self, entry: ServiceRecord, generation: int, process: ProcessId) -> None:
-        arena = entry.arena
-        if arena.writer != process or entry.service.writer != process or arena.generation != generation:
+    def _check_writer(self, record: ServiceRecord, generation: int, process: ProcessId) -> None:
+        arena = record.arena
+        if arena.writer != process or record.service.writer != process or arena.generation != generation:
             asked = f"pid {process.pid} does not serve {arena.name} in generation {generation}"
             raise StaleGeneration(f"{asked}: it is at {arena.generation}")
 
     # -- silence ---------------------------------------------------------------------------------------------------------
 
-    def _hear(self, entry: ServiceRecord, seat: MemberProcess) -> None:
+    def _hear(self, record: ServiceRecord, instance: Instance) -> None:
         """Record a sign of life from the member; a silent standby is ready again."""
-        seat.heard_at = trio.current_time()
-        member = entry.service.member(seat.process)
-        is_back = member is not None and member.standing is MemberState.SILENT and entry.service.writer != seat.process
-        if is_back and seat.is_ready:
-            self.coordinator.tell(entry, Ready(seat.process))
+        instance.heard_at = trio.current_time()
+        member = record.service.member(instance.process)
+        is_back = member is not None and member.standing is MemberState.SILENT and record.service.writer != instance.process
+        if is_back and instance.is_ready:
+            self.coordinator.tell(record, Ready(instance.process))
 
     async def _watch_time(self) -> None:
         """Apply the deadlines of services, find standbys that have stopped asking, and remove empty services."""
         coordinator = self.coordinator
         while True:
             now, due = trio.current_time(), math.inf
-            for entry in list(coordinator.entries.values()):
-                if entry.service.deadline is not None and entry.service.deadline <= now:
-                    coordinator.tell(entry, Elapsed())
-                for seat in self._standbys(entry):
-                    if self._silent_at(seat) <= now:
-                        coordinator.tell(entry, Silent(seat.process))
-                coordinator.leave_if_empty(entry)
-                due = min(due, self._next(entry))
+            for record in list(coordinator.records.values()):
+                if record.service.deadline is not None and record.service.deadline <= now:
+                    coordinator.tell(record, Elapsed())
+                for instance in self._standbys(record):
+                    if self._silent_at(instance) <= now:
+                        coordinator.tell(record, Silent(instance.process))
+                coordinator.leave_if_empty(record)
+                due = min(due, self._next(record))
             self._due = due
             with trio.move_on_at(due):
                 await coordinator.woken.wait()
 
-    def _next(self, entry: ServiceRecord) -> float:
+    def _next(self, record: ServiceRecord) -> float:
         """Return the trio time of the next check."""
-        deadline = math.inf if entry.service.deadline is None else entry.service.deadline
-        emptied = math.inf if entry.is_removed else self.coordinator.may_leave_at(entry)
-        return min([deadline, emptied, *map(self._silent_at, self._standbys(entry))])
+        deadline = math.inf if record.service.deadline is None else record.service.deadline
+        emptied = math.inf if record.is_removed else self.coordinator.may_leave_at(record)
+        return min([deadline, emptied, *map(self._silent_at, self._standbys(record))])
 
-    def _silent_at(self, seat: MemberProcess) -> float:
-        return seat.heard_at + self.coordinator.settings.follow_grace
+    def _silent_at(self, instance: Instance) -> float:
+        return instance.heard_at + self.coordinator.settings.follow_grace
 
-    def _standbys(self, entry: ServiceRecord) -> list[MemberProcess]:
+    def _standbys(self, record: ServiceRecord) -> list[Instance]:
         """Return the ready standbys that are not asking at the moment."""
-        ready = [each.process for each in entry.service.members if each.standing is MemberState.READY]
-        seats = (entry.seats.get(process) for process in ready if process != entry.service.writer)
-        return [seat for seat in seats if seat is not None and not seat.asking]
+        ready = [each.process for each in record.service.members if each.standing is MemberState.READY]
+        instances = (record.instances.get(process) for process in ready if process != record.service.writer)
+        return [instance for instance in instances if instance is not None and not instance.asking]

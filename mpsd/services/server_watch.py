@@ -32,21 +32,25 @@ class Servers:
                 self.look()
                 await self._pool.changed()
 
+    def _domains(self) -> set[str]:
+        """Return the domains of all members."""
+        return {each.domain for record in self._coordinator.records.values() for each in record.instances.values()}
+
     def look(self) -> None:
-        ours = {process.pid for entry in self._coordinator.entries.values() for process in entry.seats}
+        ours = {process.pid for record in self._coordinator.records.values() for process in record.instances}
         for name, domain in self._pool.domains.items():
             for pid, server in domain.servers.items():
                 if clients := ours.intersection(server.client_pids):
                     self._watch(pid, name, frozenset(clients))
-        for domain_name in {seat.domain for entry in self._coordinator.entries.values() for seat in entry.seats.values()}:
+        for domain_name in self._domains():
             if domain_name and self._coordinator.around.fault_since(domain_name) is not None:
                 self._coordinator.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
-        for entry in list(self._coordinator.entries.values()):
-            for process, seat in list(entry.seats.items()):
-                if not seat.domain and (found := self._coordinator.around.domain_of(process)):
-                    seat.domain = found
-                    self._coordinator.tell(entry, Placed(process, found))
-        for domain_name in {seat.domain for entry in self._coordinator.entries.values() for seat in entry.seats.values()}:
+        for record in list(self._coordinator.records.values()):
+            for process, instance in list(record.instances.items()):
+                if not instance.domain and (found := self._coordinator.around.domain_of(process)):
+                    instance.domain = found
+                    self._coordinator.tell(record, Placed(process, found))
+        for domain_name in self._domains():
             if self._coordinator.around.is_contained(domain_name):
                 self._coordinator.close(domain_name)
 
@@ -68,8 +72,8 @@ class Servers:
         self._lost(domain, clients, seen_ns)
 
     def _lost(self, domain: str, clients: frozenset[int], seen_ns: int | None = None) -> None:
-        for entry in list(self._coordinator.entries.values()):
-            for process, seat in list(entry.seats.items()):
-                if seat.domain == domain and process.pid in clients and not seat.is_orphan and not seat.is_gone:
-                    seat.is_orphan = True
+        for record in list(self._coordinator.records.values()):
+            for process, instance in list(record.instances.items()):
+                if instance.domain == domain and process.pid in clients and not instance.is_orphan and not instance.is_gone:
+                    instance.is_orphan = True
                     self._coordinator.fault(domain, seen_ns or time.monotonic_ns(), process)

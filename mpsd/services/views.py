@@ -14,12 +14,12 @@ def is_emptied(arena: Arena) -> bool:
     return arena.commit > 0 and not (arena.allocations or arena.layout_hash or arena.state_serial)
 
 
-def protection(entry: ServiceRecord) -> str:
+def protection(record: ServiceRecord) -> str:
     """Return why a fault would cost the service more than a moment; empty if it would not.
 
     Either its contents are not in the vault, or the writer and all its ready standbys are in one domain.
     """
-    service = entry.service
+    service = record.service
     writer = service.member(service.writer)
     if writer is None or service.phase not in (Phase.PROMOTING, Phase.SERVING, Phase.YIELDING):
         return ""
@@ -38,14 +38,14 @@ def loss(from_pid: int | None) -> str:
     return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
 
 
-def is_protected(entry: ServiceRecord) -> bool:
+def is_protected(record: ServiceRecord) -> bool:
     """Return whether a standby would take over if a fault ended the writer, or the writer is being fenced."""
-    service = entry.service
-    return service.writer is not None and successor(service) is not None and not protection(entry)
+    service = record.service
+    return service.writer is not None and successor(service) is not None and not protection(record)
 
 
-def view(entry: ServiceRecord) -> ServiceView:
-    arena, service = entry.arena, entry.service
+def view(record: ServiceRecord) -> ServiceView:
+    arena, service = record.arena, record.service
     return ServiceView(
         arena.id,
         arena.name,
@@ -54,14 +54,14 @@ def view(entry: ServiceRecord) -> ServiceView:
         service.phase,
         arena.generation,
         service.writer or service.holder,
-        entry.revision,
-        entry.settings,
-        _members(entry),
-        entry.promotions,
-        entry.last,
-        _unserved(service) or entry.protection or _alone(service),
-        entry.losses,
-        entry.lost,
+        record.revision,
+        record.settings,
+        _members(record),
+        record.promotions,
+        record.last,
+        _unserved(service) or record.protection or _alone(service),
+        record.losses,
+        record.lost,
     )
 
 
@@ -84,8 +84,8 @@ def _alone(service: Service) -> str:
     return "no standby is ready" if standbys else "it has no standby"
 
 
-def _members(entry: ServiceRecord) -> tuple[MemberView, ...]:
-    members = entry.service.members
+def _members(record: ServiceRecord) -> tuple[MemberView, ...]:
+    members = record.service.members
     crowd = Counter(each.domain for each in members if each.domain)
     return tuple(
         MemberView(
@@ -93,9 +93,9 @@ def _members(entry: ServiceRecord) -> tuple[MemberView, ...]:
             each.domain,
             each.rank,
             each.standing,
-            each.process == entry.service.writer,
+            each.process == record.service.writer,
             crowd[each.domain] <= 1,
-            entry.seats[each.process].since_at if each.process in entry.seats else 0.0,
+            record.instances[each.process].since_at if each.process in record.instances else 0.0,
         )
         for each in members
     )

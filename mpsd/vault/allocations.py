@@ -31,12 +31,12 @@ class Allocations:
     """
 
     def __init__(
-        self, shelf: Catalog, store: VaultStore, keeper: VaultKeepers, janitor: Reclaimer, check_memory: CheckMemory
+        self, catalog: Catalog, store: VaultStore, keeper: VaultKeepers, reclaimer: Reclaimer, check_memory: CheckMemory
     ) -> None:
-        self._shelf = shelf
+        self._catalog = catalog
         self._store = store
         self._keeper = keeper
-        self._janitor = janitor
+        self._reclaimer = reclaimer
         self._check_memory = check_memory
 
     async def put(
@@ -51,32 +51,32 @@ class Allocations:
             replaced = await self._put(entry, generation, process, allocations, fds)
             arena = entry.arena
         if replaced:
-            await self._janitor.settled()
+            await self._reclaimer.settled()
         return arena
 
     async def _put(
         self, entry: LiveArena, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> bool:
         """Return whether allocations were replaced.  They are counted before the keeper takes them: other requests may run."""
-        shelf, arena = self._shelf, entry.arena
+        catalog, arena = self._catalog, entry.arena
         since = entry.row.commits + 1
-        numbered = [Allocation(each.offset, each.bytes, shelf.next_serial(), since=since) for each in allocations]
+        numbered = [Allocation(each.offset, each.bytes, catalog.next_serial(), since=since) for each in allocations]
         change = entry.contents.plan_put(numbered, arena.window_bytes)
         more = len(change.added) - len(change.replaced)
-        shelf.account.check_growth(arena, change.growth_bytes, more, shelf.bounds(arena))
+        catalog.account.check_growth(arena, change.growth_bytes, more, catalog.bounds(arena))
         names = [memory_name(each.serial) for each in numbered]
-        shelf.account.move(arena, change.growth_bytes, more)
+        catalog.account.move(arena, change.growth_bytes, more)
         try:
             items = zip(numbered, names, fds, strict=True)
             await self._keeper.put([Item(name, descriptor, each.bytes) for each, name, descriptor in items], entry.newest_name)
             entry.check_writer(generation, process)  # the present memory may have been lost in the meantime
             self._store.put(entry.row, change.added, change.replaced)
         except BaseException:
-            shelf.account.move(arena, -change.growth_bytes, -more)
-            self._janitor.drop(names)
+            catalog.account.move(arena, -change.growth_bytes, -more)
+            self._reclaimer.drop(names)
             raise
         entry.contents.put(change)
-        self._janitor.drop([memory_name(each.serial) for each in change.replaced])
+        self._reclaimer.drop([memory_name(each.serial) for each in change.replaced])
         entry.become(entry.row)
         return bool(change.replaced)
 
@@ -89,10 +89,10 @@ class Allocations:
                 self._store.drop(entry.row, change.gone, change.marked)
             before = contents.used_bytes, contents.count
             contents.drop(change)
-            self._shelf.count(entry, *before)
-            self._janitor.drop([memory_name(each.serial) for each in change.gone])
+            self._catalog.count(entry, *before)
+            self._reclaimer.drop([memory_name(each.serial) for each in change.gone])
             arena = entry.become(entry.row)
-        await self._janitor.settled()
+        await self._reclaimer.settled()
         return arena
 
     async def commit(
@@ -105,8 +105,8 @@ class Allocations:
             async with self._held_state(entry, generation, process, state, size) as kept:
                 row = entry.row if layout is None else await self._with_layout(entry, generation, process, layout)
                 arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state))
-        self._shelf.tell("committed", arena, generation=generation, allocations=arena.allocations)
-        await self._janitor.settled()
+        self._catalog.tell("committed", arena, generation=generation, allocations=arena.allocations)
+        await self._reclaimer.settled()
         return arena
 
     async def _with_layout(self, entry: LiveArena, generation: int, process: ProcessId, layout: int) -> Row:
@@ -117,15 +117,15 @@ class Allocations:
             arena = entry.arena
             if read.hash == arena.layout_hash:
                 return entry.row
-            self._shelf.account.check_layout(arena, read.bytes, self._shelf.bounds(arena))
-            serial = self._shelf.next_serial()
+            self._catalog.account.check_layout(arena, read.bytes, self._catalog.bounds(arena))
+            serial = self._catalog.next_serial()
             await self._keeper.put([Item(layout_name(serial), read.descriptor, read.bytes)], entry.newest_name)
         finally:
             os.close(read.descriptor)
         try:
             entry.check_writer(generation, process)
         except BaseException:
-            self._janitor.drop([layout_name(serial)])
+            self._reclaimer.drop([layout_name(serial)])
             raise
         return replace(entry.with_facts(layout_hash=read.hash, layout_bytes=read.bytes), layout_serial=serial)
 
@@ -140,13 +140,13 @@ class Allocations:
             self._store.commit(row, None if row.state == state else row.state)
         except BaseException:
             if row.layout_serial is not None and row.layout_serial != old:
-                self._janitor.drop([layout_name(row.layout_serial)])
+                self._reclaimer.drop([layout_name(row.layout_serial)])
             raise
         before = contents.used_bytes, contents.count
         contents.commit()
-        self._shelf.count(entry, *before)
-        self._janitor.drop(gone)
-        return self._shelf.change(entry, row)
+        self._catalog.count(entry, *before)
+        self._reclaimer.drop(gone)
+        return self._catalog.change(entry, row)
 
     async def take(
         self, entry: LiveArena, process: ProcessId, after: int | None, limit: int, known: int, with_layout: bool
@@ -181,9 +181,9 @@ class Allocations:
                 assert kept is not None
                 self._store.keep_state(entry.arena.id, kept)
             if (before := entry.row.state) is not None:
-                self._janitor.drop([state_name(before.serial)])
+                self._reclaimer.drop([state_name(before.serial)])
             arena = entry.become(replace(entry.row, state=kept))
-        self._shelf.arena_changed.emit("state", arena)
+        self._catalog.arena_changed.emit("state", arena)
         return arena
 
     @asynccontextmanager
@@ -194,18 +194,18 @@ class Allocations:
         if state is None:
             yield None
             return
-        shelf, arena = self._shelf, entry.arena
+        catalog, arena = self._catalog, entry.arena
         more = int(entry.row.state is None)
-        shelf.account.check_growth(arena, 0, more, shelf.bounds(arena))
-        kept = KeptState(shelf.next_serial(), generation, size)
-        shelf.account.move(arena, 0, more)
+        catalog.account.check_growth(arena, 0, more, catalog.bounds(arena))
+        kept = KeptState(catalog.next_serial(), generation, size)
+        catalog.account.move(arena, 0, more)
         try:
             await self._keeper.put([Item(state_name(kept.serial), state, size)], entry.newest_name)
             entry.check_writer(generation, process)
             yield kept
         except BaseException:
-            shelf.account.move(arena, 0, -more)
-            self._janitor.drop([state_name(kept.serial)])
+            catalog.account.move(arena, 0, -more)
+            self._reclaimer.drop([state_name(kept.serial)])
             raise
 
     async def state(self, entry: LiveArena) -> tuple[KeptState, int] | None:
@@ -225,6 +225,6 @@ class Allocations:
         """Return the contents to the last commit; the store has done so already."""
         contents = entry.contents
         before = contents.used_bytes, contents.count
-        self._janitor.drop([memory_name(each.serial) for each in contents.fresh])
+        self._reclaimer.drop([memory_name(each.serial) for each in contents.fresh])
         contents.roll_back()
-        self._shelf.count(entry, *before)
+        self._catalog.count(entry, *before)

@@ -44,35 +44,35 @@ class Arenas:
 
     def __init__(
         self,
-        shelf: Catalog,
+        catalog: Catalog,
         store: VaultStore,
-        filling: Allocations,
-        terms: Writers,
+        allocations: Allocations,
+        writers: Writers,
         holders: ArenaHolders,
-        janitor: Reclaimer,
+        reclaimer: Reclaimer,
         lease_of: LeaseOf,
     ) -> None:
-        self._shelf = shelf
+        self._catalog = catalog
         self._store = store
-        self._filling = filling
-        self._terms = terms
+        self._allocations = allocations
+        self._writers = writers
         self._holders = holders
-        self._janitor = janitor
+        self._reclaimer = reclaimer
         self._lease_of = lease_of
         self.ready = trio.Event()  # the keeper was compared, or does not answer
         self.is_over = False  # mpsd quits, and keeps no arenas
-        self.changed = shelf.arena_changed
+        self.changed = catalog.arena_changed
 
     # -- views -----------------------------------------------------------------------------------------------------------
 
     def arenas(self) -> Sequence[Arena]:
-        return [entry.arena for entry in self._shelf.by_id.values()]
+        return [entry.arena for entry in self._catalog.by_id.values()]
 
     def find(self, name: str) -> Arena:
-        return self._shelf.find(name).arena
+        return self._catalog.find(name).arena
 
     def find_id(self, arena_id: int) -> Arena:
-        return self._shelf.find_id(arena_id).arena
+        return self._catalog.find_id(arena_id).arena
 
     # -- create, change, remove ------------------------------------------------------------------------------------------
 
@@ -90,35 +90,35 @@ class Arenas:
         Raises NoRoom, NoSuchDevice, BadRequest (the name is taken).
         """
         await self._begin()
-        shelf = self._shelf
-        device = find_device(shelf.around.devices(), spec.gpu)
+        catalog = self._catalog
+        device = find_device(catalog.around.devices(), spec.gpu)
         gpu = device.uuid
         capacity, window = check_spec(spec)
         check_fits(spec.name, capacity, device)
-        if (other := shelf.by_name.get(spec.name)) is not None:
+        if (other := catalog.by_name.get(spec.name)) is not None:
             owner = other.arena.owner_uid
             whose = "" if owner == uid else f": it belongs to user {owner}, and an operator can remove it"
             raise BadRequest(f"an arena has the name {spec.name} already{whose}")
-        now = shelf.around.clock()
+        now = catalog.around.clock()
         lease_id = None if process is None else self._lease_of(process)
-        is_of_owner = uids is not None and uid not in shelf.settings.operators and are_of_one_user(uids)
+        is_of_owner = uids is not None and uid not in catalog.settings.operators and are_of_one_user(uids)
         arena = Arena(
             0, spec.name, uid, gid, spec.mode, gpu, 0, window, capacity, now,
             lease_id=lease_id, ttl_seconds=spec.ttl_seconds, unheld_since=now, pid_namespace=pid_namespace,
             is_of_owner=is_of_owner,
         )  # fmt: skip
-        bounds = shelf.bounds(arena)
-        shelf.account.check_number(arena, bounds)
-        shelf.account.check_arena(arena, bounds)
-        arena = replace(arena, base=shelf.place(window))
-        arena = shelf.add(LiveArena(Row(replace(arena, id=self._store.add(arena))), Contents()))
-        shelf.tell("created", arena, capacity_bytes=capacity)
+        bounds = catalog.bounds(arena)
+        catalog.account.check_number(arena, bounds)
+        catalog.account.check_arena(arena, bounds)
+        arena = replace(arena, base=catalog.place(window))
+        arena = catalog.add(LiveArena(Row(replace(arena, id=self._store.add(arena))), Contents()))
+        catalog.tell("created", arena, capacity_bytes=capacity)
         return arena
 
     async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
         """Change the values that are not None.  Raises NoRoom."""
         await self._begin()
-        entry = self._shelf.find_id(arena_id)
+        entry = self._catalog.find_id(arena_id)
         arena = entry.arena
         if mode is not None:
             arena = replace(arena, mode=mode)
@@ -128,40 +128,40 @@ class Arenas:
             arena = self._resized(entry, arena, capacity_bytes)
         row = replace(entry.row, arena=arena)
         self._store.change(row)
-        return self._shelf.change(entry, row)
+        return self._catalog.change(entry, row)
 
     def _resized(self, entry: LiveArena, arena: Arena, capacity_bytes: int) -> Arena:
         """Resize the arena.  Its window grows if the next addresses are free; it never moves.  Raise NoRoom or BadRequest."""
         capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
-        check_fits(arena.name, capacity, next((d for d in self._shelf.around.devices() if d.uuid == arena.gpu), None))
+        check_fits(arena.name, capacity, next((d for d in self._catalog.around.devices() if d.uuid == arena.gpu), None))
         if capacity < arena.used_bytes:
             raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
-        self._shelf.account.check_arena(wanted, self._shelf.bounds(arena))
-        if not windows.may_end_at(self._shelf.windows(arena), arena.base, arena.base + window):
+        self._catalog.account.check_arena(wanted, self._catalog.bounds(arena))
+        if not windows.may_end_at(self._catalog.windows(arena), arena.base, arena.base + window):
             raise NoRoom(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
         return wanted
 
     async def remove(self, arena_id: int) -> Arena:
         await self._begin()
-        arena = self._take_away(self._shelf.find_id(arena_id), "removed")
-        await self._janitor.settled()
+        arena = self._take_away(self._catalog.find_id(arena_id), "removed")
+        await self._reclaimer.settled()
         return arena
 
     async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> list[Arena]:
         """Evict arenas that no process holds, as the policy allows for this caller, and return them."""
         await self._begin()
-        shelf = self._shelf
-        uuid = find_device(shelf.around.devices(), gpu).uuid
-        settings = replace(shelf.settings, evicts_all=is_operator or shelf.settings.evicts_all)
-        chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, shelf.around.clock(), settings)
-        gone = [self._take_away(shelf.by_id[arena.id], "evicted") for arena in chosen if not shelf.by_id[arena.id].queue]
-        await self._janitor.settled()
+        catalog = self._catalog
+        uuid = find_device(catalog.around.devices(), gpu).uuid
+        settings = replace(catalog.settings, evicts_all=is_operator or catalog.settings.evicts_all)
+        chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, catalog.around.clock(), settings)
+        gone = [self._take_away(catalog.by_id[arena.id], "evicted") for arena in chosen if not catalog.by_id[arena.id].queue]
+        await self._reclaimer.settled()
         return gone
 
     def expire(self, arena_id: int) -> None:
         """Remove an arena that has expired and is not held."""
-        self._take_away(self._shelf.find_id(arena_id), "expired")
+        self._take_away(self._catalog.find_id(arena_id), "expired")
 
     def _take_away(self, entry: LiveArena, what: str) -> Arena:
         """Remove the arena.  Raise ArenaBusy."""
@@ -171,10 +171,10 @@ class Arenas:
             raise ArenaBusy(f"arena {arena.name} is open in pid {', '.join(map(str, pids))}")
         names = entry.names()
         self._store.remove(arena.id)
-        self._shelf.remove(entry)
-        self._janitor.drop(names)
-        self._janitor.forget([arena.id])
-        self._shelf.tell(what, arena, freed_bytes=arena.used_bytes)
+        self._catalog.remove(entry)
+        self._reclaimer.drop(names)
+        self._reclaimer.forget([arena.id])
+        self._catalog.tell(what, arena, freed_bytes=arena.used_bytes)
         return arena
 
     # -- holders ---------------------------------------------------------------------------------------------------------
@@ -185,15 +185,15 @@ class Arenas:
         Raises ArenaBusy, ArenaSealed.
         """
         await self._begin()
-        entry = self._shelf.find_id(arena_id)
+        entry = self._catalog.find_id(arena_id)
         before = int(entry.is_held_by(process))
-        arena = await self._terms.open(entry, access, process, wait_seconds)
+        arena = await self._writers.open(entry, access, process, wait_seconds)
         entry.openings[process] = entry.openings.get(process, before) + 1
         return arena
 
     def openings(self, arena_id: int, process: ProcessId) -> int:
         """Return how often the process has opened the arena while holding it, as far as this mpsd knows."""
-        return self._shelf.find_id(arena_id).openings.get(process, 0)
+        return self._catalog.find_id(arena_id).openings.get(process, 0)
 
     async def close(self, arena_id: int, process: ProcessId, openings: int | None = None) -> Arena:
         """Release the arena.  Memory that its writer did not commit is dropped.
@@ -201,26 +201,22 @@ class Arenas:
         openings: do nothing unless the process has opened the arena that many times.
         """
         await self._begin()
-        arena = await self._terms.close(self._shelf.find_id(arena_id), process, openings)
-        await self._janitor.settled()
+        arena = await self._writers.close(self._catalog.find_id(arena_id), process, openings)
+        await self._reclaimer.settled()
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
         """Release the arenas of a process that has ended, `seconds` ago, and whose work on the GPU has ended too."""
-        await self._terms.ended(process, seconds)
+        await self._writers.ended(process, seconds)
 
     async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         """Make the arena unchangeable; its writer becomes a reader."""
         await self._begin()
-        arena = await self._terms.seal(self._shelf.find_id(arena_id), generation, process)
-        await self._janitor.settled()
+        arena = await self._writers.seal(self._catalog.find_id(arena_id), generation, process)
+        await self._reclaimer.settled()
         return arena
 
     # -- for services: not methods of the socket ---------------------------------------------------------------------------
-
-    def reserve(self, is_served: Callable[[int], bool]) -> None:
-        """Set the test whether an arena, by id, has a service with members: then no process becomes its writer by `open`."""
-        self._terms.is_served = is_served
 
     def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena:
         """Make a reader, or the writer, the writer of the next generation, at the last commit.
@@ -232,15 +228,15 @@ class Arenas:
         not hold the arena, or is expelled itself) or BadRequest (it has ended).
         """
         self._check_begun()
-        return self._terms.promote(self._shelf.find_id(arena_id), process, fenced)
+        return self._writers.promote(self._catalog.find_id(arena_id), process, fenced)
 
     def tell_promoted(self, arena: Arena) -> None:
-        self._terms.tell_promoted(arena)
+        self._writers.tell_promoted(arena)
 
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         """Make the writer a reader, and roll back what it did not commit.  Raise StaleGeneration or NoSuchArena."""
         self._check_begun()
-        return self._terms.step_down(self._shelf.find_id(arena_id), generation, process)
+        return self._writers.step_down(self._catalog.find_id(arena_id), generation, process)
 
     def hurry(self, process: ProcessId) -> None:
         """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
@@ -254,12 +250,12 @@ class Arenas:
         """Add memory; an uncommitted allocation of the same offset and size is replaced.  Raises NoRoom, BadRequest."""
         async with _owned(fds):
             await self._begin()
-            return await self._filling.put(self._shelf.find_id(arena_id), generation, process, allocations, fds)
+            return await self._allocations.put(self._catalog.find_id(arena_id), generation, process, allocations, fds)
 
     async def drop(self, arena_id: int, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
         """Drop allocations: uncommitted ones at once, the others with the next commit."""
         await self._begin()
-        return await self._filling.drop(self._shelf.find_id(arena_id), generation, process, offsets)
+        return await self._allocations.drop(self._catalog.find_id(arena_id), generation, process, offsets)
 
     async def commit(
         self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
@@ -270,7 +266,7 @@ class Arenas:
         """
         async with _owned(_given(layout), close_soon), _owned(_given(state)):  # nothing bounds the memory of a layout's file
             await self._begin()
-            return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout, state)
+            return await self._allocations.commit(self._catalog.find_id(arena_id), generation, process, layout, state)
 
     async def take(
         self,
@@ -287,30 +283,30 @@ class Arenas:
         Raises NotAllowed unless the process holds the arena, as `layout` and `state` do.
         """
         await self._begin()
-        return await self._filling.take(self._shelf.find_id(arena_id), process, after, limit, known, with_layout)
+        return await self._allocations.take(self._catalog.find_id(arena_id), process, after, limit, known, with_layout)
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
         """Return a sealed memory file; -1 before the first layout."""
         await self._begin()
-        return await self._filling.layout(self._shelf.find_id(arena_id), process)
+        return await self._allocations.layout(self._catalog.find_id(arena_id), process)
 
     async def keep_state(self, arena_id: int, generation: int, process: ProcessId, state: int) -> Arena:
         """Replace the forward state by this one (a descriptor), of this generation.  Raises BadRequest, NoRoom."""
         async with _owned((state,)):
             await self._begin()
-            return await self._filling.keep_state(self._shelf.find_id(arena_id), generation, process, state)
+            return await self._allocations.keep_state(self._catalog.find_id(arena_id), generation, process, state)
 
     async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
         """Return the forward state with a descriptor; None if none is kept."""
         await self._begin()
-        entry = self._shelf.find_id(arena_id)
+        entry = self._catalog.find_id(arena_id)
         entry.check_holder(process)
-        return await self._filling.state(entry)
+        return await self._allocations.state(entry)
 
     async def state_descriptor(self, arena_id: int) -> int:
         """Return a descriptor of the state, owned by the daemon; -1 without a state.  Raise NoSuchArena or KeeperFailed."""
         await self._begin()
-        found = await self._filling.state(self._shelf.find_id(arena_id))
+        found = await self._allocations.state(self._catalog.find_id(arena_id))
         return -1 if found is None else found[1]
 
     async def _begin(self) -> None:

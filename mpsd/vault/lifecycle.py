@@ -34,35 +34,35 @@ class Vault(Struct):
     """The parts of the vault, joined."""
 
     arenas: Arenas
-    shelf: Catalog
+    catalog: Catalog
     store: VaultStore
     keeper: VaultKeepers
     holders: ArenaHolders
-    janitor: Reclaimer
+    reclaimer: Reclaimer
     before: ProcessId | None  # the mpsd that had this vault before
 
     def view(self) -> KeeperView:
         return KeeperView(self.keeper.state, tuple(self.keeper.pids), self.keeper.held)
 
     def configure(self, settings: VaultSettings) -> None:
-        self.shelf.settings = settings
+        self.catalog.settings = settings
 
     async def run(self) -> None:
         """Run until cancelled."""
-        self.janitor.forget(self.store.removed())
-        for entry in self.shelf.by_id.values():
+        self.reclaimer.forget(self.store.removed())
+        for entry in self.catalog.by_id.values():
             for process in filter(None, (entry.arena.writer, *entry.arena.readers)):
                 self.holders.restore(process)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.watch)
-            nursery.start_soon(self.janitor.run)
+            nursery.start_soon(self.reclaimer.run)
             nursery.start_soon(self.holders.run, self.before, self._gone)
             nursery.start_soon(self._expire)
             await self._reach()
 
     async def end(self) -> None:
         """End the vault: mpsd quits, and the domains have ended."""
-        if self.shelf.settings.is_kept:
+        if self.catalog.settings.is_kept:
             return
         self.arenas.is_over = True
         try:
@@ -90,19 +90,19 @@ class Vault(Struct):
     async def _expire(self) -> None:
         await self.arenas.ready.wait()
         while True:
-            now, ends = self.shelf.around.clock(), self.shelf.ends
+            now, ends = self.catalog.around.clock(), self.catalog.ends
             for arena_id in [arena_id for arena_id, end in ends.items() if end <= now]:
                 self._expire_one(arena_id, now)
             left = max(0.0, min(ends.values(), default=math.inf) - now)
             with trio.move_on_after(min(left, _LOOK_SECONDS if ends else math.inf)):
-                await self.shelf.schedule_changed.wait()
+                await self.catalog.schedule_changed.wait()
 
     def _expire_one(self, arena_id: int, now: float) -> None:
-        self.shelf.schedule(self.shelf.by_id[arena_id].arena)  # a process may have it open
-        if self.shelf.ends.get(arena_id, math.inf) > now:
+        self.catalog.schedule(self.catalog.by_id[arena_id].arena)  # a process may have it open
+        if self.catalog.ends.get(arena_id, math.inf) > now:
             return
         try:
             self.arenas.expire(arena_id)
         except UnusablePath as exc:
             log.error("store.failed", statement="an arena whose time is over", why=str(exc))
-            self.shelf.ends[arena_id] = now + _AGAIN_SECONDS
+            self.catalog.ends[arena_id] = now + _AGAIN_SECONDS

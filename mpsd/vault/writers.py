@@ -28,12 +28,19 @@ class Writers:
     is_served: whether an arena has a service with members; then no process becomes its writer by request.
     """
 
-    def __init__(self, shelf: Catalog, store: VaultStore, filling: Allocations, holders: ArenaHolders) -> None:
-        self._shelf = shelf
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: VaultStore,
+        allocations: Allocations,
+        holders: ArenaHolders,
+        is_served: Callable[[int], bool],
+    ) -> None:
+        self._catalog = catalog
         self._store = store
-        self._filling = filling
+        self._allocations = allocations
         self._holders = holders
-        self.is_served: Callable[[int], bool] = lambda arena_id: False
+        self._is_served = is_served
 
     # -- opening and promotion -------------------------------------------------------------------------------------------
 
@@ -59,13 +66,13 @@ class Writers:
                         return arena
                     if arena.is_sealed:
                         raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
-                    if self.is_served(arena.id):
+                    if self._is_served(arena.id):
                         raise ArenaBusy(f"service {arena.name} has it: its members are promoted by mpsd")
                     if arena.writer is None and entry.queue[0] is ticket:
                         readers = without(arena.readers, process)
                         facts = {"generation": arena.generation + 1, "readers": readers, "unheld_since": None}
                         return self._admit(entry, Access.WRITE, process, writer=process, **facts)
-                    if arena.writer is not None and self._shelf.settings.is_prompt:
+                    if arena.writer is not None and self._catalog.settings.is_prompt:
                         self._holders.release(arena.writer)
                     await entry.changed.wait()
         finally:
@@ -84,7 +91,7 @@ class Writers:
         self._holders.add(process)
         row = entry.with_facts(**facts)
         self._store.hold(row, process, access)
-        self._shelf.note_open(process, row.arena)
+        self._catalog.note_open(process, row.arena)
         return self._tell_opened(entry.become(row), access, process)
 
     def promote(self, entry: LiveArena, process: ProcessId, fenced: ProcessId | None) -> Arena:
@@ -106,7 +113,7 @@ class Writers:
         readers = tuple(each for each in arena.readers if each not in (process, fenced))
         row = entry.with_facts(generation=arena.generation + 1, writer=process, readers=readers, unheld_since=None)
         self._store.promote(row, process, fenced)
-        self._filling.roll_back(entry)
+        self._allocations.roll_back(entry)
         if fenced is not None:
             self._holders.expel(fenced)
             entry.openings.pop(fenced, None)
@@ -118,7 +125,7 @@ class Writers:
         self._tell_opened(arena, Access.WRITE, arena.writer)
 
     def _tell_opened(self, arena: Arena, access: Access, process: ProcessId) -> Arena:
-        self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
+        self._catalog.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
         return arena
 
     # -- closing and end -------------------------------------------------------------------------------------------------
@@ -138,14 +145,14 @@ class Writers:
                 return arena  # a repeated request
             entry.check_writer(generation, process)
             arena = self._demote(entry, process, is_sealed=True)
-        self._shelf.tell("sealed", arena, generation=generation)
+        self._catalog.tell("sealed", arena, generation=generation)
         return arena
 
     def _demote(self, entry: LiveArena, process: ProcessId, **facts: object) -> Arena:
         """Make the writer a reader, and roll back what it did not commit."""
         row = entry.with_facts(writer=None, readers=(*entry.arena.readers, process), **facts)
         self._store.demote(row, process)
-        self._filling.roll_back(entry)
+        self._allocations.roll_back(entry)
         return entry.become(row)
 
     async def close(self, entry: LiveArena, process: ProcessId, openings: int | None) -> Arena:
@@ -155,7 +162,7 @@ class Writers:
             if openings not in (None, entry.openings.get(process, 0)):
                 return entry.arena
             arena = self._let_go(entry, process)
-        self._shelf.tell("closed", arena, pid=process.pid)
+        self._catalog.tell("closed", arena, pid=process.pid)
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
@@ -172,11 +179,11 @@ class Writers:
                 failed.append(exc)
 
         async with trio.open_nursery() as nursery:
-            for entry in self._shelf.opened_by(process):
+            for entry in self._catalog.opened_by(process):
                 nursery.start_soon(let_go, entry)
         if failed:
             raise failed[0]
-        self._shelf.note_gone(process)
+        self._catalog.note_gone(process)
 
     async def _ended_in(self, entry: LiveArena, process: ProcessId, seconds: float) -> None:
         async with entry.lock:
@@ -184,7 +191,7 @@ class Writers:
             if not was_writer and process not in entry.arena.readers:
                 return  # it had closed it in the meantime
             arena = self._let_go(entry, process)
-        self._shelf.tell("fenced", arena, pid=process.pid, was_writer=was_writer, seconds=round(seconds, 3))
+        self._catalog.tell("fenced", arena, pid=process.pid, was_writer=was_writer, seconds=round(seconds, 3))
 
     def _let_go(self, entry: LiveArena, process: ProcessId) -> Arena:
         """Remove the holder; if it is the writer, roll back what it did not commit."""
@@ -192,14 +199,14 @@ class Writers:
         is_writer = arena.writer == process
         readers = without(arena.readers, process)
         is_held = bool(readers) or not (is_writer or arena.writer is None)
-        since = None if is_held else self._shelf.around.clock()
+        since = None if is_held else self._catalog.around.clock()
         row = entry.with_facts(writer=None if is_writer else arena.writer, readers=readers, unheld_since=since)
         self._store.let_go(row, process, takes_back=is_writer)
         if is_writer:
-            self._filling.roll_back(entry)
+            self._allocations.roll_back(entry)
         entry.openings.pop(process, None)
         arena = entry.become(row)
-        if not self._shelf.has_open(process):
+        if not self._catalog.has_open(process):
             self._holders.remove(process)
-        self._shelf.schedule(arena)
+        self._catalog.schedule(arena)
         return arena

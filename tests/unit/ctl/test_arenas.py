@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mpsd.model.process import ProcessId
 from tests.unit.api.fake_daemon import OWNER, STRANGER
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.ctl.desk import open_desk
+from tests.unit.ctl.console import open_console
 
 GIB = 1 << 30
 
@@ -24,9 +24,9 @@ GIB = 1 << 30
     ],
 )  # fmt: skip
 async def test_an_arena_is_what_was_asked_for(words: str, expected: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("arena", "create", "kv", "--capacity", "8G", *words.split(), peer=OWNER)
-        made = desk.daemon.fakes.arenas.made[3]
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("arena", "create", "kv", "--capacity", "8G", *words.split(), peer=OWNER)
+        made = console.daemon.fakes.arenas.made[3]
     assert (made.name, made.owner_uid, made.capacity_bytes) == ("kv", 1000, 8 * GIB)
     assert {name: getattr(made, name) for name in expected} == expected
     assert out.startswith("arena kv may hold 8G of GPU ")
@@ -43,41 +43,41 @@ async def test_an_arena_is_what_was_asked_for(words: str, expected: dict[str, An
     ],
 )
 async def test_what_is_not_named_stays(words: str, changed: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        arenas = desk.daemon.fakes.arenas
+    async with open_console(tmp_path, short_dir) as console:
+        arenas = console.daemon.fakes.arenas
         before = arenas.made[2] = replace(arenas.made[2], ttl_seconds=60.0)
-        await desk.answer("arena", "change", "cache", *words.split(), peer=OWNER)
+        await console.answer("arena", "change", "cache", *words.split(), peer=OWNER)
         assert arenas.made[2] == replace(before, **changed)
 
 
 async def test_what_is_removed_is_said(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("arena", "remove", "cache", peer=OWNER) == "arena cache is gone, and 2M with it\n"
-        assert "cache" not in await desk.answer("arenas")
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("arena", "remove", "cache", peer=OWNER) == "arena cache is gone, and 2M with it\n"
+        assert "cache" not in await console.answer("arenas")
 
 
 async def test_less_room_than_was_wanted_is_status_1(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("arena", "make-room", "1M") == "2M freed, of cache\n"
-        done = await desk.run("arena", "make-room", "1M")
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("arena", "make-room", "1M") == "2M freed, of cache\n"
+        done = await console.run("arena", "make-room", "1M")
         assert (done.status, done.out) == (1, "0 freed\n")
 
 
 async def test_a_user_sees_what_they_may(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("arenas", peer=STRANGER) == "no arenas\n"
-        assert "weights" in await desk.answer("arenas", peer=OWNER)
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("arenas", peer=STRANGER) == "no arenas\n"
+        assert "weights" in await console.answer("arenas", peer=OWNER)
 
 
 async def test_many_readers_are_counted(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        arenas = desk.daemon.fakes.arenas
+    async with open_console(tmp_path, short_dir) as console:
+        arenas = console.daemon.fakes.arenas
         arenas.made[1] = replace(arenas.made[1], readers=tuple(ProcessId(pid, 1) for pid in range(100, 150)))
-        out = await desk.answer("arena", "show", "weights", COLUMNS="")
+        out = await console.answer("arena", "show", "weights", COLUMNS="")
         assert "pid 119 and 30 more" in out
 
 
 async def test_status_tells_of_the_keeper(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        lines = (await desk.answer("status")).splitlines()
+    async with open_console(tmp_path, short_dir) as console:
+        lines = (await console.answer("status")).splitlines()
     assert [line.split(None, 1)[1] for line in lines if line.startswith("keeper")] == ["works, pid 4711, holds 2 descriptors"]

@@ -12,7 +12,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
 from tests.unit.api.fake_daemon import OPERATOR, OWNER
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.ctl.desk import open_desk
+from tests.unit.ctl.console import open_console
 
 GIB = 1 << 30
 PLAIN = LeaseSpec("job", Selector(SelectorKind.UID, "1000"), sm_percent=10.0)
@@ -35,9 +35,9 @@ FULL = "--gpu 0 --gpu 1 --processes 4 --ttl 2h --wait 5m --domain own --priority
     ],
 )  # fmt: skip
 async def test_a_lease_is_what_was_asked_for(words: str, changed: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("lease", "create", "job", "--user", "1000", "--sm", "10%", *words.split())
-        assert desk.daemon.fakes.leases.made[3].spec == replace(PLAIN, **changed)
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("lease", "create", "job", "--user", "1000", "--sm", "10%", *words.split())
+        assert console.daemon.fakes.leases.made[3].spec == replace(PLAIN, **changed)
     assert out.startswith(f"lease 3 is active: {'32' if '4' in words.split() else '12'} SMs (10%)")  # 8 for each of four
 
 
@@ -52,18 +52,18 @@ async def test_a_lease_is_what_was_asked_for(words: str, changed: dict[str, Any]
     ],
 )
 async def test_a_lease_is_for_whom_it_was_asked(words: str, selector: Selector, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        await desk.answer("lease", "create", "job", "--sm", "40", *words.split())
-        made = desk.daemon.fakes.leases.made[3]
+    async with open_console(tmp_path, short_dir) as console:
+        await console.answer("lease", "create", "job", "--sm", "40", *words.split())
+        made = console.daemon.fakes.leases.made[3]
     assert made.spec.selector == selector
     assert made.spec.sm_percent == pytest.approx(40 / 132 * 100, abs=0.001)
 
 
 async def test_a_new_token_is_told_to_whom_it_belongs(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         words = ("lease", "create", "job", "--new-token", "--sm", "1%")
-        first, second = await desk.answer(*words, peer=OWNER), await desk.answer(*words, peer=OWNER)
-        tokens = [desk.daemon.fakes.leases.made[number].spec.selector.value for number in (3, 4)]
+        first, second = await console.answer(*words, peer=OWNER), await console.answer(*words, peer=OWNER)
+        tokens = [console.daemon.fakes.leases.made[number].spec.selector.value for number in (3, 4)]
     assert f"MPSD_LEASE={tokens[0]} " in first
     assert f"MPSD_LEASE={tokens[1]} " in second
     assert tokens[0] != tokens[1]
@@ -71,33 +71,33 @@ async def test_a_new_token_is_told_to_whom_it_belongs(tmp_path: Path, short_dir:
 
 
 async def test_a_lease_that_waits_says_so(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("lease", "create", "job", "--user", "1000", "--wait", "1h")
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("lease", "create", "job", "--user", "1000", "--wait", "1h")
     assert out == "lease 3 is queued: 132 SMs (100%)\n"
 
 
 async def test_operators_make_leases_for_others(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        await desk.answer("lease", "create", "job", "--user", "1000", "--sm", "1%", "--owner", "1000", peer=OPERATOR)
-        assert desk.daemon.fakes.leases.made[3].owner_uid == 1000
+    async with open_console(tmp_path, short_dir) as console:
+        await console.answer("lease", "create", "job", "--user", "1000", "--sm", "1%", "--owner", "1000", peer=OPERATOR)
+        assert console.daemon.fakes.leases.made[3].owner_uid == 1000
 
 
 async def test_a_lease_is_renewed_and_given_back(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("lease", "renew", "1", "--ttl", "1h30m") == "lease 1 is active: 38 SMs (30%), for 1h29m\n"
-        assert await desk.answer("lease", "renew", "1") == "lease 1 is active: 38 SMs (30%), for 50s\n"
-        assert "its 1 clients keep what they have" in await desk.answer("lease", "release", "1")
-        assert 1 not in desk.daemon.fakes.leases.made
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("lease", "renew", "1", "--ttl", "1h30m") == "lease 1 is active: 38 SMs (30%), for 1h29m\n"
+        assert await console.answer("lease", "renew", "1") == "lease 1 is active: 38 SMs (30%), for 50s\n"
+        assert "its 1 clients keep what they have" in await console.answer("lease", "release", "1")
+        assert 1 not in console.daemon.fakes.leases.made
 
 
 async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
     """An omitted limit stays; `none` removes it; a limit for one GPU overrides the limit for each."""
-    async with open_desk(tmp_path, short_dir) as desk:
-        board = desk.daemon.fakes.board
-        await desk.answer("limits", "set", "--sm", "50%", "--memory", "4G", "--memory", "1=2G")
+    async with open_console(tmp_path, short_dir) as console:
+        board = console.daemon.fakes.board
+        await console.answer("limits", "set", "--sm", "50%", "--memory", "4G", "--memory", "1=2G")
         assert (board.present.thread_percent, board.present.client_priority) == (50.0, 0)
         assert dict(board.present.pinned_limits) == {UUIDS[0]: 4 * GIB, UUIDS[1]: 2 * GIB}
-        out = await desk.answer("limits", "set", "--memory", "0=none", "--priority", "1")
+        out = await console.answer("limits", "set", "--memory", "0=none", "--priority", "1")
         assert dict(board.present.pinned_limits) == {UUIDS[1]: 2 * GIB}
         assert board.present.thread_percent == 50.0
     assert out.splitlines() == ["SMs       50%", "memory    2G on GPU 1", "priority  below normal"]
@@ -115,15 +115,15 @@ async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
     ],
 )
 async def test_domains_are_changed(words: str, done: tuple[Any, ...], said: str, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer(*words.split()) == f"{said}\n"
-        assert desk.daemon.fakes.domains.done == [done]
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer(*words.split()) == f"{said}\n"
+        assert console.daemon.fakes.domains.done == [done]
 
 
 async def test_a_client_is_terminated(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("terminate", "586", peer=OWNER)
-        assert [586 in ended for ended in desk.daemon.fakes.board.ended] == [True]
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("terminate", "586", peer=OWNER)
+        assert [586 in ended for ended in console.daemon.fakes.board.ended] == [True]
     assert out == "client 586: its GPU work in domain d1 has ended; the process continues, and gets CUDA error 810\n"
 
 
@@ -137,9 +137,9 @@ async def test_a_client_is_terminated(tmp_path: Path, short_dir: Path) -> None:
     ],
 )
 async def test_a_client_is_stopped(words: str, target: Target, manner: Manner, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("stop", *words.split())
-        assert desk.daemon.fakes.stopper.asked == [(target, manner)]
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("stop", *words.split())
+        assert console.daemon.fakes.stopper.asked == [(target, manner)]
     assert ("586  d1" in out) == ("--pid" in words)
     assert ("no process found" in out) == ("--pid" not in words)
 
@@ -148,16 +148,16 @@ async def test_a_client_that_was_left_is_status_1(tmp_path: Path, short_dir: Pat
     async def leave(target: Target, manner: Manner, asker: Asker) -> Report:
         return Report([Stopped(ProcessId(586, 5860), "d1", (), "d1 does not answer")])
 
-    async with open_desk(tmp_path, short_dir) as desk:
-        monkeypatch.setattr(desk.daemon.fakes.stopper, "stop", leave)
-        done = await desk.run("stop", "--pid", "586")
+    async with open_console(tmp_path, short_dir) as console:
+        monkeypatch.setattr(console.daemon.fakes.stopper, "stop", leave)
+        done = await console.run("stop", "--pid", "586")
     assert (done.status, done.err) == (1, "")
     assert "d1 does not answer" in done.out
 
 
 async def test_of_an_mpsd_that_quits_status_says_until_when_clients_work(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        desk.daemon.fakes.ends_at = 1_700_000_020.0
-        out = await desk.answer("status")
+    async with open_console(tmp_path, short_dir) as console:
+        console.daemon.fakes.ends_at = 1_700_000_020.0
+        out = await console.answer("status")
     at = time.strftime("%H:%M:%S", time.localtime(1_700_000_020.0))
     assert f", ends what clients do at {at}" in out

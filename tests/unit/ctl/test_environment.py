@@ -10,7 +10,7 @@ from mpsctl.commands.environment import CORES, variables
 from mpsctl.program import main
 
 from mpsd.faults.sources.core_dumps import environment
-from tests.unit.ctl.desk import surroundings
+from tests.unit.ctl.console import surroundings
 
 
 @pytest.mark.parametrize(

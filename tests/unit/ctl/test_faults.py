@@ -17,7 +17,7 @@ from mpsd.model.fault import Confidence, FaultClass, Incident, Party
 from mpsd.wire.incidents import incident_report
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER
 from tests.unit.api.fake_incidents import ALICES, ALICES_SECOND, BOBS, PARTIES, of_the_gpu, proven, suspected
-from tests.unit.ctl.desk import USERS, furnish, open_desk
+from tests.unit.ctl.console import USERS, furnish, open_console
 
 BOB = Peer(700, 2000, False)
 WROTE = "wrote to 0x7f3a00001000 (no mapping) in kernel `oob_write` at PC 0x7f3b000002a0"
@@ -47,17 +47,17 @@ def told(of: Incident, reader: int | None = None) -> values.IncidentReport:
     ],
 )
 async def test_which_are_listed(words: str, peer: Peer, expected: list[int], tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        found = json.loads(await desk.answer(*words.split(), "--json", peer=peer))
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        found = json.loads(await console.answer(*words.split(), "--json", peer=peer))
     assert [each["number"] for each in found] == expected
 
 
 async def test_what_others_are_not_told_is_not_shown(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        row = (await desk.answer("faults", "--class", "mmu", peer=BOB)).splitlines()[1]
-        report = await desk.answer("fault", "1", peer=BOB, COLUMNS="100")
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        row = (await console.answer("faults", "--class", "mmu", peer=BOB)).splitlines()[1]
+        report = await console.answer("fault", "1", peer=BOB, COLUMNS="100")
     assert "another user's" in row
     assert report.startswith("Fault 1\nA client of another user made an access that no mapping allows; proven by uvm_events")
     assert "trainer[700] of user bob in container 3f2a9c0d1e2f" in report
@@ -204,9 +204,9 @@ async def test_a_report_of_nothing_but_a_number_is_shown(tmp_path: Path, short_d
     empty = replace(
         of_the_gpu(), fault_class=FaultClass.UNKNOWN, gpu="", evidence=(), deeds=(), xids=(), is_settled=False, number=9
     )
-    async with open_desk(tmp_path, short_dir) as desk:
-        desk.daemon.fakes.faults.keep(empty)
-        out = await desk.answer("fault", "9", peer=STRANGER)
+    async with open_console(tmp_path, short_dir) as console:
+        console.daemon.fakes.faults.keep(empty)
+        out = await console.answer("fault", "9", peer=STRANGER)
     assert out.startswith("Fault 9\nA client caused a fault of an unknown kind; mpsd accuses no client.\n")
     assert "When\n" not in out
     assert "more may come" in out
@@ -217,24 +217,24 @@ async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) ->
     party = replace(PARTIES[0], program=nasty, container=nasty, lease_id=None)
     seen = replace(proven().evidence[0], text=nasty, kernel=nasty)
     deeds = (replace(proven().deeds[0], text=nasty),)
-    async with open_desk(tmp_path, short_dir) as desk:
-        desk.daemon.fakes.faults.keep(
+    async with open_console(tmp_path, short_dir) as console:
+        console.daemon.fakes.faults.keep(
             replace(proven(), kernel=nasty, parties=(party,), evidence=(seen,), deeds=deeds, victims=(ALICES,))
         )
         for words in ("fault 1", "faults"):
-            out = await desk.answer(*words.split(), COLUMNS="4000")
+            out = await console.answer(*words.split(), COLUMNS="4000")
             assert "\x1b" not in out
             assert "\u202e" not in out
             assert "\\x1b[2J\\n[red]\\u202e<b>" in out
 
 
 async def test_a_pardon_is_said_and_done(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("pardon", "lease:1") == "lease:1 was convicted; nothing is held against it any more\n"
-        done = await desk.run("pardon", "lease:1")
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("pardon", "lease:1") == "lease:1 was convicted; nothing is held against it any more\n"
+        done = await console.run("pardon", "lease:1")
         assert (done.status, done.err) == (1, "mpsctl pardon: nothing is held against lease:1 (NO_SUCH_FAULT)\n")
-        done = await desk.run("pardon", "user:1000:crasher", peer=OWNER)
+        done = await console.run("pardon", "user:1000:crasher", peer=OWNER)
         assert done.err == "mpsctl pardon: blame.pardon needs an operator; you are user 1000 (NOT_ALLOWED)\n"
-        assert set(desk.daemon.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}
-        desk.daemon.fakes.faults.held.clear()
-        assert await desk.answer("blame") == "nothing is held against anybody\n"
+        assert set(console.daemon.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}
+        console.daemon.fakes.faults.held.clear()
+        assert await console.answer("blame") == "nothing is held against anybody\n"

@@ -13,7 +13,7 @@ from mpsctl.table import COMMANDS
 from mpsd_client import values
 
 from tests.unit.api.fake_services import NOW, UUIDS
-from tests.unit.ctl.desk import Desk, at_the_moment, furnish, open_desk
+from tests.unit.ctl.console import Console, at_the_moment, furnish, open_console
 
 # The document of each command: a value, or a list of them.
 DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
@@ -63,9 +63,9 @@ def test_every_command_has_its_document() -> None:
 @pytest.mark.parametrize("words", set(DOCUMENTS) - {"events"})
 async def test_a_document_has_the_fields_of_the_protocol(words: str, tmp_path: Path, short_dir: Path) -> None:
     more, kind, is_list = DOCUMENTS[words]
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        found = json.loads(await desk.answer(*words.split(), *more, "--json"))
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        found = json.loads(await console.answer(*words.split(), *more, "--json"))
     assert isinstance(found, list) is is_list
     assert not is_list or found
     for each in found if is_list else [found]:
@@ -73,17 +73,17 @@ async def test_a_document_has_the_fields_of_the_protocol(words: str, tmp_path: P
 
 
 async def test_json_may_stand_before_or_after_the_command(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         for words in (("--json", "health"), ("health", "--json"), ("lease", "--json", "show", "1")):
-            assert isinstance(json.loads(await desk.answer(*words)), dict)
+            assert isinstance(json.loads(await console.answer(*words)), dict)
 
 
 async def test_numbers_are_numbers_and_nothing_is_null(tmp_path: Path, short_dir: Path) -> None:
     """Values that people read as 30 %, all or nothing are those of the protocol."""
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        leases = json.loads(await desk.answer("leases", "--json"))
-        why = json.loads(await desk.answer("why", "587", "--json"))
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        leases = json.loads(await console.answer("leases", "--json"))
+        why = json.loads(await console.answer("why", "587", "--json"))
     assert [lease["sm_percent"] for lease in leases] == [30.0, 30.0, 12.5]
     assert leases[2]["memory_bytes"] == {UUIDS[0]: 20 << 30}
     assert leases[2]["expires_at"] == NOW + 7200
@@ -92,9 +92,9 @@ async def test_numbers_are_numbers_and_nothing_is_null(tmp_path: Path, short_dir
 
 
 async def test_top_joins_client_and_lease(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        found = json.loads(await desk.answer("top", "--once", "--json"))
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        found = json.loads(await console.answer("top", "--once", "--json"))
     rows = {row["pid"]: row for row in found["clients"]}
     assert [field.name for field in dataclasses.fields(Row)] == list(rows[601])
     assert (rows[601]["sm_asked_percent"], rows[601]["sm_held_percent"]) == (12.5, 6.25)
@@ -106,8 +106,8 @@ async def test_top_joins_client_and_lease(tmp_path: Path, short_dir: Path) -> No
 
 
 async def test_an_empty_list_is_a_list(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("faults", "--domain", "d9", "--json") == "[]\n"
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("faults", "--domain", "d9", "--json") == "[]\n"
 
 
 class Lines(StringIO):
@@ -123,27 +123,27 @@ class Lines(StringIO):
         return super().write(text)
 
 
-async def follow(desk: Desk, *words: str, out: StringIO | None = None) -> Any:
+async def follow(console: Console, *words: str, out: StringIO | None = None) -> Any:
     """Return the stream's output for three events after the subscription."""
     found: list[Any] = []
 
     async def run() -> None:
-        found.append(await desk.run("events", *words, out=out))
+        found.append(await console.run("events", *words, out=out))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         with trio.fail_after(20):
-            while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
+            while not console.daemon.bus.subscribers:  # noqa: ASYNC110
                 await trio.sleep(0.005)
-        desk.daemon.bus.publish("lease.created", {"lease_id": 9, "owner_uid": 1000, "name": "a job", "expires_at": None})
-        desk.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1", "note": 'say "x"\n'})
-        desk.daemon.bus.publish("client.queued", {"pid": 5, "uid": 1000, "reason": "no room"})
+        console.daemon.bus.publish("lease.created", {"lease_id": 9, "owner_uid": 1000, "name": "a job", "expires_at": None})
+        console.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1", "note": 'say "x"\n'})
+        console.daemon.bus.publish("client.queued", {"pid": 5, "uid": 1000, "reason": "no room"})
     return found[0]
 
 
 async def test_events_are_an_object_a_line(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        done = await follow(desk, "--count", "3", "--json")
+    async with open_console(tmp_path, short_dir) as console:
+        done = await follow(console, "--count", "3", "--json")
     told = [json.loads(line) for line in done.out.splitlines()]
     assert [each["topic"] for each in told] == ["lease.created", "fault.xid", "client.queued"]
     assert told[0] == {
@@ -155,9 +155,9 @@ async def test_events_are_an_object_a_line(tmp_path: Path, short_dir: Path) -> N
 
 async def test_events_are_a_line_each_for_people(tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However wide the terminal is; a fact cannot be mistaken for two."""
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         with at_the_moment(monkeypatch):
-            done = await follow(desk, "lease.*", "fault.*", "--count", "2")
+            done = await follow(console, "lease.*", "fault.*", "--count", "2")
     assert done.out.splitlines() == [
         '22:13:20.000 lease.created lease_id=9 owner_uid=1000 name="a job" expires_at=null',
         '22:13:20.000 fault.xid xid=31 domain=d1 note="say \\"x\\"\\n"',
@@ -166,13 +166,13 @@ async def test_events_are_a_line_each_for_people(tmp_path: Path, short_dir: Path
 
 async def test_a_line_is_told_when_it_happens(tmp_path: Path, short_dir: Path) -> None:
     """Not when a buffer is full: the reader is a person, or a program that acts."""
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         out = Lines()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: desk.run("events", "--count", "2", out=out))
+            nursery.start_soon(lambda: console.run("events", "--count", "2", out=out))
             with trio.fail_after(20):
-                while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
+                while not console.daemon.bus.subscribers:  # noqa: ASYNC110
                     await trio.sleep(0.005)
-                desk.daemon.bus.publish("domain.ready", {"domain": "d1"})
+                console.daemon.bus.publish("domain.ready", {"domain": "d1"})
                 await out.written.wait()
-            desk.daemon.bus.publish("domain.ready", {"domain": "d1"})
+            console.daemon.bus.publish("domain.ready", {"domain": "d1"})

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tests.unit.ctl.desk import Terminal, surroundings
+from tests.unit.ctl.console import Terminal, surroundings
 
 NASTY = "a\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\x7f"
 SHOWN = r"a\x1b[2J\x1b]0;owned"  # rich drops a bell by itself; the others follow

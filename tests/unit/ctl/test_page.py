@@ -11,7 +11,7 @@ from mpsd.model.fault import Incident, Party
 from mpsd.wire.incidents import incident_report
 from tests.unit.api.fake_daemon import OWNER
 from tests.unit.api.fake_incidents import ALICES, BOBS, of_the_gpu, proven, suspected
-from tests.unit.ctl.desk import open_desk
+from tests.unit.ctl.console import open_console
 from tests.unit.ctl.test_faults import NAMES, told
 
 NASTY = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&lt;\x1b[2J\u202e</style></svg>"
@@ -127,14 +127,14 @@ def test_every_piece_of_evidence_is_in_the_picture() -> None:
 
 async def test_a_page_is_written_and_said_to_be(tmp_path: Path, short_dir: Path) -> None:
     file = tmp_path / "fault.html"
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("fault", "1", "--html", str(file)) == f"fault 1 is in {file}\n"
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("fault", "1", "--html", str(file)) == f"fault 1 is in {file}\n"
         text = file.read_text()
         assert text.startswith("<!doctype html>")
         assert "prefers-color-scheme: dark" in text
-        assert (await desk.run("fault", "9", "--html", str(file))).status == 1
+        assert (await console.run("fault", "9", "--html", str(file))).status == 1
         assert file.read_text() == text, "a fault that there is not leaves the file alone"
-        done = await desk.run("fault", "1", "--html", str(tmp_path / "no/such"), peer=OWNER)
+        done = await console.run("fault", "1", "--html", str(tmp_path / "no/such"), peer=OWNER)
     assert (done.status, done.err) == (1, "mpsctl fault: the answer cannot be written: No such file or directory\n")
 
 

@@ -19,28 +19,28 @@ from mpsctl import __version__ as version
 
 import mpsd
 from tests.unit.api.fake_daemon import OPERATOR
-from tests.unit.ctl.desk import Desk, open_desk
+from tests.unit.ctl.console import Console, open_console
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = [sys.executable, "-m", "mpsctl"]
 PATIENCE_SECONDS = 20.0
 
 
-def command(desk: Desk, *words: str) -> list[str]:
-    return [*PROGRAM, "--socket", str(desk.socket(OPERATOR)), *words]
+def command(console: Console, *words: str) -> list[str]:
+    return [*PROGRAM, "--socket", str(console.socket(OPERATOR)), *words]
 
 
-async def until_somebody_follows(desk: Desk) -> None:
+async def until_somebody_follows(console: Console) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
+        while not console.daemon.bus.subscribers:  # noqa: ASYNC110
             await trio.sleep(0.005)
 
 
 @pytest.mark.parametrize("words", [("events",), ("events", "--json"), ("top", "--json")])
 async def test_ctrl_c_ends_it_without_a_word(words: tuple[str, ...], tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        process = await trio.lowlevel.open_process(command(desk, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        await until_somebody_follows(desk)
+    async with open_console(tmp_path, short_dir) as console:
+        process = await trio.lowlevel.open_process(command(console, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        await until_somebody_follows(console)
         process.send_signal(signal.SIGINT)
         with trio.fail_after(PATIENCE_SECONDS):
             assert process.stderr is not None
@@ -53,14 +53,14 @@ async def test_ctrl_c_ends_it_without_a_word(words: tuple[str, ...], tmp_path: P
 async def test_a_closed_pipe_ends_it_without_a_word(words: tuple[str, ...], tmp_path: Path, short_dir: Path) -> None:
     """As with `mpsctl events | head -1`."""
     reader, writer = os.pipe()
-    async with open_desk(tmp_path, short_dir) as desk:
-        process = await trio.lowlevel.open_process(command(desk, *words), stdout=writer, stderr=subprocess.PIPE)
+    async with open_console(tmp_path, short_dir) as console:
+        process = await trio.lowlevel.open_process(command(console, *words), stdout=writer, stderr=subprocess.PIPE)
         os.close(writer)
-        await until_somebody_follows(desk)
+        await until_somebody_follows(console)
         os.close(reader)
         with trio.fail_after(PATIENCE_SECONDS):
             while process.poll() is None:
-                desk.daemon.bus.publish("domain.ready", {"domain": "d1"})
+                console.daemon.bus.publish("domain.ready", {"domain": "d1"})
                 await trio.sleep(0.01)
             assert process.stderr is not None
             assert await process.stderr.receive_some() == b""
@@ -70,8 +70,8 @@ async def test_a_closed_pipe_ends_it_without_a_word(words: tuple[str, ...], tmp_
 async def test_a_table_into_a_closed_pipe_ends_without_a_word(tmp_path: Path, short_dir: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    async with open_desk(tmp_path, short_dir) as desk:
-        done = await trio.run_process(command(desk, "leases"), stdout=writer, capture_stderr=True, check=False)
+    async with open_console(tmp_path, short_dir) as console:
+        done = await trio.run_process(command(console, "leases"), stdout=writer, capture_stderr=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -101,15 +101,15 @@ async def test_top_is_live_on_a_terminal(tmp_path: Path, short_dir: Path) -> Non
     """It is drawn anew, and leaves the terminal as it was."""
     screen = Screen()
     environ = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         process = await trio.lowlevel.open_process(
-            command(desk, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs, env=environ
+            command(console, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs, env=environ
         )
         await trio.to_thread.run_sync(screen.read_until, "clients: 2 running, 2 waiting")
-        await until_somebody_follows(desk)
-        fakes = desk.daemon.fakes
+        await until_somebody_follows(console)
+        fakes = console.daemon.fakes
         fakes.leases.waiting.clear()
-        desk.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
+        console.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
         await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
         process.send_signal(signal.SIGINT)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -124,17 +124,17 @@ async def test_top_is_live_on_a_terminal(tmp_path: Path, short_dir: Path) -> Non
 async def test_top_outlives_mpsd(tmp_path: Path, short_dir: Path) -> None:
     """It reports that mpsd is gone, and continues with the next mpsd."""
     screen = Screen()
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         process = await trio.lowlevel.open_process(
-            command(desk, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
+            command(console, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
             env={**os.environ, "TERM": "xterm-256color"},
         )  # fmt: skip
         await trio.to_thread.run_sync(screen.read_until, "clients: ")
     await trio.to_thread.run_sync(screen.read_until, "trying again")
     screen.text = ""
-    async with open_desk(tmp_path, short_dir) as desk:
-        desk.daemon.fakes.leases.waiting.clear()
-        command(desk)  # listens at the same place
+    async with open_console(tmp_path, short_dir) as console:
+        console.daemon.fakes.leases.waiting.clear()
+        command(console)  # listens at the same place
         await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
         process.send_signal(signal.SIGINT)
         with trio.fail_after(PATIENCE_SECONDS):

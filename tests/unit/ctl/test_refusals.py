@@ -13,7 +13,7 @@ from mpsd_client import Client
 
 from mpsd.model.domain import DomainState
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER
-from tests.unit.ctl.desk import Desk, open_desk, surroundings
+from tests.unit.ctl.console import Console, open_console, surroundings
 
 ACTS = "lease create x --user 1000 --sm 1%"
 
@@ -46,27 +46,27 @@ ACTS = "lease create x --user 1000 --sm 1%"
     ],
 )
 async def test_a_refusal_is_one_line_and_status_1(words: str, peer: object, said: str, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        before = desk.daemon.fakes.changes()
-        done = await desk.run(*words.split(), peer=peer)  # type: ignore[arg-type]
-        assert desk.daemon.fakes.changes() == before
+    async with open_console(tmp_path, short_dir) as console:
+        before = console.daemon.fakes.changes()
+        done = await console.run(*words.split(), peer=peer)  # type: ignore[arg-type]
+        assert console.daemon.fakes.changes() == before
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith(said)
     assert done.err.count("\n") == 1
 
 
 async def test_json_does_not_change_how_a_refusal_is_said(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        done = await desk.run("why", "4", "--json")
+    async with open_console(tmp_path, short_dir) as console:
+        done = await console.run("why", "4", "--json")
     assert (done.status, done.out, done.err) == (1, "", "mpsctl why: no client has pid 4 (NO_SUCH_CLIENT)\n")
 
 
 async def test_ill_health_is_status_1_and_the_reasons(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("health") == "ok\n"
-        desk.daemon.fakes.domains.known.clear()
-        desk.daemon.fakes.domains.add("d1", DomainState.SILENT)
-        done = await desk.run("health")
+    async with open_console(tmp_path, short_dir) as console:
+        assert await console.answer("health") == "ok\n"
+        console.daemon.fakes.domains.known.clear()
+        console.daemon.fakes.domains.add("d1", DomainState.SILENT)
+        done = await console.run("health")
     assert (done.status, done.out, done.err) == (1, "no fault domain takes clients: d1 is silent\n", "")
 
 
@@ -143,23 +143,23 @@ def test_an_mpsd_that_does_not_answer_is_status_3(short_dir: Path) -> None:
 
 async def test_an_mpsd_that_ends_is_status_3(tmp_path: Path, short_dir: Path) -> None:
     """It reports the reason, and followers of events get it."""
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         found: list[object] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_follow, desk, found)
+            nursery.start_soon(_follow, console, found)
             with trio.fail_after(20):
-                while not desk.daemon.bus.subscribers:  # noqa: ASYNC110
+                while not console.daemon.bus.subscribers:  # noqa: ASYNC110
                     await trio.sleep(0.005)
-            desk.daemon.nursery.cancel_scope.cancel()
+            console.daemon.nursery.cancel_scope.cancel()
             with trio.fail_after(20, shield=True):
                 while not found:  # noqa: ASYNC110
                     await trio.sleep(0.005)
     assert found == [(3, "mpsctl events: mpsd closed the connection: STOPPING: mpsd ends, or makes way for another mpsd\n")]
 
 
-async def _follow(desk: Desk, found: list[object]) -> None:
+async def _follow(console: Console, found: list[object]) -> None:
     with trio.CancelScope(shield=True):
-        done = await desk.run("events")
+        done = await console.run("events")
         found.append((done.status, done.err))
 
 
@@ -168,6 +168,6 @@ async def test_a_full_disk_is_said(tmp_path: Path, short_dir: Path) -> None:
         def flush(self) -> None:
             raise OSError(28, "No space left on device")
 
-    async with open_desk(tmp_path, short_dir) as desk:
-        done = await desk.run("status", out=Full())
+    async with open_console(tmp_path, short_dir) as console:
+        done = await console.run("status", out=Full())
     assert (done.status, done.err) == (1, "mpsctl status: the answer cannot be written: No space left on device\n")

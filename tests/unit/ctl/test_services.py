@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mpsd.model.service import ServiceSettings
 from tests.unit.api.fake_daemon import OWNER, STRANGER
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.ctl.desk import furnish, open_desk
+from tests.unit.ctl.console import furnish, open_console
 
 SETTINGS = ServiceSettings(2, 30.0, 20 << 30, 2.5)  # of the furnished one
 
@@ -26,15 +26,16 @@ SETTINGS = ServiceSettings(2, 30.0, 20 << 30, 2.5)  # of the furnished one
     ],
 )
 async def test_what_is_not_named_stays(words: str, changed: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        await desk.answer("service", "change", "weights", *words.split(), peer=OWNER)
-        assert desk.daemon.fakes.failover.views[1].settings == replace(SETTINGS, **changed)
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        await console.answer("service", "change", "weights", *words.split(), peer=OWNER)
+        assert console.daemon.fakes.failover.views[1].settings == replace(SETTINGS, **changed)
 
 
 async def test_what_is_wanted_now_is_said(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("service", "change", "weights", "--standbys", "3", "--sm", "30%", "--memory", "20G", peer=OWNER)
+    async with open_console(tmp_path, short_dir) as console:
+        words = ("--standbys", "3", "--sm", "30%", "--memory", "20G")
+        out = await console.answer("service", "change", "weights", *words, peer=OWNER)
     said = "service weights: 3 standbys in addition to the active, each with 30% of the SMs, 20G; heartbeat none\n"
     assert out == said
 
@@ -43,17 +44,17 @@ async def test_what_is_wanted_now_is_said(tmp_path: Path, short_dir: Path) -> No
 async def test_a_handover_goes_to_whom_was_named(
     words: tuple[str, ...], to_pid: int | None, tmp_path: Path, short_dir: Path
 ) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        out = await desk.answer("service", "handover", "weights", *words, peer=OWNER)
-        assert desk.daemon.fakes.failover.said == [("handover", 1, to_pid)]
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("service", "handover", "weights", *words, peer=OWNER)
+        assert console.daemon.fakes.failover.said == [("handover", 1, to_pid)]
     assert out == f"pid {to_pid or 586} serves in place of pid 586, after 250 ms\n"
 
 
 @pytest.mark.parametrize("words", ["show", "change", "handover"])
 async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        done = await desk.run("service", words, "weights", peer=STRANGER)
-        assert await desk.answer("services", peer=STRANGER) == "no services\n"
+    async with open_console(tmp_path, short_dir) as console:
+        done = await console.run("service", words, "weights", peer=STRANGER)
+        assert await console.answer("services", peer=STRANGER) == "no services\n"
     assert done.status == 1
     assert "NO_SUCH_ARENA" in done.err
 
@@ -77,6 +78,6 @@ async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, sh
     ],
 )
 async def test_what_cannot_be_run_is_said_at_once(words: tuple[str, ...], why: str, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        done = await desk.run("service", "run", "llm", *words)
+    async with open_console(tmp_path, short_dir) as console:
+        done = await console.run("service", "run", "llm", *words)
     assert (done.status, done.err) == (2, f"mpsctl service run: {why}\n")

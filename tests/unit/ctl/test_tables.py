@@ -7,7 +7,7 @@ import pytest
 
 from mpsd import __version__
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER
-from tests.unit.ctl.desk import Terminal, at_the_moment, furnish, open_desk
+from tests.unit.ctl.console import Terminal, at_the_moment, furnish, open_console
 
 GOLDEN = Path(__file__).parent / "golden"
 SHOWN = {
@@ -37,10 +37,10 @@ SHOWN = {
 
 @pytest.mark.parametrize("name", SHOWN)
 async def test_what_is_shown_at_80_columns(name: str, tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
         with at_the_moment(monkeypatch):
-            out = await desk.answer(*SHOWN[name])
+            out = await console.answer(*SHOWN[name])
     assert max(map(len, out.splitlines())) <= 80
     compare(name, out)
 
@@ -59,9 +59,9 @@ def test_no_golden_file_is_left_over() -> None:
 
 async def test_what_no_terminal_shows_is_not_cut(tmp_path: Path, short_dir: Path) -> None:
     """A program that reads a table gets all its text, each row on one line."""
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        lines = (await desk.answer("leases", COLUMNS="")).splitlines()
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        lines = (await console.answer("leases", COLUMNS="")).splitlines()
     assert "nightly-evaluation-of-the-large-model" in lines[3]
     assert len(lines) == 4
     assert not [line for line in lines if line != line.rstrip()]
@@ -69,9 +69,9 @@ async def test_what_no_terminal_shows_is_not_cut(tmp_path: Path, short_dir: Path
 
 @pytest.mark.parametrize("columns", ["20", "40", "60"])
 async def test_a_narrow_terminal_has_one_line_a_row(columns: str, tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        furnish(desk)
-        assert len((await desk.answer("clients", COLUMNS=columns)).splitlines()) == 6
+    async with open_console(tmp_path, short_dir) as console:
+        furnish(console)
+        assert len((await console.answer("clients", COLUMNS=columns)).splitlines()) == 6
 
 
 @pytest.mark.parametrize(
@@ -91,30 +91,30 @@ async def test_colours_are_for_terminals(
     """No escape of any sort otherwise, bold and dim included; and what the environment forces on others does not count."""
     for name, value in {"TERM": "xterm-256color", "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"}.items():
         monkeypatch.setenv(name, value)
-    async with open_desk(tmp_path, short_dir) as desk:
+    async with open_console(tmp_path, short_dir) as console:
         for words in (("domains",), ("status",), ("top", "--once")):
-            out = await desk.answer(*words, out=Terminal() if is_terminal else None, **environ)
+            out = await console.answer(*words, out=Terminal() if is_terminal else None, **environ)
             assert ("\033" in out) is has_colours, words
 
 
 async def test_a_user_sees_what_is_theirs(tmp_path: Path, short_dir: Path) -> None:
-    async with open_desk(tmp_path, short_dir) as desk:
-        assert "training-2000" in await desk.answer("leases", peer=OPERATOR)
-        assert "training-2000" not in await desk.answer("leases", peer=OWNER)
-        assert await desk.answer("leases", peer=STRANGER) == "no leases\n"
-        assert await desk.answer("clients", peer=STRANGER) == "no clients\n"
-        assert await desk.answer("queue", peer=STRANGER) == "no one waits\n"
-        assert "a-secret-of-user-1000" in await desk.answer("lease", "show", "1", peer=OWNER)
-        assert "a-secret" not in await desk.answer("lease", "show", "1", peer=OPERATOR)
+    async with open_console(tmp_path, short_dir) as console:
+        assert "training-2000" in await console.answer("leases", peer=OPERATOR)
+        assert "training-2000" not in await console.answer("leases", peer=OWNER)
+        assert await console.answer("leases", peer=STRANGER) == "no leases\n"
+        assert await console.answer("clients", peer=STRANGER) == "no clients\n"
+        assert await console.answer("queue", peer=STRANGER) == "no one waits\n"
+        assert "a-secret-of-user-1000" in await console.answer("lease", "show", "1", peer=OWNER)
+        assert "a-secret" not in await console.answer("lease", "show", "1", peer=OPERATOR)
 
 
 async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) -> None:
     """Nor are they taken for markup: what a stranger's process is called is shown as it is."""
-    async with open_desk(tmp_path, short_dir) as desk:
-        fakes = desk.daemon.fakes
+    async with open_console(tmp_path, short_dir) as console:
+        fakes = console.daemon.fakes
         process = next(iter(fakes.leases.identities))
         identity = fakes.leases.identities[process]
         fakes.leases.identities[process] = type(identity)(process, identity.uid, container="[red]x\033[2J\n:boom:")
-        out = await desk.answer("why", str(process.pid), out=Terminal(), NO_COLOR="1")
+        out = await console.answer("why", str(process.pid), out=Terminal(), NO_COLOR="1")
     assert "[red]x\\x1b[2J\\n:boom:" in out
     assert "\033" not in out

@@ -1,4 +1,4 @@
-"""A desk with a real pool of domains that have no vendor daemons, a real store, and the clock of the test."""
+"""A incidents with a real pool of domains that have no vendor daemons, a real store, and the clock of the test."""
 
 import os
 from pathlib import Path
@@ -42,11 +42,11 @@ class IncidentWorld:
         self.events: list[tuple[str, dict]] = []
         self.told: list[Incident] = []
         self.outbox = Outbox()
-        self.desk = Incidents(
+        self.incidents = Incidents(
             self.pool, self.store, settings, describe, lambda *event: self.events.append(event), self._guard, self.outbox,
             clock=self.now_ns, watches_since=watches_since,
         )
-        self.desk.revised.subscribe(self.told.append)
+        self.incidents.revised.subscribe(self.told.append)
 
     async def _guard(self, process: ProcessId, base: int, length: int) -> bool:
         return False
@@ -78,12 +78,12 @@ class IncidentWorld:
         for each in self.pool.domains.values():
             each.leave(process)
         domain.join(process)
-        self.desk.arrived(process, domain)
+        self.incidents.arrived(process, domain)
 
     def end(self, process: ProcessId, ending: ProcessExit | None = EXITED) -> None:
         for domain in self.pool.domains.values():
             domain.leave(process)
-        self.desk.left(process, ending)
+        self.incidents.left(process, ending)
 
     async def turn(self, domain: Domain, *states: DomainState) -> None:
         for state in states:
@@ -94,15 +94,15 @@ class IncidentWorld:
     # -- what is seen ------------------------------------------------------------------------------------------------
 
     def see(self, source: Source, domain: str = "", **facts: object) -> None:
-        self.desk.see(Observation(source, self.now_ns(), domain=domain, **facts))
+        self.incidents.see(Observation(source, self.now_ns(), domain=domain, **facts))
 
     def xid(self, number: int, domain: str = "", **facts: object) -> None:
         self.see(Source.KERNEL_LOG, domain, xid=number, **{"gpu": "GPU-a"} | facts)
 
     def say_fault(self, domain: Domain) -> None:
         """Its log does, and its server when it is asked."""
-        self.desk.hear(domain, ServerFault(next(iter(domain.servers))))
-        self.desk.confirm(domain)
+        self.incidents.hear(domain, ServerFault(next(iter(domain.servers))))
+        self.incidents.confirm(domain)
 
     def prove(self, process: ProcessId, **facts: object) -> None:
         self.see(Source.UVM_EVENTS, process=process, is_proof=True, fault_class=FaultClass.MMU, **facts)
@@ -124,4 +124,4 @@ class IncidentWorld:
 
 def running(world: IncidentWorld, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.outbox.run)
-    nursery.start_soon(world.desk.run)
+    nursery.start_soon(world.incidents.run)

@@ -1,4 +1,4 @@
-"""The desk: what makes a domain suspected, what it publishes and stores, and the cases against clients."""
+"""The incidents: what makes a domain suspected, what it publishes and stores, and the cases against clients."""
 
 import time
 
@@ -69,7 +69,7 @@ async def test_a_suspected_domain_is_let_go_after_two_seconds_and_whoever_waits_
 async def test_who_must_not_wait_is_told_before_the_rest_is_done_and_in_order(world, autojump_clock):
     """As a standby that takes over: an incident is stored, which takes as long as all the rest."""
     world.domain()
-    world.desk.observed.subscribe(lambda seen: seen.xid == 43 and world.outbox.answer_first())
+    world.incidents.observed.subscribe(lambda seen: seen.xid == 43 and world.outbox.answer_first())
     async with trio.open_nursery() as nursery:
         running(world, nursery)
         await trio.testing.wait_all_tasks_blocked()
@@ -143,13 +143,13 @@ async def test_what_was_told_is_kept(world, autojump_clock):
     domain = world.domain()
     (a,) = world.arrive(domain, 101)
     world.prove(a)
-    world.desk.note(world.last, "something")
+    world.incidents.note(world.last, "something")
     again = world.again()
-    (left,) = again.desk.incidents(0)
+    (left,) = again.incidents.incidents(0)
     assert left == replace(world.last, revision=world.last.revision + 1, is_settled=True)
     assert left.deeds[0].text == "something"
-    assert again.desk.incident(1) == left
-    assert again.desk.key_of(a) == f"quarantine:{key(a)}"
+    assert again.incidents.incident(1) == left
+    assert again.incidents.key_of(a) == f"quarantine:{key(a)}"
     again.say_fault(again.domain())
     assert again.last.number == 2
 
@@ -157,11 +157,11 @@ async def test_what_was_told_is_kept(world, autojump_clock):
 async def test_older_incidents_are_asked_of_the_store(world, autojump_clock):
     for number in range(300):
         world.say_fault(world.domain(f"d{number}"))
-    assert len(world.desk._recent) == 256
-    assert world.desk.incident(1).domain == "d0"
-    assert [each.number for each in world.desk.incidents_before(3)] == [2, 1]
+    assert len(world.incidents._recent) == 256
+    assert world.incidents.incident(1).domain == "d0"
+    assert [each.number for each in world.incidents.incidents_before(3)] == [2, 1]
     with pytest.raises(NoSuchFault):
-        world.desk.incident(301)
+        world.incidents.incident(301)
 
 
 async def test_what_a_full_disk_keeps_from_being_written_is_listed_all_the_same(world, autojump_clock):
@@ -172,16 +172,17 @@ async def test_what_a_full_disk_keeps_from_being_written_is_listed_all_the_same(
         world.prove(*world.arrive(world.domain(f"d{len(numbers)}"), 101 + len(numbers)))
         numbers.append(world.last.number)
     world.store._db.execute("PRAGMA query_only=1")
-    world.desk.note(world.told[0], "that much was done")
+    world.incidents.note(world.told[0], "that much was done")
     first, second, third = numbers
-    assert [each.number for each in world.desk.incidents(0)] == numbers
-    assert [each.number for each in world.desk.incidents(first)] == [second, third]
-    assert [each.number for each in world.desk.incidents_before(None)] == [third, second, first]
-    assert [each.number for each in world.desk.incidents_before(second)] == [first]
-    assert next(iter(world.desk.incidents(0))).deeds[-1].text == "that much was done"
+    assert [each.number for each in world.incidents.incidents(0)] == numbers
+    assert [each.number for each in world.incidents.incidents(first)] == [second, third]
+    assert [each.number for each in world.incidents.incidents_before(None)] == [third, second, first]
+    assert [each.number for each in world.incidents.incidents_before(second)] == [first]
+    assert next(iter(world.incidents.incidents(0))).deeds[-1].text == "that much was done"
     world.store._db.execute("PRAGMA query_only=0")
-    world.desk.note(world.desk.incident(second), "there is world again")
-    assert [each.number for each in world.store.incidents()] == numbers == [each.number for each in world.desk.incidents(0)]
+    world.incidents.note(world.incidents.incident(second), "there is world again")
+    shown = [each.number for each in world.incidents.incidents(0)]
+    assert [each.number for each in world.store.incidents()] == numbers == shown
 
 
 async def test_an_incident_that_lasts_is_opened_once_however_many_come_and_go_meanwhile(world, autojump_clock):
@@ -205,7 +206,7 @@ async def test_an_incident_that_lasts_is_opened_once_however_many_come_and_go_me
 async def test_a_deed_of_an_incident_that_is_forgotten_changes_nothing(world, autojump_clock):
     world.say_fault(world.domain())
     incident, count = world.last, len(world.told)
-    world.desk.note(replace(incident, number=77), "too late")
+    world.incidents.note(replace(incident, number=77), "too late")
     assert len(world.told) == count
 
 
@@ -213,7 +214,7 @@ async def test_a_client_says_so_itself(world, autojump_clock):
     """It supports other evidence, and proves nothing alone."""
     domain = world.domain()
     (a,) = world.arrive(domain, 101)
-    world.desk.report(a, FirstError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", text="x" * 1000))
+    world.incidents.report(a, FirstError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", text="x" * 1000))
     assert world.told == []
     world.say_fault(domain)
     (said,) = (each for each in world.last.evidence if each.source is Source.REPORT)
@@ -223,11 +224,11 @@ async def test_a_client_says_so_itself(world, autojump_clock):
 
 async def test_arrivals_and_ends_of_connections_are_passed_on(world, autojump_clock):
     seen = []
-    world.desk.client_arrived.subscribe(lambda process, domain, is_new: seen.append((process.pid, domain.name, is_new)))
-    world.desk.client_hung_up.subscribe(lambda process: seen.append(process.pid))
+    world.incidents.client_arrived.subscribe(lambda process, domain, is_new: seen.append((process.pid, domain.name, is_new)))
+    world.incidents.client_hung_up.subscribe(lambda process: seen.append(process.pid))
     domain = world.domain()
     world.arrive(domain, 101, 101)
-    world.desk.hung_up(ProcessId(101, 7))
+    world.incidents.hung_up(ProcessId(101, 7))
     assert seen == [(101, "default", True), (101, "default", False), 101]
 
 
@@ -239,46 +240,46 @@ async def test_suspects_are_placed_apart_and_who_is_convicted_waits(world, autoj
     a, b, c = world.arrive(domain, 101, 102, 103)
     world.say_fault(domain)
     assert world.topics == ["fault.opened", "blame.suspected"]
-    assert len({world.desk.key_of(each) for each in (a, b, c)}) == 2
+    assert len({world.incidents.key_of(each) for each in (a, b, c)}) == 2
     world.prove(b)
     assert world.topics[2:] == ["fault.culprit", "blame.cleared", "blame.convicted"]
-    assert [world.desk.key_of(each) for each in (a, b, c)] == ["", f"quarantine:{key(b)}", ""]
-    assert world.desk.pause_of(b) == 0.0
+    assert [world.incidents.key_of(each) for each in (a, b, c)] == ["", f"quarantine:{key(b)}", ""]
+    assert world.incidents.pause_of(b) == 0.0
 
 
 async def test_other_settings_keep_convictions(world, autojump_clock):
     domain = world.domain()
     (a,) = world.arrive(domain, 101)
     world.prove(a)
-    world.desk.configure(replace(SETTINGS, quarantine=False, crash_faults=1))
-    assert world.desk.settings.crash_faults == 1
-    assert world.desk.key_of(a) == ""
-    assert world.desk.pause_of(a) > 0.5
-    world.desk.configure(SETTINGS)
-    assert world.desk.key_of(a) == f"quarantine:{key(a)}"
-    assert world.again().desk.key_of(a) == f"quarantine:{key(a)}"
+    world.incidents.configure(replace(SETTINGS, quarantine=False, crash_faults=1))
+    assert world.incidents.settings.crash_faults == 1
+    assert world.incidents.key_of(a) == ""
+    assert world.incidents.pause_of(a) > 0.5
+    world.incidents.configure(SETTINGS)
+    assert world.incidents.key_of(a) == f"quarantine:{key(a)}"
+    assert world.again().incidents.key_of(a) == f"quarantine:{key(a)}"
 
 
 async def test_a_pardon_is_told_and_kept(world, autojump_clock):
     domain = world.domain()
     (a,) = world.arrive(domain, 101)
     world.prove(a)
-    assert [(each.key, each.kind, each.case) for each in world.desk.standings()] == [(key(a), BlameKind.CONVICTED, 1)]
-    assert world.desk.pardon(key(a)).kind is BlameKind.CONVICTED
+    assert [(each.key, each.kind, each.case) for each in world.incidents.standings()] == [(key(a), BlameKind.CONVICTED, 1)]
+    assert world.incidents.pardon(key(a)).kind is BlameKind.CONVICTED
     assert world.events[-1] == ("blame.released", {"key": key(a), "why": "pardoned"})
-    assert (world.desk.key_of(a), list(world.desk.standings())) == ("", [])
-    assert list(world.again().desk.standings()) == []
+    assert (world.incidents.key_of(a), list(world.incidents.standings())) == ("", [])
+    assert list(world.again().incidents.standings()) == []
     with pytest.raises(NoSuchFault, match=r"p101"):
-        world.desk.pardon(key(a))
+        world.incidents.pardon(key(a))
 
 
 async def test_a_pardon_gives_a_drained_gpu_back_and_wakes_who_waits_for_it(world, autojump_clock):
     world.pool.drain_gpu("GPU-a", "Xid 79")
-    assert [(each.key, each.kind) for each in world.desk.standings()] == [("GPU-a", BlameKind.DRAINED)]
+    assert [(each.key, each.kind) for each in world.incidents.standings()] == [("GPU-a", BlameKind.DRAINED)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.pool.changed)
         await trio.testing.wait_all_tasks_blocked()
-        world.desk.pardon("GPU-a")
+        world.incidents.pardon("GPU-a")
     assert (world.pool.drained, world.events) == ({}, [("gpu.restored", {"gpu": "GPU-a"})])
 
 
@@ -287,7 +288,7 @@ async def test_suspicion_ends_in_time(world, autojump_clock, monkeypatch):
     domain = world.domain()
     a, _ = world.arrive(domain, 101, 102)
     world.say_fault(domain)
-    assert world.desk.key_of(a)
+    assert world.incidents.key_of(a)
     later = time.time() + 1801
     monkeypatch.setattr("mpsd.faults.incidents.time.time", lambda: later)
     async with trio.open_nursery() as nursery:
@@ -295,4 +296,4 @@ async def test_suspicion_ends_in_time(world, autojump_clock, monkeypatch):
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert world.topics[-1] == "blame.cleared"
-    assert world.again().desk.key_of(a) == ""
+    assert world.again().incidents.key_of(a) == ""

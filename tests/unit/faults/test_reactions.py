@@ -46,9 +46,9 @@ class Reacting:
         self.released: list[tuple[ProcessId, bool]] = []
         self.held: set[int] = set()  # pids with a GPU address space that is held after their end
         self.reactions = Reactions(
-            world.desk, world.pool, self.stopper, lambda *event: world.events.append(event), self._release, self._holds
+            world.incidents, world.pool, self.stopper, lambda *event: world.events.append(event), self._release, self._holds
         )
-        world.desk.revised.subscribe(self.reactions.consider)
+        world.incidents.revised.subscribe(self.reactions.consider)
 
     def _release(self, process: ProcessId) -> None:
         self.released.append((process, process_id(process.pid) == process))
@@ -134,7 +134,7 @@ async def test_while_its_domain_may_be_about_to_fault_nothing_is_told_to_it(scen
     """The vendor's daemon hangs when it gets a command to end a client of a faulting server."""
     domain = scene.accuse(child, DomainState.READY)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.setup.desk.run)
+        nursery.start_soon(scene.setup.incidents.run)
         nursery.start_soon(scene.reactions.run)
         await trio.sleep(4.5)
         scene.setup.xid(31, "default")
@@ -174,7 +174,9 @@ async def test_one_that_ends_by_itself_is_left_alone(scene, child, mock_clock):
 
 
 CHANGES_OF_MIND = [
-    pytest.param(lambda world: world.desk.configure(replace(SETTINGS, ends_culprit=False)), id="the operator wants it no more"),
+    pytest.param(
+        lambda world: world.incidents.configure(replace(SETTINGS, ends_culprit=False)), id="the operator wants it no more"
+    ),
     pytest.param(lambda world: world.xid(95, gpu="GPU-a"), id="it was the GPU"),
 ]
 
@@ -226,7 +228,7 @@ async def test_what_goes_wrong_in_one_act_ends_that_alone(scene, child, autojump
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == logged
-    first = scene.setup.desk.incident(1)
+    first = scene.setup.incidents.incident(1)
     assert [each.text.partition(", ")[2].partition(", ")[2] for each in first.deeds] == noted
     assert list(scene.setup.pool.drained) == ["GPU-z"]  # and the next one is done
 
@@ -242,7 +244,7 @@ async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
         assert ("gpu.drained", {"gpu": "GPU-a", "number": 1, "xids": [79]}) in scene.setup.events
         assert [entry["gpu"] for entry in logs if entry["log_level"] == "critical"] == ["GPU-a"]
         assert scene.deeds == ["the GPU takes no new clients: it has to be reset or looked at"]
-        scene.setup.desk.pardon("GPU-a")
+        scene.setup.incidents.pardon("GPU-a")
         scene.setup.xid(119)
         await trio.sleep(1)
         assert scene.setup.pool.drained == {}

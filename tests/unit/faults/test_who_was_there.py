@@ -1,4 +1,4 @@
-"""The desk: the incident of an observation, and the clients that were or were not in its domain then."""
+"""The incidents: the incident of an observation, and the clients that were or were not in its domain then."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ async def test_they_are_known_before_anything_happens(world, autojump_clock):
         world.lists(domain, os.getpid())
         world.pool.notify()
         await trio.testing.wait_all_tasks_blocked()
-        assert world.desk.parties.find(process_id(os.getpid())) is not None
+        assert world.incidents.parties.find(process_id(os.getpid())) is not None
         nursery.cancel_scope.cancel()
 
 
@@ -77,32 +77,32 @@ async def test_who_has_moved_is_not_moved_back_by_the_list_of_where_it_was(world
     for _ in range(3):
         world.say_fault(first)
         world.say_fault(second)
-    assert world.desk.parties.domain_of(moved) == "d2"
-    assert world.desk.domain_of_pid(101) is first
+    assert world.incidents.parties.domain_of(moved) == "d2"
+    assert world.incidents.domain_of_pid(101) is first
 
 
 async def test_an_xid_of_who_has_just_moved_is_of_where_it_was(world, autojump_clock):
     first, second = world.domain(), world.domain("d2")
     (moved,) = world.arrive(first, 101)
-    assert world.desk.domain_of_pid(101) is first
+    assert world.incidents.domain_of_pid(101) is first
     world.move(moved, second)
     await trio.sleep(1.9)
-    assert world.desk.domain_of_pid(101) is first
+    assert world.incidents.domain_of_pid(101) is first
     await trio.sleep(0.2)
-    assert world.desk.domain_of_pid(101) is second
-    assert world.desk.domain_of_pid(SERVER_PIDS[0]) is first  # a server's
-    assert world.desk.domain_of_pid(12345) is None
+    assert world.incidents.domain_of_pid(101) is second
+    assert world.incidents.domain_of_pid(SERVER_PIDS[0]) is first  # a server's
+    assert world.incidents.domain_of_pid(12345) is None
 
 
 async def test_a_newcomer_that_moves_on_is_accused_of_nothing(world, autojump_clock):
     """As it was on an H200: two Xids name a client that was on its way in, the second when it is in another domain."""
     first, second = world.domain(), world.domain("d2")
     newcomer, culprit = world.arrive(first, 101, 102)
-    world.xid(13, world.desk.domain_of_pid(101).name)
+    world.xid(13, world.incidents.domain_of_pid(101).name)
     world.move(newcomer, second)
     await trio.sleep(0.12)
-    world.xid(13, world.desk.domain_of_pid(101).name)
-    world.desk.hear(first, ClientFault(SERVER_PIDS[0], 101))
+    world.xid(13, world.incidents.domain_of_pid(101).name)
+    world.incidents.hear(first, ClientFault(SERVER_PIDS[0], 101))
     async with trio.open_nursery() as nursery:
         running(world, nursery)
         await trio.sleep(60)

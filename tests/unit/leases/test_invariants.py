@@ -138,7 +138,7 @@ class Leases(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         book = self.world.book
-        limits, used = book._terms.limits(book._account.places), book._account.ledger.used
+        limits, used = book._quotas.limits(book._account.places), book._account.ledger.used
         for scope, amount in used.items():
             limit = limits.of(scope)
             assert limit is None or amount <= limit, scope

@@ -239,7 +239,7 @@ def test_a_group_of_unix_has_its_own_quota_and_total(tmp_path):
         user_sm_percent=10.0, group_quotas={"staff": Quota(sm_percent=60.0)}, group_totals={"staff": Quota(sm_percent=80.0)}
     )
     world = World(tmp_path, settings)
-    world.book._terms._groups.of = lambda uid, names: groups.get(uid, ())
+    world.book._quotas._groups.of = lambda uid, names: groups.get(uid, ())
     world.book.create(ALICE, spec(60, gpus=("0",)))
     with pytest.raises(NoRoom, match="quota of group staff"):
         world.book.create(BOB, spec(30, by_uid(BOB), gpus=("0",)))

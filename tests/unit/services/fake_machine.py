@@ -20,6 +20,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import Instruction, Phase, ServiceView
 from mpsd.services.coordinator import Coordinator, ServiceParts
 from mpsd.services.enlistment import Enlistment, FindPlace
+from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
@@ -181,7 +182,7 @@ class FakeMachine:
         self.is_stubborn = False  # who is to be ended does not
         self.vault = FakeVault(self)
         self.find_place: FindPlace | None = None
-        self.desk: Coordinator
+        self.coordinator: Coordinator
         self.failover: ServiceRequests
 
     @asynccontextmanager
@@ -191,16 +192,17 @@ class FakeMachine:
         facts = (self.domain_of, self.faulted.get, self.contained.__contains__, lambda domain: ("GPU-a",))
         around = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns)
         try:
-            self.desk = Coordinator(self.vault, around, store, self.settings)
-            self.desk.ends = FakeEnds(self, self.desk._ended)  # type: ignore[assignment]
-            self.vault.told = self.desk.heard_of
+            self.registry = ServiceRegistry()
+            self.coordinator = Coordinator(self.vault, around, store, self.settings, self.registry)
+            self.coordinator.ends = FakeEnds(self, self.coordinator._ended)  # type: ignore[assignment]
+            self.vault.told = self.coordinator.heard_of
             ready = trio.Event()
             ready.set()
-            enlisted = Enlistment(self.desk, store, self.find_place, parse("eve:100000:65536\n"))
-            self.failover = ServiceRequests(self.desk, enlisted, NoServers(), ready)  # type: ignore[arg-type]
+            enlisted = Enlistment(self.coordinator, store, self.find_place, parse("eve:100000:65536\n"))
+            self.failover = ServiceRequests(self.coordinator, enlisted, NoServers(), ready)  # type: ignore[arg-type]
             self.enlisted = enlisted
-            self.desk.fence_wanted.subscribe(self.failover.fencing.fence)
-            self.desk.process_ended.subscribe(enlisted.forget)
+            self.coordinator.fence_wanted.subscribe(self.failover.fencing.fence)
+            self.coordinator.process_ended.subscribe(enlisted.forget)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.failover.run)
                 await trio.sleep(0.001)
@@ -246,7 +248,7 @@ class FakeMachine:
             trio.lowlevel.spawn_system_task(self._tell_end, process)
 
     async def _tell_end(self, process: ProcessId) -> None:
-        ends = self.desk.ends
+        ends = self.coordinator.ends
         if isinstance(ends, FakeEnds) and process in ends.watched:
             ends.watched.discard(process)
             ends.on_end(process, self.now_ns())
@@ -276,7 +278,7 @@ class FakeMachine:
                 process.may_write, process.is_torn = False, True
 
     def see(self, source: Source, domain: str, fault_class: FaultClass = FaultClass.UNKNOWN, **facts: object) -> None:
-        self.desk.see(Observation(source, self.now_ns(), fault_class, domain=domain, **facts))  # type: ignore[arg-type]
+        self.coordinator.see(Observation(source, self.now_ns(), fault_class, domain=domain, **facts))  # type: ignore[arg-type]
 
     def xid(self, number: int, domain: str) -> None:
         self.see(Source.KERNEL_LOG, domain, xid=number)
@@ -296,7 +298,7 @@ class FakeMachine:
         return found
 
     def told(self, process: ProcessId) -> Instruction:
-        return self.desk.entries[1].seats[process].told
+        return self.coordinator.records[1].instances[process].told
 
     def order(self, process: ProcessId) -> str:
         return self.told(process).order.value

@@ -126,10 +126,10 @@ class World(FakeMachine):
                     self.failover.serving(1, told.generation, process)
 
     def check(self) -> None:
-        entry = self.desk.entries.get(1)
-        orders = [seat.told.order for seat in entry.seats.values()] if entry else []
+        record = self.coordinator.records.get(1)
+        orders = [instance.told.order for instance in record.instances.values()] if record else []
         assert orders.count(Order.SERVE) + orders.count(Order.YIELD) <= 1
-        self.served += bool(entry and entry.service.phase is Phase.SERVING)
+        self.served += bool(record and record.service.phase is Phase.SERVING)
 
 
 async def live(machine: World, steps: int) -> None:
@@ -139,7 +139,7 @@ async def live(machine: World, steps: int) -> None:
             domain = machine.chance.choice(DOMAINS)
             if domain not in machine.torn:
                 await machine.join(domain)
-        if machine.chance.random() < 0.1 and 1 in machine.desk.entries:
+        if machine.chance.random() < 0.1 and 1 in machine.coordinator.records:
             with suppress(MpsdError):
                 await machine.failover.handover(1, None, 0)
         await machine.act(0.6)
@@ -166,7 +166,7 @@ async def calm(machine: World) -> None:
             await machine.join(machine.chance.choice([each for each in DOMAINS if each not in machine.torn] or ["z"]))
         await trio.sleep(3)
         await machine.act(1.0)
-        entry = machine.desk.entries.get(1)
-        if entry is not None and entry.service.phase is Phase.SERVING:
+        record = machine.coordinator.records.get(1)
+        if record is not None and record.service.phase is Phase.SERVING:
             return
     raise AssertionError("nobody serves")

@@ -86,7 +86,7 @@ async def test_a_kernels_clock_that_lags_behind_shortens_no_settling(machine, au
         standby = await machine.member("b")
         await trio.sleep(2)
         machine.tear_down("a")
-        machine.desk.see(Observation(Source.KERNEL_LOG, machine.now_ns() - 10**9, domain="a", xid=31))
+        machine.coordinator.see(Observation(Source.KERNEL_LOG, machine.now_ns() - 10**9, domain="a", xid=31))
         await trio.sleep(0.0099)
         assert machine.order(standby) == "standby"
         await trio.sleep(0.0002)
@@ -297,8 +297,8 @@ async def test_whose_server_has_ended_is_killed_and_waited_for(machine, autojump
     async with machine.mpsd():
         first = await machine.serves("a")
         standby = await machine.member("b")
-        machine.desk.entries[1].seats[first].is_orphan = True
-        machine.desk.fault("a", machine.now_ns(), first)
+        machine.coordinator.records[1].instances[first].is_orphan = True
+        machine.coordinator.fault("a", machine.now_ns(), first)
         assert (machine.processes[first].was_killed, machine.order(standby)) == (True, "standby")
         await trio.sleep(0.2)
         machine.vault.fenced(first)
@@ -308,5 +308,5 @@ async def test_whose_server_has_ended_is_killed_and_waited_for(machine, autojump
 async def test_a_bug_in_here_keeps_nobody_from_knowing_of_the_fault(machine, autojump_clock: MockClock, monkeypatch):
     async with machine.mpsd():
         await machine.serves("a")
-        monkeypatch.setattr(machine.desk, "fault", None)
+        monkeypatch.setattr(machine.coordinator, "fault", None)
         machine.xid(43, "a")

@@ -16,7 +16,7 @@ def follow(machine, told: list[bool]) -> None:
         if told[-1:] != [is_any]:
             told.append(is_any)
 
-    machine.desk.protected.subscribe(note)
+    machine.coordinator.protected.subscribe(note)
 
 
 async def test_a_standby_that_is_ready_protects_until_it_has_taken_over(machine, told, autojump_clock):
@@ -67,7 +67,7 @@ async def test_where_there_is_no_service_nobody_is_protected(machine, told, auto
         active = await machine.serves("a")
         await machine.member("b")
         assert told == [False, True]
-        machine.desk.heard_of("removed", machine.vault.made[1])
+        machine.coordinator.heard_of("removed", machine.vault.made[1])
         assert told == [False, True, False]
-        assert not machine.desk.entries
+        assert not machine.coordinator.records
         assert active in machine.processes

@@ -98,7 +98,7 @@ async def test_killed_between_the_kill_and_the_promotion(machine, autojump_clock
     async with machine.mpsd():
         first = await machine.serves("a")
         standby = await machine.member("b")
-        monkeypatch.setattr(machine.desk, "_promote", lambda entry, process: None)
+        monkeypatch.setattr(machine.coordinator, "_promote", lambda record, process: None)
         machine.tear_down("a")
         machine.xid(43, "a")
         assert machine.processes[first].was_killed
@@ -128,7 +128,7 @@ async def test_what_its_owner_asked_for_is_kept(machine, autojump_clock: MockClo
     async with machine.mpsd():
         assert machine.view().settings == asked
         machine.vault.made.pop(1)
-        machine.vault.become("removed", machine.desk.entries[1].arena)
+        machine.vault.become("removed", machine.coordinator.records[1].arena)
         machine.vault.made.pop(1)
     async with machine.mpsd():
         assert machine.failover.services() == []
@@ -148,8 +148,8 @@ async def test_what_was_asked_for_an_arena_that_has_gone_meanwhile_is_forgotten(
 async def test_what_was_asked_for_keeps_others_out_while_its_members_come_back(machine, autojump_clock: MockClock):
     async with machine.mpsd():
         machine.failover.change(1, ServiceSettings(standbys=2))
-        assert machine.desk.is_served(1)  # mpsd has only begun
+        assert machine.registry.is_served(1)  # mpsd has only begun
     async with machine.mpsd():
-        assert machine.desk.is_served(1)
+        assert machine.registry.is_served(1)
         await trio.sleep(machine.settings.follow_grace + 1)
-        assert not machine.desk.is_served(1)
+        assert not machine.registry.is_served(1)

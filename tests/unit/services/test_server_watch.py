@@ -32,7 +32,7 @@ async def test_the_end_of_a_server_is_that_of_its_clients_contexts(machine, serv
         neighbour = await machine.member("a", 9)  # of another server
         pool, _ = domain_with(server, first.pid)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.desk, pool).run)
+            nursery.start_soon(Servers(machine.coordinator, pool).run)
             await trio.testing.wait_all_tasks_blocked()
             assert machine.phase is Phase.SERVING
             server.end()
@@ -49,7 +49,7 @@ async def test_one_that_has_ended_before_it_was_looked_at(machine, server):
         pool, _ = domain_with(server, first.pid)
         server.end()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.desk, pool).run)
+            nursery.start_soon(Servers(machine.coordinator, pool).run)
             await until(lambda: machine.processes[first].was_killed)
             nursery.cancel_scope.cancel()
 
@@ -60,7 +60,7 @@ async def test_a_domain_in_fault_is_seen_without_its_log(machine, server):
         standby = await machine.member("b")
         pool, _ = domain_with(server, first.pid)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.desk, pool).run)
+            nursery.start_soon(Servers(machine.coordinator, pool).run)
             await trio.testing.wait_all_tasks_blocked()
             machine.tear_down("a")
             machine.faulted["a"] = trio.current_time()
@@ -74,7 +74,7 @@ async def test_a_service_moves_out_of_a_contained_domain(machine, server):
         first = await machine.serves("a")
         pool, _ = domain_with(server, first.pid)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.desk, pool).run)
+            nursery.start_soon(Servers(machine.coordinator, pool).run)
             await trio.testing.wait_all_tasks_blocked()
             machine.contained.add("a")
             pool.notify()
@@ -94,7 +94,7 @@ async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(machine, serve
     async with machine.mpsd():
         first = await machine.serves("")
         pool, _ = domain_with(server, first.pid)
-        servers = Servers(machine.desk, pool)
+        servers = Servers(machine.coordinator, pool)
         assert machine.view().members[0].domain == ""
         machine.processes[first].domain = "a"
         async with trio.open_nursery() as nursery:

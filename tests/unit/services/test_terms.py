@@ -75,7 +75,7 @@ async def test_who_is_to_serve_is_answered_before_all_else(machine, autojump_clo
             serial = machine.told(process).serial
             answers.append(await machine.failover.follow(1, process, serial, 60, at_once.append))
 
-        machine.vault.told = lambda what, arena: told.append((what, len(at_once))) or machine.desk.heard_of(what, arena)
+        machine.vault.told = lambda what, arena: told.append((what, len(at_once))) or machine.coordinator.heard_of(what, arena)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follow, standby)
             nursery.start_soon(follow, other)
@@ -87,7 +87,7 @@ async def test_who_is_to_serve_is_answered_before_all_else(machine, autojump_clo
             assert answers == []
         assert sorted(each.order for each in answers) == [Order.SERVE, Order.STANDBY]
         assert at_once[0] in answers
-        assert not any(seat.asking for seat in machine.desk.entries[1].seats.values())
+        assert not any(instance.asking for instance in machine.coordinator.records[1].instances.values())
 
 
 async def test_who_knows_more_already_is_not_answered_at_once(machine, autojump_clock: MockClock):
@@ -346,7 +346,7 @@ async def test_a_service_goes_with_its_last_process_unless_somebody_asked_for_so
         await trio.sleep(61)
         assert machine.view().settings.standbys == 2
         machine.vault.made.pop(1)
-        machine.vault.become("removed", machine.desk.entries[1].arena)
+        machine.vault.become("removed", machine.coordinator.records[1].arena)
         assert machine.failover.services() == []
 
 
@@ -364,9 +364,9 @@ async def test_two_in_one_domain_are_said_loudly(machine, autojump_clock: MockCl
 
 async def test_where_a_service_is_nobody_opens_to_write(machine, autojump_clock: MockClock):
     async with machine.mpsd():
-        assert not machine.desk.is_served(1)
+        assert not machine.registry.is_served(1)
         await machine.member("a", is_ready=False)
-        assert machine.desk.is_served(1)
+        assert machine.registry.is_served(1)
 
 
 async def test_a_view_is_told_when_it_has_changed(machine, autojump_clock: MockClock):

@@ -13,6 +13,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import Order
 from mpsd.services.coordinator import Coordinator, ServiceParts
 from mpsd.services.enlistment import Enlistment
+from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
@@ -33,28 +34,29 @@ async def services(
     async def end(process: ProcessId) -> None:
         raise AssertionError("nobody is to be ended here")
 
+    registry = ServiceRegistry()
+    machine.is_served = registry.is_served
     async with machine.vault() as vault:
         facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: False, lambda name: ())
         around = ServiceParts(*facts, end, lambda topic, facts: None)
         store = ServiceStore(machine.directory / "services.db")
-        desk = Coordinator(vault.arenas, around, store, FailoverSettings())
-        failover = ServiceRequests(desk, Enlistment(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
-        desk.fence_wanted.subscribe(failover.fencing.fence)
-        vault.arenas.reserve(desk.is_served)
-        vault.arenas.changed.subscribe(desk.heard_of)
+        coordinator = Coordinator(vault.arenas, around, store, FailoverSettings(), registry)
+        failover = ServiceRequests(coordinator, Enlistment(coordinator, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
+        coordinator.fence_wanted.subscribe(failover.fencing.fence)
+        vault.arenas.changed.subscribe(coordinator.heard_of)
         known = vault.arenas.arenas()
         arena = known[0] if known else await vault.arenas.create(SPEC, 1000, 1000, None)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(failover.run)
-                yield failover, desk, arena.id
+                yield failover, coordinator, arena.id
                 nursery.cancel_scope.cancel()
         finally:
             store.close()
 
 
-async def join(failover: ServiceRequests, desk: Coordinator, arena_id: int, process: ProcessId) -> None:
-    arenas = desk.vault
+async def join(failover: ServiceRequests, coordinator: Coordinator, arena_id: int, process: ProcessId) -> None:
+    arenas = coordinator.vault
     await arenas.open(arena_id, Access.READ, process, 0)  # type: ignore[attr-defined]
     await failover.join(arena_id, process, 0, 0)
     failover.ready(arena_id, process)
@@ -62,12 +64,12 @@ async def join(failover: ServiceRequests, desk: Coordinator, arena_id: int, proc
 
 async def test_the_end_of_a_process_and_of_what_is_held_of_it_promotes_the_next(machine, writer, other):
     machine.holding.hold(writer.process)
-    async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
-        await join(failover, desk, arena_id, writer.process)
+    async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, coordinator, arena_id):
+        await join(failover, coordinator, arena_id, writer.process)
         failover.serving(arena_id, 1, writer.process)
-        await join(failover, desk, arena_id, other.process)
+        await join(failover, coordinator, arena_id, other.process)
         with pytest.raises(ArenaBusy, match="has it"):
-            await desk.vault.open(arena_id, Access.WRITE, other.process, 0)
+            await coordinator.vault.open(arena_id, Access.WRITE, other.process, 0)
         told = await failover.follow(arena_id, other.process, None, 0)
         writer.end()
         await until(lambda: writer.process in machine.holding.released)
@@ -75,18 +77,18 @@ async def test_the_end_of_a_process_and_of_what_is_held_of_it_promotes_the_next(
         machine.holding.held[writer.process].set()
         while told.order is not Order.SERVE:
             told = await failover.follow(arena_id, other.process, told.serial, 10)
-        assert (told.generation, desk.vault.find_id(arena_id).writer) == (2, other.process)
+        assert (told.generation, coordinator.vault.find_id(arena_id).writer) == (2, other.process)
 
 
 async def test_a_fault_promotes_the_next_though_what_is_held_is_still_held(machine, writer, other):
     machine.holding.hold(writer.process)
-    async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
-        await join(failover, desk, arena_id, writer.process)
-        await join(failover, desk, arena_id, other.process)
-        desk.see(Observation(Source.KERNEL_LOG, desk.around.clock_ns(), domain="a", xid=43))
+    async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, coordinator, arena_id):
+        await join(failover, coordinator, arena_id, writer.process)
+        await join(failover, coordinator, arena_id, other.process)
+        coordinator.see(Observation(Source.KERNEL_LOG, coordinator.around.clock_ns(), domain="a", xid=43))
         assert (await failover.follow(arena_id, other.process, None, 0)).order is Order.SERVE
         with pytest.raises(NotAllowed):
-            await desk.vault.open(arena_id, Access.READ, writer.process, 0)
-    async with services(machine, {other.process: "b"}) as (failover, desk, arena_id):
+            await coordinator.vault.open(arena_id, Access.READ, writer.process, 0)
+    async with services(machine, {other.process: "b"}) as (failover, coordinator, arena_id):
         assert (await failover.join(arena_id, other.process, 0, 0)).order is Order.SERVE
-        assert desk.vault.find_id(arena_id).generation == 2
+        assert coordinator.vault.find_id(arena_id).generation == 2

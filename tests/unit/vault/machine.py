@@ -71,6 +71,7 @@ class Machine:
     program: Path = PROGRAM  # the program of its keepers
     boot: str = "this boot"
     before: ProcessId | None = None  # the mpsd before
+    is_served: Callable[[int], bool] = lambda arena_id: False
     made: list[Vault] = field(default_factory=list)
 
     def make(self) -> Vault:
@@ -81,18 +82,18 @@ class Machine:
             lambda topic, facts: self.events.append((topic, facts)),
             lambda: self.now,
         )
-        shelf = Catalog(store, around, self.settings)
-        keeper = VaultKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, shelf.compare, store)
-        janitor = Reclaimer(keeper, store)
+        catalog = Catalog(store, around, self.settings)
+        keeper = VaultKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, catalog.compare, store)
+        reclaimer = Reclaimer(keeper, store)
 
         def is_awaited(process: ProcessId) -> bool:
-            return shelf.settings.is_prompt and any(e.queue and e.arena.writer == process for e in shelf.by_id.values())
+            return catalog.settings.is_prompt and any(e.queue and e.arena.writer == process for e in catalog.by_id.values())
 
         holders = ArenaHolders(self.holding, is_awaited)
-        filling = Allocations(shelf, store, keeper, janitor, check_simulated)
-        terms = Writers(shelf, store, filling, holders)
-        arenas = Arenas(shelf, store, filling, terms, holders, janitor, self.leases.get)
-        self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before))
+        allocations = Allocations(catalog, store, keeper, reclaimer, check_simulated)
+        writers = Writers(catalog, store, allocations, holders, self.is_served)
+        arenas = Arenas(catalog, store, allocations, writers, holders, reclaimer, self.leases.get)
+        self.made.append(Vault(arenas, catalog, store, keeper, holders, reclaimer, self.before))
         return self.made[-1]
 
     @asynccontextmanager

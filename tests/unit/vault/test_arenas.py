@@ -103,9 +103,9 @@ async def test_what_cannot_be_stored_is_refused_and_not_held(machine, writer):
             await put(vault, arena, writer.process, 1)
         with pytest.raises(UnusablePath, match="disk is full"):
             await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
-        await vault.janitor.settled()
+        await vault.reclaimer.settled()
         assert await vault.keeper.names() == ["m.000000000001"]
-        assert vault.shelf.account.used_bytes[GPU] == vault.arenas.find("model").used_bytes == GRANULE
+        assert vault.catalog.account.used_bytes[GPU] == vault.arenas.find("model").used_bytes == GRANULE
 
 
 async def test_only_the_writer_of_this_generation_writes(machine, writer, other):
@@ -169,7 +169,7 @@ async def test_it_is_removed_when_nobody_has_it_open(machine, writer):
         assert await vault.keeper.names() == []
         with pytest.raises(NoSuchArena):
             vault.arenas.find("model")
-        assert vault.shelf.account.used_bytes[GPU] == 0
+        assert vault.catalog.account.used_bytes[GPU] == 0
 
 
 async def test_windows_are_apart_and_given_again(machine):
@@ -261,7 +261,7 @@ async def test_its_time_runs_while_nobody_has_it_open(machine, writer):
         await vault.arenas.create(replace(SPEC, name="other", ttl_seconds=1e9), USER, USER, None)  # it looks again
         await trio.testing.wait_all_tasks_blocked()
         assert vault.arenas.find("model").ttl_seconds == 60.0
-        assert list(vault.shelf.ends) == [vault.arenas.find("other").id]
+        assert list(vault.catalog.ends) == [vault.arenas.find("other").id]
         await vault.arenas.close(arena.id, writer.process)
         machine.now += 61
         await vault.arenas.change(vault.arenas.find("other").id, None, None, 5.0)

@@ -171,9 +171,9 @@ async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: Proces
     """Check that store, keeper and counters agree; an adopter sees one of two states."""
     arenas = vault.arenas.arenas()
     names = await vault.keeper.names()
-    assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
-    assert vault.shelf.account.used_bytes[SPEC.gpu] == sum(each.used_bytes for each in arenas)
-    assert vault.shelf.account.allocations == sum(entry.count for entry in vault.shelf.by_id.values())
+    assert sorted(names) == sorted(name for entry in vault.catalog.by_id.values() for name in entry.names())
+    assert vault.catalog.account.used_bytes[SPEC.gpu] == sum(each.used_bytes for each in arenas)
+    assert vault.catalog.account.allocations == sum(entry.count for entry in vault.catalog.by_id.values())
     if not arenas:
         assert step is close_and_remove
         return
@@ -291,7 +291,7 @@ async def test_a_thousand_cycles_leave_no_descriptor_behind(machine, writer, oth
     assert descriptors() - machine.pidfds <= here
     async with machine.vault() as vault:
         names = await vault.keeper.names()
-        assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
+        assert sorted(names) == sorted(name for entry in vault.catalog.by_id.values() for name in entry.names())
 
 
 async def one_cycle(vault: Vault, chance: random.Random, writer: ProcessId, other: ProcessId) -> None:

@@ -90,7 +90,7 @@ async def test_prompt_lets_go_when_somebody_waits(machine, writer, other, waits_
             await until(lambda: vault.holders.has_ended(writer.process))
             assert machine.holding.released == []
         nursery.start_soon(vault.arenas.open, arena.id, Access.WRITE, other.process, SECONDS)
-        await until(lambda: len(vault.shelf.find("model").queue) == 1)
+        await until(lambda: len(vault.catalog.find("model").queue) == 1)
         if waits_first:
             assert machine.holding.released == []  # it lives
             writer.kill()
@@ -111,9 +111,9 @@ async def test_those_who_wait_are_admitted_in_their_order(machine, writer, other
         with a_process() as third:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait, other.process)
-                await until(lambda: len(vault.shelf.find("model").queue) == 1)
+                await until(lambda: len(vault.catalog.find("model").queue) == 1)
                 nursery.start_soon(wait, third.process)
-                await until(lambda: len(vault.shelf.find("model").queue) == 2)
+                await until(lambda: len(vault.catalog.find("model").queue) == 2)
                 await vault.arenas.close(arena.id, writer.process)
             assert admitted == [other.process, third.process]
         assert vault.arenas.find("model").generation == 3
@@ -132,7 +132,7 @@ async def test_who_waits_is_told_when_it_is_sealed_or_gone(machine, writer, othe
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
-            await until(lambda: len(vault.shelf.find("model").queue) == 1)
+            await until(lambda: len(vault.catalog.find("model").queue) == 1)
             await vault.arenas.seal(arena.id, 1, writer.process)
         assert refusals == [ArenaSealed]
 
@@ -267,11 +267,11 @@ async def test_what_processes_had_open_is_forgotten(machine, writer, other):
         arenas = [await opened(vault, writer.process, replace(SPEC, name=name)) for name in ("one", "two")]
         for arena in (arenas[0], arenas[1], arenas[0]):
             await vault.arenas.open(arena.id, Access.READ, other.process, 0)
-        assert {each.arena.name for each in vault.shelf.opened_by(other.process)} == {"one", "two"}
+        assert {each.arena.name for each in vault.catalog.opened_by(other.process)} == {"one", "two"}
         await vault.arenas.close(arenas[1].id, other.process)
-        assert vault.shelf.has_open(other.process)
+        assert vault.catalog.has_open(other.process)
         await vault.arenas.close(arenas[0].id, other.process)
-        assert not vault.shelf.has_open(other.process)
+        assert not vault.catalog.has_open(other.process)
         writer.kill()
         await until(lambda: len(machine.topics("arena.fenced")) == 2)
-        assert vault.shelf._opened == {}
+        assert vault.catalog._opened == {}

@@ -29,7 +29,7 @@ def small(machine: Machine) -> Machine:
 
 def where(vault: Vault, name: str) -> list[int]:
     """The keepers that have something of this arena, by number."""
-    names = vault.shelf.by_name[name].names()
+    names = vault.catalog.by_name[name].names()
     return [keeper.number for keeper in vault.keeper._keepers.values() if keeper.names.intersection(names)]
 
 
@@ -46,7 +46,7 @@ async def three(vault: Vault, process: ProcessId) -> list[Arena]:
 
 async def check_whole(vault: Vault) -> None:
     """Check that every stored allocation is held by a keeper, and no others."""
-    names = [name for entry in vault.shelf.by_id.values() for name in entry.names()]
+    names = [name for entry in vault.catalog.by_id.values() for name in entry.names()]
     assert sorted(await vault.keeper.names()) == sorted(names)
     assert vault.keeper.held == len(names)
 

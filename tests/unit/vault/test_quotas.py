@@ -25,7 +25,7 @@ async def test_what_is_dropped_or_rolled_back_makes_room_again(machine, writer):
         await put(vault, second, writer.process, 0)
         await vault.arenas.close(arena.id, writer.process)
         await put(vault, second, writer.process, 1)
-        assert vault.shelf.account.used_bytes[GPU] == 2 * GRANULE
+        assert vault.catalog.account.used_bytes[GPU] == 2 * GRANULE
 
 
 async def test_others_have_a_quota_of_their_own_and_operators_none(machine, writer):
@@ -54,7 +54,7 @@ async def test_two_who_put_at_once_do_not_pass_a_quota_together(machine, writer,
             nursery.start_soon(fill, first, writer.process)
             nursery.start_soon(fill, second, other.process)
         assert len(refused) == 1
-        assert vault.shelf.account.used_bytes[GPU] == 2 * GRANULE
+        assert vault.catalog.account.used_bytes[GPU] == 2 * GRANULE
 
 
 async def test_a_leases_memory_bounds_its_arenas_together_as_long_as_it_lives(machine, writer):

@@ -94,7 +94,7 @@ async def test_promotion_leaves_it_until_the_new_writer_keeps_its_own(machine, w
             own.publish(step=8)
             await keep(vault, arena, other.process, own)
         assert await step_of(vault, arena, other.process) == (2, 8)
-        await vault.janitor.settled()
+        await vault.reclaimer.settled()
         assert await vault.keeper.names() == ["s.000000000002"]
 
 
@@ -103,10 +103,10 @@ async def test_it_goes_with_its_arena(machine, writer, state):
         arena = await committed(vault, writer.process)
         before = descriptors()
         await keep(vault, arena, writer.process, state)
-        assert (vault.shelf.account.allocations, vault.view().held) == (2, 2)
+        assert (vault.catalog.account.allocations, vault.view().held) == (2, 2)
         await vault.arenas.close(arena.id, writer.process)
         await vault.arenas.remove(arena.id)
-        assert (vault.shelf.account.allocations, await vault.keeper.names()) == (0, [])
+        assert (vault.catalog.account.allocations, await vault.keeper.names()) == (0, [])
         await until(lambda: descriptors() == before - 1)  # the writer's pidfd
     async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
@@ -121,7 +121,7 @@ async def test_it_is_lost_with_its_keeper(machine, writer, state):
         os.kill(pid, signal.SIGKILL)
         await until(lambda: bool(machine.topics("arena.lost")))
         found = vault.arenas.find("model")
-        assert (found.generation, found.state_serial, vault.shelf.account.allocations) == (2, 0, 0)
+        assert (found.generation, found.state_serial, vault.catalog.account.allocations) == (2, 0, 0)
         with pytest.raises(StaleGeneration):
             await keep(vault, arena, writer.process, state)
         with State.create({"step": "uint64"}, generation=2) as again:
@@ -151,8 +151,8 @@ async def test_what_a_keeper_lost_is_given_again_in_one_step(machine, writer, ot
         assert await step_of(vault, again, other.process) == (again.state_serial, 8)
         assert await taken(vault, again, other.process) == {0: b"0"}
         assert (again.state_generation, again.generation) == (2, 2), "mpsd looks at it for signs of life"
-        await vault.janitor.settled()
-        assert len(await vault.keeper.names()) == vault.shelf.account.allocations + 1 == 3  # the layout counts not
+        await vault.reclaimer.settled()
+        assert len(await vault.keeper.names()) == vault.catalog.account.allocations + 1 == 3  # the layout counts not
 
 
 @pytest.mark.parametrize("generation", [1, 3])
@@ -165,7 +165,7 @@ async def test_a_commit_that_is_refused_keeps_no_state(machine, writer, generati
         with State.create({"step": "uint64"}, generation=generation) as made:
             with pytest.raises(BadRequest if generation == 3 else StaleGeneration):
                 await vault.arenas.commit(arena.id, min(generation, 2), writer.process, None, os.dup(made.fd))
-        assert (vault.shelf.account.allocations, await vault.keeper.names()) == (0, [])
+        assert (vault.catalog.account.allocations, await vault.keeper.names()) == (0, [])
 
 
 # -- who may, and how many ---------------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ async def test_it_counts_as_a_descriptor(machine, writer, state):
             await keep(vault, arena, writer.process, state)
         with pytest.raises(NoRoom, match=r"vault\.max_allocations"):
             await put(vault, arena, writer.process, 0)
-        await vault.janitor.settled()
-        assert (await vault.keeper.names(), vault.shelf.account.allocations) == (["s.000000000003"], 1)
+        await vault.reclaimer.settled()
+        assert (await vault.keeper.names(), vault.catalog.account.allocations) == (["s.000000000003"], 1)
         second = await opened(vault, writer.process, replace(SPEC, name="second"))
         with pytest.raises(NoRoom, match=r"vault\.max_allocations"):
             await keep(vault, second, writer.process, state)
@@ -211,7 +211,7 @@ async def test_what_the_keeper_refused_is_not_counted(machine, writer, state, mo
         monkeypatch.setattr(vault.keeper, "put", fail)
         with pytest.raises(KeeperFailed):
             await keep(vault, arena, writer.process, state)
-        assert (vault.arenas.find("model").state_serial, vault.shelf.account.allocations) == (1, 1)
+        assert (vault.arenas.find("model").state_serial, vault.catalog.account.allocations) == (1, 1)
         assert await step_of(vault, arena, writer.process) == (1, None)
 
 

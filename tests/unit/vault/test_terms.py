@@ -42,7 +42,7 @@ async def test_a_reader_is_promoted_to_the_last_commit(machine, writer, other):
         assert [each["access"] for each in machine.topics("arena.opened")] == ["write", "read"]
         vault.arenas.tell_promoted(arena)
         assert machine.topics("arena.opened")[-1]["access"] == "write"
-        assert vault.shelf.account.used_bytes[SPEC.gpu] == 2 * GRANULE
+        assert vault.catalog.account.used_bytes[SPEC.gpu] == 2 * GRANULE
     async with machine.vault() as vault:
         assert facts(vault) == (2, other.process, (), 2 * GRANULE, 2)
 
@@ -214,11 +214,11 @@ async def test_what_the_one_before_has_under_way_comes_to_nothing(machine, write
         slow.set()
         while nursery.child_tasks:
             await trio.lowlevel.checkpoint()
-        await vault.janitor.settled()
+        await vault.reclaimer.settled()
         assert facts(vault) == (2, other.process, (), GRANULE, 1)
-        account = vault.shelf.account
+        account = vault.catalog.account
         assert (account.used_bytes[SPEC.gpu], account.allocations) == (GRANULE, 1)
-        assert await vault.keeper.names() == vault.shelf.find("model").names()
+        assert await vault.keeper.names() == vault.catalog.find("model").names()
 
 
 # -- handing over ------------------------------------------------------------------------------------------------------
@@ -239,9 +239,9 @@ async def test_a_writer_that_steps_down_is_a_reader_of_the_last_commit(machine, 
 
 
 async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(machine, writer, other):
+    served: set[int] = set()
+    machine.is_served = served.__contains__
     async with machine.vault() as vault, trio.open_nursery() as nursery:
-        served: set[int] = set()
-        vault.arenas.reserve(served.__contains__)
         arena = await opened(vault, writer.process)
         refusals = []
 
@@ -251,7 +251,7 @@ async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(machine, w
             refusals.append(other.process)
 
         nursery.start_soon(wait)
-        await until(lambda: len(vault.shelf.find("model").queue) == 1)
+        await until(lambda: len(vault.catalog.find("model").queue) == 1)
         served.add(arena.id)
         assert await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0) == arena  # it is the writer still
         vault.arenas.step_down(arena.id, 1, writer.process)

@@ -44,7 +44,7 @@ class Terminal(StringIO):
 
 
 @dataclass
-class Desk:
+class Console:
     """`sockets`: one for each kind of peer, since the kernel would report the same credentials for all of them."""
 
     daemon: FakeDaemon
@@ -89,14 +89,14 @@ def surroundings(out: StringIO, **environ: str) -> Surroundings:
 
 
 @asynccontextmanager
-async def open_desk(directory: Path, short_dir: Path) -> AsyncIterator[Desk]:
+async def open_console(directory: Path, short_dir: Path) -> AsyncIterator[Console]:
     async with open_daemon(directory) as daemon:
-        yield Desk(daemon, short_dir, {})
+        yield Console(daemon, short_dir, {})
 
 
-def furnish(desk: Desk) -> None:
+def furnish(console: Console) -> None:
     """Add to the standard contents: a container with memory of its own, a long name, a GPU of its own, faults."""
-    fakes = desk.daemon.fakes
+    fakes = console.daemon.fakes
     spec = LeaseSpec(
         "nightly-evaluation-of-the-large-model",
         Selector(SelectorKind.CGROUP, "3f2a9c0d1e2f"),
@@ -116,13 +116,13 @@ def furnish(desk: Desk) -> None:
     fakes.faults.keep(replace(suspected(), number=4, began_at=NOW + 1))  # since mpsd was started
     fakes.domains.members[0] = replace(fakes.domains.members[0], watched=True, shield=True, held=True)
     fakes.domains.members[1] = replace(fakes.domains.members[1], watched=True)
-    desk.daemon.fakes.failover.views[1] = served(desk)
-    desk.daemon.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
+    console.daemon.fakes.failover.views[1] = served(console)
+    console.daemon.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
 
 
-def served(desk: Desk) -> ServiceView:
+def served(console: Console) -> ServiceView:
     """That of arena 1, which has been through a fault."""
-    before = desk.daemon.fakes.failover.views[1]
+    before = console.daemon.fakes.failover.views[1]
     standby = MemberView(ProcessId(601, 6010), "d2", 1, MemberState.READY, False, True, NOW - 3600)
     late = MemberView(ProcessId(602, 6020), "d3", 1, MemberState.WARMING, False, True, NOW)
     return replace(
