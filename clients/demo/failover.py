@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from house import ROOT, House, Theatre, Unfit
+from control_daemon import ROOT, ControlDaemon, Unfit, Workspace
 from mpsd_client import Client, MpsdError, calls
 from throughput import plot, read, told
 
@@ -42,18 +42,18 @@ FAULT = "a co-runner's trap"
 class Act:
     """One service, its clients and the fault.  Guards that all it started ends with it."""
 
-    def __init__(self, name: str, theatre: Theatre, house: House, asked: argparse.Namespace) -> None:
-        self.name, self.theatre, self.house, self.asked = name, theatre, house, asked
+    def __init__(self, name: str, workspace: Workspace, daemon: ControlDaemon, asked: argparse.Namespace) -> None:
+        self.name, self.workspace, self.daemon, self.asked = name, workspace, daemon, asked
         self.record = asked.out.with_name(f"{asked.out.stem}-{name}.jsonl")
-        self.backend = theatre.directory / f"{name}.sock"
-        self.members = theatre.directory / f"{name}.events"
-        self.log = theatre.directory / f"{name}.log"  # the output of the quiet processes
+        self.backend = workspace.directory / f"{name}.sock"
+        self.members = workspace.directory / f"{name}.events"
+        self.log = workspace.directory / f"{name}.log"  # the output of the quiet processes
         self.processes: list[subprocess.Popen[str]] = []
         self.is_over = threading.Event()
 
     def play(self, begin: Callable[[], None], place_beside: Callable[[], None]) -> None:
         self.record.unlink(missing_ok=True)
-        self.house.open()
+        self.daemon.open()
         front = self.run(sys.executable, LLM / "front.py", "--listen", "127.0.0.1:0", "--backend", self.backend,
                          "--record", self.record, piped=True)  # fmt: skip
         assert front.stdout is not None
@@ -73,7 +73,7 @@ class Act:
         time.sleep(0.5 if self.asked.fast else TAIL_SECONDS)
 
     def strike(self) -> int:
-        words = (self.theatre.clients / "faulter", "trap", "--after", "0.3", "--linger", "0.2", "--json")
+        words = (self.workspace.clients / "faulter", "trap", "--after", "0.3", "--linger", "0.2", "--json")
         faulter = self.run(*words, piped=True)
         assert faulter.stdout is not None
         for line in faulter.stdout:
@@ -88,7 +88,7 @@ class Act:
     # -- members -----------------------------------------------------------------------------------------------------
 
     def member(self, *words: object) -> list[str]:
-        engine = ["--engine", "toy", "--pace", "0.005"] if self.theatre.backend == "sim" else ["--shape", self.asked.shape]
+        engine = ["--engine", "toy", "--pace", "0.005"] if self.workspace.backend == "sim" else ["--shape", self.asked.shape]
         argv = [self.asked.torch_python, LLM / "member.py", "--backend", self.backend, "--report", self.members]
         return list(map(str, [*argv, *engine, *words]))
 
@@ -119,7 +119,7 @@ class Act:
             mpsd.ask(calls.client_move(active.pid, active.domain))
 
     def mpsd(self) -> Client:
-        return Client(self.theatre.directory / "mpsd/pipe/mpsd.sock", program="demo")
+        return Client(self.workspace.directory / "mpsd/pipe/mpsd.sock", program="demo")
 
     # -- what came ---------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Act:
         path = [f"{ROOT}/clients/python", f"{ROOT}/clients/mpsctl"]
         if self.asked.torch_python != sys.executable:  # which need not have what mpsd_client imports
             path.append(sysconfig.get_path("purelib"))
-        env: Mapping[str, str] = {**self.house.clients, "PYTHONPATH": ":".join(path)}
+        env: Mapping[str, str] = {**self.daemon.clients, "PYTHONPATH": ":".join(path)}
         with self.log.open("a") as log:
             kept = log if quiet else None
             made = subprocess.Popen(
@@ -156,7 +156,7 @@ class Act:
             for each in self.processes:
                 with suppress(subprocess.TimeoutExpired):
                     each.wait(10)
-        self.house.close()
+        self.daemon.close()
 
     def wait_for(self, is_so: Callable[[], bool], otherwise: str) -> None:
         end = time.monotonic() + LIMIT_SECONDS
@@ -170,11 +170,11 @@ class Act:
         print(f"{self.name}: {text}", flush=True)
 
 
-def play(theatre: Theatre, asked: argparse.Namespace) -> Sequence[Path]:
+def play(workspace: Workspace, asked: argparse.Namespace) -> Sequence[Path]:
     """The records."""
     acts = []
-    for name, house in (("mpsd", theatre.mpsd_house), ("stock", theatre.vendor_house)):
-        act = Act(name, theatre, house(), asked)
+    for name, daemon in (("mpsd", workspace.mpsd_daemon), ("stock", workspace.vendor_daemon)):
+        act = Act(name, workspace, daemon(), asked)
         acts.append(act)
         try:
             if name == "mpsd":
@@ -197,17 +197,17 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out = asked.out.absolute()
     backend = asked.backend or ("gpu" if os.path.exists("/dev/nvidiactl") else "sim")
-    theatre = None
+    workspace = None
     try:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        theatre = Theatre.build(backend)
-        mpsd, stock = play(theatre, asked)
+        workspace = Workspace.build(backend)
+        mpsd, stock = play(workspace, asked)
     except (Unfit, OSError, MpsdError) as exc:
         print(f"The scene cannot be played: {exc}", file=sys.stderr)
         return 2
     finally:
-        if theatre:
-            theatre.clear()
+        if workspace:
+            workspace.clear()
     if backend == "sim":
         print("On the simulator, with a toy engine: these times mean nothing.")
     records = [read("mpsd, with a standby", mpsd), read("the vendor's MPS, started again", stock)]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from house import House, Theatre, Unfit
+from control_daemon import ControlDaemon, Unfit, Workspace
 from stage import Stage
 from tenants import Program, Tenant
 
@@ -33,8 +33,8 @@ class Scene:
 
     stage: Stage
     pace: Pace
-    theatre: Theatre
-    house: House
+    workspace: Workspace
+    daemon: ControlDaemon
     a: Tenant
     b: Tenant
     c: Tenant
@@ -49,9 +49,9 @@ class Scene:
     def play(self) -> None:
         self.stage.open([tenant.draw for tenant in self.tenants])
         self.stage.tell("$ nvidia-cuda-mps-control -d", "dim")
-        self.house.open()
+        self.daemon.open()
         for tenant in (self.a, self.b):
-            tenant.start(self.theatre.clients, self.house.clients)
+            tenant.start(self.workspace.clients, self.daemon.clients)
             self.wait_for(lambda tenant=tenant: tenant.is_counting, _START_SECONDS, f"{tenant.name} did not start")
             self.stage.tell(f"{tenant.name} counts, {tenant.waited_seconds:.2f} s after it was started")
         self.wait(self.pace.before)
@@ -69,14 +69,14 @@ class Scene:
             tenant.end()
         if self.broken:
             self.broken.end()
-        self.house.close()
+        self.daemon.close()
 
     # -- the scene ---------------------------------------------------------------------------------------------------
 
     def _fault(self) -> None:
         self.stage.tell("B starts a second program.  It has a bug ...", "bold")
-        arguments = [str(self.theatre.clients / "faulter"), "oob_write", "--after", "0.3", "--linger", str(self.pace.linger)]
-        self.broken = Program(arguments, self.house.clients, self.b.user)
+        arguments = [str(self.workspace.clients / "faulter"), "oob_write", "--after", "0.3", "--linger", str(self.pace.linger)]
+        self.broken = Program(arguments, self.daemon.clients, self.b.user)
         said: list[str] = []
 
         def has_faulted() -> bool:
@@ -92,7 +92,7 @@ class Scene:
 
     def _late_comer(self) -> None:
         self.stage.tell("C starts.")
-        self.c.start(self.theatre.clients, self.house.clients)
+        self.c.start(self.workspace.clients, self.daemon.clients)
         self._tell_servers()
         deadline = time.monotonic() + self.pace.linger + _START_SECONDS
         while not self.c.is_counting:
@@ -102,12 +102,12 @@ class Scene:
                 if self.c.refusals == 1:
                     self.stage.tell(f"C is refused: {self.c.error}.  It tries again.", "wait")
                 self.wait(self.pace.retry)
-                self.c.start(self.theatre.clients, self.house.clients)
+                self.c.start(self.workspace.clients, self.daemon.clients)
         self.stage.tell(f"C counts, {self.c.waited_seconds:.2f} s after its first attempt.", "good")
 
     def _tell_servers(self) -> None:
         self.stage.tell("$ echo get_server_status ... | nvidia-cuda-mps-control", "dim")
-        self.stage.tell("; ".join(f"server {pid}: {status}" for pid, status in self.house.servers()) or "no server")
+        self.stage.tell("; ".join(f"server {pid}: {status}" for pid, status in self.daemon.servers()) or "no server")
 
     # -- time --------------------------------------------------------------------------------------------------------
 

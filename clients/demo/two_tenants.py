@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 
-from house import House, Theatre, Unfit
+from control_daemon import ControlDaemon, Unfit, Workspace
 from scene import FAST, Pace, Scene
 from stage import Stage
 from tenants import Tenant, User
@@ -24,12 +24,12 @@ _AT_ONCE_SECONDS = 5.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def play_both(stage: Stage, pace: Pace, theatre: Theatre) -> bool:
+def play_both(stage: Stage, pace: Pace, workspace: Workspace) -> bool:
     """Return whether both acts went as announced."""
-    host = "the simulator stands in for driver and GPU" if theatre.backend == "sim" else "on this machine's GPU"
+    host = "the simulator stands in for driver and GPU" if workspace.backend == "sim" else "on this machine's GPU"
     stage.say(stage.paint("bold", "Two tenants, one GPU, one bug") + f"   ({host})", "")
     stage.pause(1.5)
-    one = User(ALICE if theatre.is_privileged else None)
+    one = User(ALICE if workspace.is_privileged else None)
     stage.say(
         stage.paint("bold", "ACT 1: the vendor's MPS"),
         "A and B share the GPU through one server, as MPS does.  They are one user: the",
@@ -37,19 +37,19 @@ def play_both(stage: Stage, pace: Pace, theatre: Theatre) -> bool:
         "",
     )
     stage.pause(2.5)
-    vendor = run_act(stage, pace, theatre, theatre.vendor_house(), one, one)
+    vendor = run_act(stage, pace, workspace, workspace.vendor_daemon(), one, one)
     stage.pause(3.0)
-    stage.say(stage.paint("bold", "ACT 2: mpsd, the same programs, the same commands"), *_second_intro(theatre), "")
+    stage.say(stage.paint("bold", "ACT 2: mpsd, the same programs, the same commands"), *_second_intro(workspace), "")
     stage.pause(2.5)
-    two = User(BOB) if theatre.is_privileged else one
-    mpsd = run_act(stage, pace, theatre, theatre.mpsd_house(), one, two)
+    two = User(BOB) if workspace.is_privileged else one
+    mpsd = run_act(stage, pace, workspace, workspace.mpsd_daemon(), one, two)
     stage.pause(1.5)
     print_table(stage, vendor, mpsd)
-    return judge(stage, vendor, mpsd, theatre.is_privileged)
+    return judge(stage, vendor, mpsd, workspace.is_privileged)
 
 
-def _second_intro(theatre: Theatre) -> tuple[str, ...]:
-    if theatre.is_privileged:
+def _second_intro(workspace: Workspace) -> tuple[str, ...]:
+    if workspace.is_privileged:
         return (
             "A and B are different users, so mpsd gives each a fault domain of its own.",
             "C is of B's user: it comes while that user's domain is in FAULT.",
@@ -60,9 +60,9 @@ def _second_intro(theatre: Theatre) -> tuple[str, ...]:
     )
 
 
-def run_act(stage: Stage, pace: Pace, theatre: Theatre, house: House, first: User, second: User) -> Scene:
+def run_act(stage: Stage, pace: Pace, workspace: Workspace, daemon: ControlDaemon, first: User, second: User) -> Scene:
     cast = (Tenant("A", first, stage), Tenant("B", second, stage), Tenant("C", second, stage))
-    scene = Scene(stage, pace, theatre, house, *cast)
+    scene = Scene(stage, pace, workspace, daemon, *cast)
     try:
         scene.play()
     finally:
@@ -137,10 +137,10 @@ def main() -> int:
     for number in _ENDING:
         signal.signal(number, _interrupt)
     stage = Stage(arguments.fast)
-    theatre = None
+    workspace = None
     try:
-        theatre = Theatre.build(backend)
-        return 0 if play_both(stage, FAST if arguments.fast else Pace(), theatre) else 1
+        workspace = Workspace.build(backend)
+        return 0 if play_both(stage, FAST if arguments.fast else Pace(), workspace) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has closed its end
@@ -152,8 +152,8 @@ def main() -> int:
     finally:
         for number in _ENDING:
             signal.signal(number, signal.SIG_IGN)  # clearing up is not to be interrupted, and has its deadlines
-        if theatre:
-            theatre.clear()
+        if workspace:
+            workspace.clear()
 
 
 def _interrupt(number: int, frame: object) -> None:

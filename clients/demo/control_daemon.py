@@ -1,4 +1,4 @@
-"""Where an act takes place: temporary directories, and a control daemon in them, the vendor's or mpsd.
+"""The temporary directories of an act, and the control daemon in them: the vendor's or mpsd.
 
 Both are started, asked and ended by the same words: `-d`, `get_server_list`, `quit`.
 """
@@ -36,7 +36,7 @@ class Unfit(Exception):
 
 
 @dataclass(slots=True)
-class Theatre:
+class Workspace:
     """Guards one temporary directory with everything in it, and that nothing started for the scene outlives it."""
 
     backend: str
@@ -46,7 +46,7 @@ class Theatre:
     is_privileged: bool  # mpsd can relay: clients of several users, a domain for each
 
     @classmethod
-    def build(cls, backend: str) -> "Theatre":
+    def build(cls, backend: str) -> "Workspace":
         """Raises Unfit."""
         parent = tempfile.gettempdir()
         directory = Path(tempfile.mkdtemp(prefix="mpsd-demo-", dir=parent if len(parent) <= _LONGEST_PARENT else "/tmp"))
@@ -76,25 +76,25 @@ class Theatre:
             kept |= {"MPSD_SIM_DIR": str(self.directory / "machine"), "LD_LIBRARY_PATH": ":".join(libraries)}
         return kept
 
-    def vendor_house(self) -> "House":
-        return self._house("vendor", self.vendor, {})
+    def vendor_daemon(self) -> "ControlDaemon":
+        return self._daemon("vendor", self.vendor, {})
 
-    def mpsd_house(self) -> "House":
+    def mpsd_daemon(self) -> "ControlDaemon":
         config = self.directory / "mpsd.toml"
         config.write_text(f'state_directory = "{self.directory}/state"\n[vendor]\ncontrol = "{self.vendor}"\n')
         beside = Path(sys.executable).with_name(paths.PROGRAM)
         front_end = beside if beside.exists() else ROOT / "clients/control" / paths.PROGRAM
         more = {"MPSD_CONFIG": str(config), "MPSD_BACKEND": self.backend, "MPSD_PYTHON": sys.executable}
-        return self._house("mpsd", front_end, more)
+        return self._daemon("mpsd", front_end, more)
 
-    def _house(self, name: str, program: Path, more: Mapping[str, str]) -> "House":
+    def _daemon(self, name: str, program: Path, more: Mapping[str, str]) -> "ControlDaemon":
         for part in ("pipe", "log"):
             (self.directory / name / part).mkdir(parents=True, mode=0o755)
         environ = self.environ(name)
         daemon = environ | more
         if "CUDA_VISIBLE_DEVICES" in os.environ:  # the daemon's alone: its clients count within what it serves
             daemon["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-        return House(program, daemon, environ)
+        return ControlDaemon(program, daemon, environ)
 
     def clear(self) -> None:
         """End all remaining processes of the scene, and remove its directory."""
@@ -118,7 +118,7 @@ class Theatre:
 
 
 @dataclass(slots=True)
-class House:
+class ControlDaemon:
     """One control daemon.  `clients`: the environment of those who come to it."""
 
     program: Path
@@ -152,7 +152,7 @@ class House:
         try:
             self._run([], "quit -t 1\n", _QUIT_SECONDS)
         except subprocess.TimeoutExpired:
-            pass  # Theatre.clear() ends what did not end by itself
+            pass  # Workspace.clear() ends what did not end by itself
 
     def _run(self, arguments: list[str], text: str, seconds: float) -> subprocess.CompletedProcess[str]:
         command = [str(self.program), *arguments]
