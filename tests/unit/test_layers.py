@@ -25,7 +25,7 @@ LAYERS = (
     ("wire", "gpu", "host"),
     ("config",),
     ("log",),
-    ("keeper", "domains", "leases", "uvm", "check"),
+    ("keeper", "domains", "leases", "uvm", "check", "images"),
     ("relay", "commands", "stop", "vault", "health", "sentinel"),
     ("faults",),
     ("services",),

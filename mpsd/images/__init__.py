@@ -1,0 +1,1 @@
+"""Images of arenas: complete or absent, each block stored once.  Prose: docs/images.md."""

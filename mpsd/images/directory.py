@@ -1,0 +1,247 @@
+"""The directory of one user's images: its files, its lock and its key.
+
+    DIRECTORY/            0700, of the user who takes the images; so are all files in it, 0600
+      key                 of the keyed hash (rules/block_hash.py)
+      lock                flock: whoever adds or removes an image, or opens one
+      complete/NAME       manifests
+      removed/NAME.RANDOM manifests of removed images, as long as a process still uses them
+      packs/NUMBER        blocks; flock: of the process that writes it
+      manifest-new        a manifest that is being written, under the lock
+
+Prose: docs/images.md, "The directory".
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from mpsd.errors import BadRequest, NoRoom, UnusablePath
+from mpsd.host.trusted_directories import open_directory
+from mpsd.images.rules.block_hash import KEY_BYTES, BlockHash
+from mpsd.images.rules.manifest import MOST_MANIFEST_BYTES, Manifest, decode, encode
+from mpsd.images.rules.naming import check_name
+from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
+
+MANIFEST_IN_WORK = "manifest-new"
+LOCK_SECONDS = 60.0  # what others do under the lock takes far less than a second; a hung disk may take for ever
+_POLL_SECONDS = 0.01
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: the name may be a FIFO's
+
+
+class Held(Struct, frozen=True):
+    """A manifest that its holder uses: nothing removes its blocks until `descriptor`, with its shared flock, is closed."""
+
+    manifest: Manifest
+    descriptor: int
+
+
+class ImageDirectory:
+    """Guards the names: which images exist, and which files belong to none.  Owns its descriptors."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise UnusablePath if others can write there, or if the key is missing but images exist."""
+        path = path.absolute()
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UnusablePath(f"{path.parent}: {exc.strerror}") from None
+        self.path = path
+        self._owned: list[int] = []
+        try:
+            self.top = self._own(open_directory(path, make_mode=0o700).descriptor)
+        except UnusablePath as exc:
+            raise UnusablePath(f"{path}: {exc}") from None
+        try:
+            self.complete, self.removed, self.packs = (self._folder(name) for name in ("complete", "removed", "packs"))
+            with self.locked():
+                self.hash_of = BlockHash(self._key())
+        except BaseException:
+            self.close()
+            raise
+
+    def _own(self, descriptor: int) -> int:
+        self._owned.append(descriptor)
+        return descriptor
+
+    def close(self) -> None:
+        while self._owned:
+            os.close(self._owned.pop())
+
+    def _folder(self, name: str) -> int:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.top)
+            os.fsync(self.top)
+        return self._own(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.top))
+
+    def _key(self) -> bytes:
+        """Return the key, which the first caller makes."""
+        with suppress(FileNotFoundError):
+            key = read_file(self.top, "key", KEY_BYTES + 1)
+            if len(key) == KEY_BYTES:
+                return key
+            raise UnusablePath(f"{self.path}/key has {len(key)} bytes, not {KEY_BYTES}: restore it from a backup")
+        if os.listdir(self.complete):
+            raise UnusablePath(f"{self.path}/key is missing: restore it from a backup; without it no image can be checked")
+        key = os.urandom(KEY_BYTES)
+        write_file(self.top, "key.new", key)
+        os.rename("key.new", "key", src_dir_fd=self.top, dst_dir_fd=self.top)
+        os.fsync(self.top)
+        return key
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory's lock.  Raise UnusablePath if others hold it for LOCK_SECONDS."""
+        descriptor = os.open("lock", os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600, dir_fd=self.top)
+        try:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise UnusablePath(f"{self.path}/lock: another process has held it for {LOCK_SECONDS:.0f} s")
+                time.sleep(_POLL_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def names(self) -> list[str]:
+        """Return the names of the complete images."""
+        return sorted(os.listdir(self.complete))
+
+    def read(self, name: str) -> Manifest:
+        """Raise NoSuchImage or ImageDamaged."""
+        found = self._open(name)
+        try:
+            return self._decode(name, found)
+        finally:
+            os.close(found)
+
+    def hold(self, name: str) -> Held:
+        """Read a manifest, and keep its blocks until the descriptor is closed.  The lock is held.  Raise as `read`."""
+        found = self._open(name)
+        try:
+            fcntl.flock(found, fcntl.LOCK_SH)  # never waits: the only exclusive lock is taken under the directory's lock
+            return Held(self._decode(name, found), found)
+        except BaseException:
+            os.close(found)
+            raise
+
+    def _open(self, name: str) -> int:
+        check_name(name)
+        try:
+            return os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=self.complete)
+        except FileNotFoundError:
+            raise NoSuchImage(f"there is no image {name} in {self.path}") from None
+
+    def _decode(self, name: str, descriptor: int) -> Manifest:
+        try:
+            found = decode(read_descriptor(descriptor, MOST_MANIFEST_BYTES), self.hash_of)
+        except ImageDamaged as exc:
+            raise ImageDamaged(f"image {name}: {exc}") from None
+        if found.name != name:
+            raise ImageDamaged(f"image {name}: its manifest is that of image {found.name}")
+        return found
+
+    def remove(self, name: str) -> None:
+        """Let an image be no more; `collect` frees its blocks.  Raise NoSuchImage."""
+        check_name(name)
+        with self.locked():
+            try:
+                place = f"{name}.{os.urandom(8).hex()}"
+                os.rename(name, place, src_dir_fd=self.complete, dst_dir_fd=self.removed)
+            except FileNotFoundError:
+                raise NoSuchImage(f"there is no image {name} in {self.path}") from None
+            os.fsync(self.removed)
+            os.fsync(self.complete)
+
+    def removed_in_use(self) -> list[Manifest]:
+        """Return the removed images that a process still uses; forget the others.  The lock is held."""
+        used = []
+        for name in os.listdir(self.removed):
+            found = os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=self.removed)
+            try:
+                if try_lock(found):
+                    os.unlink(name, dir_fd=self.removed)
+                else:
+                    used.append(decode(read_descriptor(found, MOST_MANIFEST_BYTES), self.hash_of))
+            finally:
+                os.close(found)
+        return used
+
+    def publish(self, manifest: Manifest) -> None:
+        """Let an image be complete: its blocks are on the disk.  The lock is held.  Raise BadRequest, NoRoom or OSError."""
+        check_free(self, manifest.name)
+        try:
+            write_file(self.top, MANIFEST_IN_WORK, encode(manifest, self.hash_of))
+        except OSError as exc:
+            raise explained(exc) from None
+        os.rename(MANIFEST_IN_WORK, manifest.name, src_dir_fd=self.top, dst_dir_fd=self.complete)
+        os.fsync(self.complete)
+
+    def stored_bytes(self) -> int:
+        """Return the disk space of all packs."""
+        return sum(_disk_bytes(self.packs, name) for name in os.listdir(self.packs))
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the exclusive flock if no other open file has one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _disk_bytes(directory: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0  # another process has removed it in between
+
+
+def read_file(directory: int, name: str, most: int) -> bytes:
+    found = os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=directory)
+    try:
+        return read_descriptor(found, most)
+    finally:
+        os.close(found)
+
+
+def read_descriptor(descriptor: int, most: int) -> bytes:
+    """Return the file's bytes.  Raise ImageDamaged if it is no regular file or larger than `most`."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        raise ImageDamaged("its manifest is no file of a manifest's size")
+    data = bytearray()
+    while piece := os.pread(descriptor, min(found.st_size - len(data), 1 << 30), len(data)):
+        data += piece
+    return bytes(data)
+
+
+def write_file(directory: int, name: str, data: bytes) -> None:
+    """Write a file and wait until the disk has it.  Raise OSError."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN_FLAGS, 0o600, dir_fd=directory)
+    try:
+        at = 0
+        while at < len(data):
+            at += os.write(descriptor, memoryview(data)[at:])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_free(directory: ImageDirectory, name: str) -> None:
+    """Raise BadRequest if an image has the name."""
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=directory.complete, follow_symlinks=False)
+        raise BadRequest(f"an image has the name {name} already: choose another, or remove that one")
+
+
+def explained(error: OSError) -> Exception:
+    """Return NoRoom if the disk, or the user's quota of the file system, has no space left; else the error itself."""
+    return NoRoom("the disk of the images is full") if error.errno in (errno.ENOSPC, errno.EDQUOT) else error

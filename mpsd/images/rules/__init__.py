@@ -1,0 +1,1 @@
+"""Decisions about images: the manifest's format, hashes, retention, export.  Pure."""

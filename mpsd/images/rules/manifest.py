@@ -1,0 +1,201 @@
+"""The manifest of an image: its arenas, and where each of their blocks is stored.
+
+    0    8  "mpsdimg" and a zero byte
+    8    2  major version, u16 LE: another one is refused
+    10   2  minor version, u16 LE: later ones add fields, which are ignored
+    12   4  length of the body, u32 LE
+    16  16  keyed hash of the bytes 0 to 15 and of the body
+    32      the body: a MessagePack map, as of the structures below
+
+Pure.  Prose: docs/images.md, "The manifest".
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import msgspec
+from msgspec import Struct
+
+from mpsd.errors import BadRequest
+from mpsd.images.rules.block_hash import HASH_BYTES, BlockHash
+from mpsd.images.rules.refusals import ImageDamaged
+from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
+
+BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
+MOST_MANIFEST_BYTES = 512 << 20
+MOST_STATE_BYTES = 4 << 20  # of a forward state's file
+_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 1, 0
+_HEAD = struct.Struct("<8sHHI")
+_PLACE = struct.Struct(f"<{HASH_BYTES}sII")
+BODY_AT = _HEAD.size + HASH_BYTES
+
+
+class BlockPlace(Struct, frozen=True, gc=False):
+    """A stored block: its keyed hash, the number of its pack, and its slot there, in blocks."""
+
+    id: bytes
+    pack: int
+    slot: int
+
+
+class ArenaFacts(Struct, frozen=True):
+    """What an arena was at the instant of the image, without its bytes; as in mpsd/model/arena.py.
+
+    allocations: (offset, bytes) each, by offset.  layout: the bytes of the last commit's.  state: of the forward state's file,
+    from the writer of state_generation; empty: there was none.
+    """
+
+    name: str
+    gpu: str
+    base: int
+    window_bytes: int
+    capacity_bytes: int
+    allocations: tuple[tuple[int, int], ...]
+    commit: int = 0
+    generation: int = 0
+    layout: bytes = b""
+    state: bytes = b""
+    state_generation: int = 0
+
+    @property
+    def content_bytes(self) -> int:
+        return sum(size for _, size in self.allocations)
+
+
+class ArenaImage(Struct, frozen=True):
+    """An arena with its blocks: the places of all blocks, in the order of their offsets, 24 bytes each."""
+
+    facts: ArenaFacts
+    places: bytes
+
+    def place(self, number: int) -> BlockPlace:
+        return BlockPlace(*_PLACE.unpack_from(self.places, number * _PLACE.size))
+
+
+class Manifest(Struct, frozen=True):
+    """A complete image.  Times are seconds since the epoch; instant: what the bytes are of.
+
+    group: the arenas were taken at one instant, under this name; "": one arena alone.
+    digest: keyed hash over the hashes of all blocks, in their order.
+    """
+
+    name: str
+    group: str
+    instant: float
+    written_at: float
+    digest: bytes
+    arenas: tuple[ArenaImage, ...]
+
+    @property
+    def series(self) -> str:
+        """The name of the images that follow each other."""
+        return self.group or self.arenas[0].facts.name
+
+    @property
+    def content_bytes(self) -> int:
+        return sum(each.facts.content_bytes for each in self.arenas)
+
+    def places(self) -> Iterator[BlockPlace]:
+        """Yield the places of all blocks of all arenas."""
+        for arena in self.arenas:
+            yield from read_places(arena.places)
+
+
+def read_places(places: bytes) -> Iterator[BlockPlace]:
+    return (BlockPlace(*each) for each in _PLACE.iter_unpack(places))
+
+
+def write_places(places: Sequence[BlockPlace]) -> bytes:
+    return b"".join(_PLACE.pack(each.id, each.pack, each.slot) for each in places)
+
+
+def digest_of(places: Iterator[BlockPlace], hash_of: BlockHash) -> bytes:
+    return hash_of(b"".join(each.id for each in places))
+
+
+def block_offsets(facts: ArenaFacts) -> Iterator[int]:
+    """Yield the offset of each block, ascending."""
+    for offset, size in facts.allocations:
+        yield from range(offset, offset + size, BLOCK_BYTES)
+
+
+class BlockNumbers:
+    """The numbers of an arena's blocks, from 0 on by offset, and the offset of each."""
+
+    def __init__(self, facts: ArenaFacts) -> None:
+        self._starts = [offset for offset, _ in facts.allocations]
+        self._before = list(accumulate((size // BLOCK_BYTES for _, size in facts.allocations), initial=0))
+
+    @property
+    def count(self) -> int:
+        return self._before[-1]
+
+    def number(self, offset: int) -> int:
+        """Return the number of the block that begins at the offset.  Raise BadRequest if none does."""
+        at = bisect_right(self._starts, offset) - 1
+        if at >= 0 and (offset - self._starts[at]) % BLOCK_BYTES == 0:
+            number = self._before[at] + (offset - self._starts[at]) // BLOCK_BYTES
+            if number < self._before[at + 1]:
+                return number
+        raise BadRequest(f"no block of the arena begins at offset {offset:#x}")
+
+
+def check_facts(arenas: Sequence[ArenaFacts]) -> None:
+    """Check what an image is to be made of.  Raise BadRequest."""
+    if not arenas:
+        raise BadRequest("an image has at least one arena")
+    if len({each.name for each in arenas}) < len(arenas):
+        raise BadRequest("an arena is named twice")
+    for each in arenas:
+        if why := _why_not(each):
+            raise BadRequest(f"arena {each.name}: {why}")
+
+
+def _why_not(facts: ArenaFacts) -> str:
+    end = 0
+    for offset, size in facts.allocations:
+        if size <= 0 or offset % BLOCK_BYTES or size % BLOCK_BYTES:
+            return f"an allocation of {size} bytes at {offset:#x} is not of whole blocks"
+        if offset < end:
+            return f"the allocation at {offset:#x} overlaps the one before it"
+        end = offset + size
+    if not end <= facts.window_bytes <= MOST_WINDOW_BYTES:
+        return f"its memory ends at {end:#x}, its window at {facts.window_bytes:#x}"
+    if len(facts.layout) > MOST_LAYOUT_BYTES or len(facts.state) > MOST_STATE_BYTES:
+        return f"a layout of {len(facts.layout)} bytes, a state of {len(facts.state)}"
+    return ""
+
+
+def encode(manifest: Manifest, hash_of: BlockHash) -> bytes:
+    """Return the bytes of the manifest's file.  Raise BadRequest if it is larger than the limit."""
+    body = msgspec.msgpack.encode(manifest)
+    if len(body) + BODY_AT > MOST_MANIFEST_BYTES:
+        raise BadRequest(f"the image's manifest of {len(body)} bytes is over the limit of {MOST_MANIFEST_BYTES}")
+    head = _HEAD.pack(_MAGIC, MAJOR, MINOR, len(body))
+    return head + hash_of(head + body) + body
+
+
+def decode(data: bytes, hash_of: BlockHash) -> Manifest:
+    """Parse a manifest's file.  Raise ImageDamaged with the reason: it is cut off, changed, or of another version."""
+    if len(data) < BODY_AT:
+        raise ImageDamaged(f"its manifest has {len(data)} bytes, fewer than a head")
+    magic, major, _, length = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        raise ImageDamaged("its manifest does not begin as one")
+    if major != MAJOR:
+        raise ImageDamaged(f"its manifest has version {major}, this mpsd reads {MAJOR}")
+    if length != len(data) - BODY_AT:
+        raise ImageDamaged(f"its manifest's body has {len(data) - BODY_AT} bytes, {length} are declared")
+    if hash_of(data[: _HEAD.size] + data[BODY_AT:]) != data[_HEAD.size : BODY_AT]:
+        raise ImageDamaged("its manifest was changed: the hash differs")
+    try:
+        found = msgspec.msgpack.decode(data[BODY_AT:], type=Manifest)
+        check_facts([each.facts for each in found.arenas])
+    except (msgspec.MsgspecError, BadRequest) as exc:
+        raise ImageDamaged(f"its manifest is none: {exc}") from None
+    for each in found.arenas:
+        if len(each.places) != BlockNumbers(each.facts).count * _PLACE.size:
+            raise ImageDamaged(f"its manifest does not name every block of arena {each.facts.name}")
+    return found

@@ -1,0 +1,23 @@
+"""Which images are kept.  Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from mpsd.images.rules.manifest import Manifest
+
+
+def plan_removal(images: Iterable[Manifest], now: float, keep: int | None, age_seconds: float | None) -> list[Manifest]:
+    """Return the images to remove: all but the newest `keep` of each series, and those older than `age_seconds`.
+
+    None: no limit.  The newest of each series stays, however old it is.
+    """
+    series = defaultdict(list)
+    for each in images:
+        series[each.series].append(each)
+    gone = []
+    for those in series.values():
+        those.sort(key=lambda each: each.instant, reverse=True)
+        for place, each in enumerate(those[1:], 1):
+            if (keep is not None and place >= keep) or (age_seconds is not None and now - each.instant > age_seconds):
+                gone.append(each)
+    return gone

@@ -1,0 +1,201 @@
+"""Write an image: each block that no image of the directory has yet, once; the manifest last."""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from mpsd.errors import BadRequest, NoRoom
+from mpsd.images.directory import Held, ImageDirectory
+from mpsd.images.pack import Pack
+from mpsd.images.rules.block_hash import Bytes
+from mpsd.images.rules.manifest import (
+    BLOCK_BYTES,
+    ArenaFacts,
+    ArenaImage,
+    BlockNumbers,
+    BlockPlace,
+    Manifest,
+    block_offsets,
+    check_facts,
+    digest_of,
+    write_places,
+)
+from mpsd.images.rules.refusals import ImageDamaged
+
+
+class ImageWriter:
+    """Guards that the image exists completely, on the disk, or not at all.  Owns the pack and the descriptors of `held`.
+
+    held: the images that were complete when this one was begun; their blocks are shared, and stay until this one is closed.
+    Threads can add blocks at the same time, but not the same block.
+    """
+
+    def __init__(
+        self, directory: ImageDirectory, name: str, group: str, held: Sequence[Held], pack: Pack, quota_bytes: int | None
+    ) -> None:
+        self._directory = directory
+        self._name = name
+        self._group = group
+        self._held = held
+        self._pack = pack
+        self._quota_bytes = quota_bytes
+        self._lock = threading.Lock()  # protects what follows; no system call is made under it
+        self._places: dict[tuple[str, int], BlockPlace] = {}  # by arena and offset
+        self._known = {place.id: place for one in held for place in one.manifest.places()}
+        self._uses: Counter[int] = Counter()  # of this pack's slots, by how many blocks
+        self._being_written: set[int] = set()
+        self._free: list[int] = []
+        self._slots = 0
+        self._room = self._measure_room()
+        self._failure: Exception | None = None
+        self._is_open = True
+        self._is_finished = False
+
+    def _measure_room(self) -> float:
+        """Return how many blocks the quota allows; infinity without a quota."""
+        if self._quota_bytes is None:
+            return float("inf")
+        return (self._quota_bytes - self._directory.stored_bytes()) // BLOCK_BYTES
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def new_bytes(self) -> int:
+        """The bytes of the blocks that no image had before."""
+        return len(self._uses) * BLOCK_BYTES
+
+    def add(self, arena: str, offset: int, data: Bytes) -> None:
+        """Store the block at the offset of the arena, instead of the one that was added there before.
+
+        Raise NoRoom: the disk, or the quota.  After any exception the image cannot be finished.
+        """
+        if memoryview(data).nbytes != BLOCK_BYTES:
+            raise BadRequest(f"a block of {memoryview(data).nbytes} bytes at {offset:#x} instead of {BLOCK_BYTES}")
+        place, is_new = self._place((arena, offset), self._directory.hash_of(data))
+        if not is_new:
+            return
+        try:
+            self._pack.write(place.slot, data)
+        except BaseException as exc:
+            self._failure = exc if isinstance(exc, NoRoom) else BadRequest(f"a block could not be written: {exc}")
+            raise
+        finally:
+            with self._lock:
+                self._being_written.discard(place.slot)
+
+    def _place(self, where: tuple[str, int], block_id: bytes) -> tuple[BlockPlace, bool]:
+        """Choose where the block is; return whether it has to be written there."""
+        with self._lock:
+            place = self._known.get(block_id)
+            is_new = place is None
+            if place is None:
+                place = BlockPlace(block_id, self._pack.number, self._free_slot())
+                self._known[block_id] = place
+                self._being_written.add(place.slot)
+            self._use(where, place)
+            return place, is_new
+
+    def _free_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        if self._slots >= self._room:
+            self._failure = NoRoom(f"the quota of {self._quota_bytes} bytes for images is used up: remove some")
+            raise self._failure
+        self._slots += 1
+        return self._slots - 1
+
+    def _use(self, where: tuple[str, int], place: BlockPlace) -> None:
+        old, self._places[where] = self._places.get(where), place
+        if place.pack == self._pack.number:
+            self._uses[place.slot] += 1
+        if old is not None:
+            self._release(old)
+
+    def _release(self, place: BlockPlace) -> None:
+        if place.pack != self._pack.number:
+            return
+        self._uses[place.slot] -= 1
+        if not self._uses[place.slot]:
+            del self._uses[place.slot]
+            del self._known[place.id]
+            if place.slot not in self._being_written:
+                self._free.append(place.slot)
+
+    def reuse(self, arena: str, offset: int, base: str) -> None:
+        """Declare that the block is the one that the image `base` has at this offset of this arena.
+
+        Raise BadRequest if that image did not exist when this one was begun, or has no such block.
+        """
+        for one in self._held:
+            if one.manifest.name == base:
+                for each in one.manifest.arenas:
+                    if each.facts.name == arena:
+                        place = each.place(BlockNumbers(each.facts).number(offset))
+                        with self._lock:
+                            self._use((arena, offset), place)
+                        return
+        raise BadRequest(f"image {base} has no arena {arena} that this image could share blocks with")
+
+    def finish(self, instant: float, arenas: Sequence[ArenaFacts]) -> Manifest:
+        """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.
+
+        Blocks that were added outside the arenas' allocations are dropped.  Raise BadRequest if a block is missing, or an image
+        of the name was finished meanwhile; NoRoom.
+        """
+        if self._failure is not None:
+            raise self._failure
+        check_facts(arenas)
+        wanted = [(each.name, offset) for each in arenas for offset in block_offsets(each)]
+        for arena, offset in wanted:
+            if (arena, offset) not in self._places:
+                raise BadRequest(f"arena {arena}: the block at {offset:#x} was not added")
+        for where in self._places.keys() - set(wanted):
+            self._release(self._places.pop(where))
+        self._pack.sync()
+        with self._directory.locked():
+            self._share_with_later()
+            manifest = self._manifest(instant, arenas)
+            self._directory.publish(manifest)
+        self._is_finished = True
+        self.close()
+        return manifest
+
+    def _manifest(self, instant: float, arenas: Sequence[ArenaFacts]) -> Manifest:
+        places = [[self._places[each.name, offset] for offset in block_offsets(each)] for each in arenas]
+        made = tuple(ArenaImage(facts, write_places(each)) for facts, each in zip(arenas, places, strict=True))
+        digest = digest_of((place for each in places for place in each), self._directory.hash_of)
+        return Manifest(self._name, self._group, instant, time.time(), digest, made)
+
+    def _share_with_later(self) -> None:
+        """Share blocks with images that were completed since this one was begun.  The directory's lock is held."""
+        before = {one.manifest.name for one in self._held}
+        stored: dict[bytes, BlockPlace] = {}
+        for name in self._directory.names():
+            if name not in before:
+                with suppress(ImageDamaged):
+                    stored |= {place.id: place for place in self._directory.read(name).places()}
+        for where, place in list(self._places.items()) if stored else ():
+            if place.pack == self._pack.number and place.id in stored:
+                self._use(where, stored[place.id])
+
+    def close(self) -> None:
+        """Release everything; an image that was not finished leaves nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        used = sorted(self._uses) if self._is_finished else []
+        with suppress(OSError):  # `collect` repeats it
+            if len(used) < self._slots or not used:
+                self._pack.trim(used)
+        self._pack.close()
+        for one in self._held:
+            os.close(one.descriptor)
