@@ -25,11 +25,16 @@ def is_contained(evidence: Iterable[Observation]) -> bool:
     return bool(told) and all(told)
 
 
+def prompt_signs(evidence: Sequence[Observation]) -> list[int]:
+    """Return the times of the signs that come before a client can notice the fault."""
+    return [each.seen_ns for each in evidence if tells_of_fault(each) and each.source in _PROMPT]
+
+
 def gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
     """Return the processes that ended by themselves before the first sign, so lost nothing.
 
     Only prompt sources count: other signs may come after the ends of the victims.
     """
-    signs = [each.seen_ns for each in evidence if tells_of_fault(each) and each.source in _PROMPT]
+    signs = prompt_signs(evidence)
     ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]
     return frozenset(each.process for each in ends if each.process and signs and each.seen_ns < min(signs))

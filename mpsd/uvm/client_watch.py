@@ -27,7 +27,7 @@ from mpsd.host.inspector import Inspector
 from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
-from mpsd.model.fault import Observation
+from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.client_descriptors import ProcessEnded
@@ -327,7 +327,16 @@ class Watch(Struct, eq=False):
                 while self._is_worth_holding:
                     with trio.move_on_after(_COMPANY_SECONDS):  # the clients in its domain are polled
                         await self._released.wait()
-            log.info("uvm.released", pid=self.process.pid, seconds=round(trio.current_time() - began, 3))
+            seconds = round(trio.current_time() - began, 3)
+            log.info("uvm.released", pid=self.process.pid, seconds=seconds)
+            if self._is_worth_holding:  # what still runs is about to end its co-runners
+                self._tell_unheld(seconds)
+
+    def _tell_unheld(self, seconds: float) -> None:
+        """Report that a fault in the domain from now on may come of this client's end, which was `seconds` ago."""
+        text = f"pid {self.process.pid} was killed; mpsd held its GPU work for {seconds} s, and stops"
+        host, now_ns = FaultClass.HOST, time.monotonic_ns()
+        self.around.publish(Observation(Source.PROCESS, now_ns, host, domain=self.domain, process=self.process, text=text))
 
     @property
     def _is_worth_holding(self) -> bool:

@@ -121,6 +121,23 @@ def test_who_is_killed_in_a_kernel_takes_others_along_unless_held(machine: Machi
         assert innocent.error() == 700
 
 
+@pytest.mark.slow
+def test_an_array_that_is_killed_is_nobodys_fault(machine: Machine) -> None:
+    """Its kernels do not end, so they end the co-runners once mpsd no longer holds them; meanwhile another client ends well."""
+    machine.configure('[faults]\nhold_seconds = 3.0\ncrash_pause_max = 0.0\n')
+    machine.start()
+    innocent = machine.counter().ready()
+    array = [machine.client("faulter", "killed_hang", "--after", "0.3").ready() for _ in range(5)]
+    assert {machine.domain_of(each) for each in array} == {machine.domain_of(innocent)}
+    assert [each.status() for each in array] == [-signal.SIGKILL] * len(array)
+    assert machine.client("counter", "--seconds", "0.5").status() == 0
+    assert innocent.error() == 700
+    with machine.mpsd() as mpsd:
+        (fault,) = wait_for("the fault", lambda: mpsd.ask(calls.fault_list()).items)
+        assert (fault.fault_class, fault.culprit) == ("host", None)
+        assert not mpsd.ask(calls.blame_list()).items
+
+
 def dumping(machine: Machine) -> dict[str, str]:
     return environment(machine.pipe / "cores")
 

@@ -171,8 +171,8 @@ class IncidentRecord(Struct):
         return self.incident is not None and self.incident.began_ns == began_ns
 
     def _ends_that_explain(self, fault_class: FaultClass) -> list[int]:
-        ends = [each.seen_ns for each in self._evidence if each.source is Source.PROCESS]
-        return [min(ends)] if ends and fault_class is FaultClass.HOST else []
+        kills = (each for each in self._evidence if each.source is Source.PROCESS and each.fault_class is FaultClass.HOST)
+        return [each.seen_ns for each in kills] if fault_class is FaultClass.HOST else []
 
 
 def _was_client(seen: Observation) -> bool:

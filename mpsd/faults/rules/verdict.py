@@ -30,9 +30,11 @@ The class; the first row that fits:
 | Xid 31 | MMU |
 | any other Xid, or the class that a source gives | that class |
 
-(1) And before any other client ended or reported an error.  The end of a process that is killed in mid-kernel is seen 0.2 s
-later (measured), which can be after its server's fault.  Innocent clients end after a fault too, so a process that ends by
-itself does not count: an end has the class HOST only if it is known to have come from outside.
+(1) Or mpsd stopped holding the work of one that was killed (uvm/client_watch.py), however long after its end.  And no other
+client ended with an error, or reported one, before that; what came more than 0.5 s before the first sign of a prompt source is
+not counted.  The end of a process that is killed in mid-kernel is seen 0.2 s later (measured), which can be after its server's
+fault.  Innocent clients end after a fault too, so a process that ends by itself does not count: an end has the class HOST only
+if it is known to have come from outside.
 
 (2) A trap gives only Xid 43, a process that is killed in mid-kernel Xid 31 (measured).
 
@@ -51,7 +53,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from mpsd.model.fault import Confidence, FaultClass, Observation, Source
-from mpsd.model.fault_signs import BESIDE, gone_before, is_contained, is_guess, tells_of_fault
+from mpsd.model.fault_signs import gone_before, is_contained, is_guess, prompt_signs, tells_of_fault
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import ENDS_SERVER, meaning_of
 
@@ -169,17 +171,16 @@ def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: It
 
 
 def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]) -> frozenset[ProcessId]:
-    """Return the process that explains the fault by its end; none if another client ended or reported an error before."""
+    """Return the processes that explain the fault by their ends; none that ended after another client's error."""
     signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
-    beside = [each for each in evidence if each.source in BESIDE]
-    if not signs or not beside:
+    if not signs:
         return frozenset()
-    first = min(beside, key=lambda each: each.seen_ns)
-    is_end = first.source is Source.PROCESS and first.fault_class is FaultClass.HOST
-    is_near = min(signs) - WINDOW_NS <= first.seen_ns <= min(signs) + _END_SEEN_NS
-    if not is_end or not is_near or first.process is None:
-        return frozenset()
-    return frozenset({first.process}) & present
+    kills = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is FaultClass.HOST]
+    since_ns = min(prompt_signs(evidence), default=0) - _END_SEEN_NS
+    failed = [each.seen_ns for each in evidence if each.source is Source.REPORT or each.is_failure]
+    errors = [each for each in failed if each >= since_ns]
+    first_ns, last_ns = min(signs) - WINDOW_NS, min([min(signs) + _END_SEEN_NS, *errors])
+    return frozenset(each.process for each in kills if each.process and first_ns <= each.seen_ns <= last_ns) & present
 
 
 def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from mpsd.model.client import ShieldState
+from mpsd.model.fault import FaultClass, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
@@ -57,6 +58,8 @@ async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: 
             nursery.cancel_scope.cancel()
     told_by_log = [(line["event"], line.get("ended"), line.get("seconds")) for line in lines]
     assert told_by_log == [("uvm.held", "signal 9", None), ("uvm.released", None, 2.1)]
+    (seen,) = told.observations  # the work that is no longer held can end the others
+    assert (seen.source, seen.fault_class, seen.process) == (Source.PROCESS, FaultClass.HOST, client.process)
 
 
 @pytest.mark.parametrize("words", ["exit 0", "exit 3"])
@@ -111,6 +114,7 @@ async def test_holding_ends_when_the_last_of_the_others_goes(
         mock_clock.jump(0.1)
         await until(lambda: made.count == 0)
         nursery.cancel_scope.cancel()
+    assert not told.observations
 
 
 class Driver:

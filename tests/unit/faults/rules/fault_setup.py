@@ -71,6 +71,10 @@ def exited(who, ms, **facts):
     return ended(who, ms, fault_class=FaultClass.UNKNOWN, **facts)
 
 
+def failed(who, ms):
+    return exited(who, ms, is_failure=True)
+
+
 def sentinel(who=None, ms=4.0, **facts):
     """Report a contained exception, or its culprit."""
     more = {"process": who, "is_proof": who is not None, "fault_class": FaultClass.SM, "is_contained": True}

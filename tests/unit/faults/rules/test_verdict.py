@@ -24,6 +24,7 @@ from tests.unit.faults.rules.fault_setup import (
     dump,
     ended,
     exited,
+    failed,
     kmod,
     nvml,
     report,
@@ -110,8 +111,14 @@ VERDICTS = [
     ),
     pytest.param([ended(A, -50), uvm(B)], FaultClass.MMU, B, PROVEN, id="killed while another faulted"),
     pytest.param([server_log(), exited(A, 331)], FaultClass.UNKNOWN, None, SUSPECTED, id="who dies of a fault did not make it"),
-    pytest.param([exited(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others died before"),
+    pytest.param([failed(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others died before"),
     pytest.param([report(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others had errors"),
+    pytest.param([failed(B, -600), ended(A, -50), xid(31), server_log()], FaultClass.HOST, None, SUSPECTED, id="of another"),
+    pytest.param([failed(B, 2), ended(A, 100), xid(31), server_log()], FaultClass.MMU, None, SUSPECTED, id="or of this"),
+    pytest.param([exited(B, -60), ended(A, -50), server_log()], FaultClass.HOST, None, SUSPECTED, id="others were done"),
+    pytest.param(
+        [ended(A, -1999), ended(B, 0), failed(C, 0.5), xid(31), server_log()], FaultClass.HOST, None, SUSPECTED, id="two killed"
+    ),
     pytest.param([ended(A, -1700), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="killed too long before"),
     pytest.param([xid(43, 15), server_log()], FaultClass.SM, None, SUSPECTED, id="a stopped channel"),
     pytest.param([xid(13, 15, present=(A,))], FaultClass.SM, None, UNKNOWN, id="no server has said so: not who is alone"),
