@@ -17,7 +17,10 @@ async def tell_of_domains(pool: Pool, publish: Callable[[str, Mapping[str, Any]]
         for name, view in views.items():
             if known.get(name) is not view.state:
                 was = known.get(name)
-                facts = {"domain": name, "was": was.value if was else None, "gpus": sorted(view.gpus), "clients": view.clients}
+                facts: dict[str, Any] = {"domain": name, "was": was.value if was else None}
+                facts |= {"gpus": sorted(view.gpus), "clients": view.clients}
+                if view.state is DomainState.CONTAINED:
+                    facts["ends_at"] = view.ends_at
                 publish(f"domain.{view.state.value}", facts)
                 known[name] = view.state
         await pool.changed()

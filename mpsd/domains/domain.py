@@ -6,6 +6,7 @@ quiet domain is free (docs/domains.md, "Where answers come from").
 
 import math
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,8 +97,12 @@ class Domain:
         occupancy, users = self._places(present), frozenset(uid for each, uid in self.uids.items() if each.pid in present)
         return DomainView(
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
-            self.key, is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
+            self.key, is_answering, self.is_exposed, self._trouble(state), users, self.is_worn, self._ends_at(),
         )  # fmt: skip
+
+    def _ends_at(self) -> float | None:
+        is_told = self.state is DomainState.CONTAINED and self.ends_by < math.inf
+        return round(time.time() + self.ends_by - trio.current_time()) if is_told else None
 
     def _trouble(self, state: DomainState) -> str:
         if state in (DomainState.DEAD, DomainState.STARTING, DomainState.CONTAINED):

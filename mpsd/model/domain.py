@@ -50,6 +50,7 @@ class DomainView(Struct, frozen=True):
     trouble: str = ""  # why it is DEAD or SILENT, as far as that is known
     users: frozenset[int] = frozenset()  # of its clients, as far as mpsd knows them
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
+    ends_at: float | None = None  # when mpsd ends the clients of a CONTAINED one (seconds since the epoch); None: never
 
 
 class Defaults(Struct, frozen=True):

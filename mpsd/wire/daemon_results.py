@@ -116,6 +116,8 @@ DOMAIN = Result(
     Field("capacity", WHOLE, "places"),
     Field("is_spare", BOOLEAN, "it has not served a client yet"),
     Field("servers", array(SERVER), "the vendor's servers in it"),
+    Field("ends_at", maybe(TIME), "when mpsd ends the clients that are left in a contained domain; nil: never", 4, "None"),
+    Field("trouble", TEXT, "why it takes no client, as far as that is known; may be empty", 4, '""'),
 )  # fmt: skip
 DRAINED = Result("Drained", "A domain that is being emptied.",
                  Field("name", TEXT), Field("clients", WHOLE, "places still taken"))  # fmt: skip

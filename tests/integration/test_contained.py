@@ -1,7 +1,11 @@
 """An SM exception in a domain with a sentinel, on the simulator: who is named, who continues, what becomes of the domain."""
 
 import os
+import re
 import signal
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from mpsd_client import calls, values
@@ -10,6 +14,7 @@ from mpsd.domains.leftovers import children
 from tests.integration.client import Client
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
+from tests.integration.test_faults import told, until
 from tests.integration.test_sentinels import ON, sentinel, started
 from tests.integration.test_shim import shim
 
@@ -173,6 +178,30 @@ def test_after_the_deadline_the_rest_is_ended(machine: Machine) -> None:
     assert victim.error() != 0
     assert machine.wait_for_journal("domain.kill")["why"] == "sentinel.drain_seconds are over"
     machine.counter().ready()
+
+
+def test_the_deadline_is_announced_and_shown(machine: Machine) -> None:
+    started(machine, LEAVE)
+    with told(machine, "domain.*") as mpsd:
+        before = time.time()
+        fault(machine)
+        ends_at = until(mpsd, "domain.contained").facts["ends_at"]
+    assert before + 3599 <= ends_at <= time.time() + 3601
+    with machine.mpsd() as mpsd:
+        [domain] = [each for each in mpsd.ask(calls.domain_list()).items if each.state == "contained"]
+    assert domain.ends_at is not None
+    assert abs(domain.ends_at - ends_at) <= 1
+    for word in ("domains", "status"):
+        shown = machine.run("-m", "mpsctl", word, program=Path(sys.executable)).stdout
+        assert re.search(r"contained until \d\d:\d\d:\d\d|default, ends its clients at \d\d:\d\d:\d\d", shown), shown
+
+
+def test_without_a_deadline_there_is_no_time(machine: Machine) -> None:
+    started(machine, LEAVE.replace('"on"', '"on"\ndrain_seconds = 0'))
+    with told(machine, "domain.*") as mpsd:
+        fault(machine)
+        assert until(mpsd, "domain.contained").facts["ends_at"] is None
+    assert states(machine)["default"] == "contained"
 
 
 def test_the_next_mpsd_keeps_the_domain_contained(machine: Machine) -> None:

@@ -110,6 +110,8 @@ class Domain:
     capacity: int  # places
     is_spare: bool  # it has not served a client yet
     servers: tuple[Server, ...]  # the vendor's servers in it
+    ends_at: float | None = None  # when mpsd ends the clients that are left in a contained domain; None: never
+    trouble: str = ""  # why it takes no client, as far as that is known; may be empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from mpsd import __version__
 from mpsd.api.call import Call
 from mpsd.api.ports import Ports
+from mpsd.model.domain import DomainState, DomainView
 from mpsd.model.lease import LeaseState
 from mpsd.model.service import is_unserved
 from mpsd.wire.fields import Map
@@ -45,8 +46,16 @@ async def status(call: Call[Nothing]) -> Map:
             **services.facts,
             "fault_sources": dict(services.fault_sources()),
             "exposed_domains": ", ".join(view.name for view in views if view.is_exposed),
+            "contained_domains": ", ".join(_contained(view) for view in views if view.state is DomainState.CONTAINED),
         },
     }
+
+
+def _contained(view: DomainView) -> str:
+    """Return the domain, and when its clients are ended."""
+    if view.ends_at is None:
+        return view.name
+    return f"{view.name}, ends its clients {time.strftime('at %H:%M:%S', time.localtime(view.ends_at))}"
 
 
 def _keeper(services: Ports) -> Map | None:

@@ -1,5 +1,6 @@
 """The commands domains, domain create, domain drain, domain recycle, and devices."""
 
+import time
 from collections.abc import Sequence
 
 from mpsd_client import calls, values
@@ -16,11 +17,17 @@ def list_domains(session: Session) -> int:
     return 0
 
 
+def _state(domain: values.Domain) -> str:
+    if domain.ends_at is None:
+        return domain.state
+    return f"{domain.state} until {time.strftime('%H:%M:%S', time.localtime(domain.ends_at))}"
+
+
 def _columns(session: Session) -> Sequence[Column[values.Domain]]:
     names = words.ordinals(session.all(calls.device_list()))
     return (
         Column("DOMAIN", lambda domain: domain.name, may_be_cut=True, least=8),
-        Column("STATE", lambda domain: domain.state),
+        Column("STATE", _state),
         Column("USER", lambda domain: "spare" if domain.is_spare else session.user_name(domain.uid), may_be_cut=True, least=6),
         Column("CLIENTS", lambda domain: f"{domain.clients}/{domain.capacity}", is_number=True),
         Column("GPU", lambda domain: words.gpus(domain.gpus, names), may_be_cut=True, least=3),
