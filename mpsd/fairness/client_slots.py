@@ -12,20 +12,22 @@ _OPERATORS_SHARE = 4  # of these, one in so many is for operators alone
 _FEW = 4
 
 
-def hindrance_of_slots(most: int, own: int, total: int, is_operator: bool, what: str = "clients") -> str:
+def hindrance_of_slots(
+    most: int, own: int, total: int, is_operator: bool, what: str = "clients", few: int = _FEW
+) -> str:
     """Return why a user with `own` of the `total` clients gets no kept slot, in words without changing figures.
 
     Empty if the slots in use do not reach the kept ones, and if no slot is left: the caller reports that, with the figures.
-    `what`: the name of what is counted.
+    `what`: the name of what is counted.  few: users with fewer may have kept ones.
     """
     if total >= most:
         return ""
     kept = most // _KEPT_SHARE
     operators = kept // _OPERATORS_SHARE
-    places = Places(most, most, operators, kept - operators, _FEW, times_free=most)
+    places = Places(most, most, operators, kept - operators, few, times_free=most)
     hindrance = places.hindrance(own, total, is_operator)
     if hindrance is None:
         return ""
     if hindrance is Hindrance.ALL:
         return f"{what}: the last {operators} of {most} are kept for operators"
-    return f"{what}: the last {kept} of {most} are kept for operators and for users with fewer than {_FEW} {what}"
+    return f"{what}: the last {kept} of {most} are kept for operators and for users with fewer than {few} {what}"

@@ -13,6 +13,7 @@ from mpsd.vault.rules.settings import VaultSettings
 
 _WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
 _MOST_OF_USER = 1 << 20  # uids of one user: ranges of /etc/subuid usually have 65,536
+_FEW_ALLOCATIONS = 256  # a model that is loaded in large blocks has fewer
 _USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 
@@ -142,6 +143,9 @@ class ArenaAccount:
         if not bounds.is_free(arena) and self._allocations[uid] + more > settings.user_allocations:
             found = f"{_whose(uid)} has {self._allocations[uid]} allocations"
             raise NoRoom(f"{found}, and {more} more do not fit (vault.user_allocations)")
+        own, total, is_free = self._allocations[uid] + more - 1, self.allocations + more - 1, bounds.is_free(arena)
+        if kept := hindrance_of_slots(settings.max_allocations, own, total, is_free, "allocations", _FEW_ALLOCATIONS):
+            raise NoRoom(f"{kept} (vault.max_allocations)")
 
     def check_layout(self, arena: Arena, size: int, bounds: Bounds) -> None:
         """Check the size of a new layout.  Raise NoRoom."""

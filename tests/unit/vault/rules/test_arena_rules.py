@@ -58,6 +58,23 @@ def test_what_can_never_fit_is_refused_at_once(asker, capacity, lease, why):
 
 
 @pytest.mark.parametrize(
+    ("asker", "more", "is_kept"),
+    [
+        pytest.param(OTHER, 1, True, id="one of a user with many"),
+        pytest.param(USER, 257, True, id="many of a user with none"),
+        pytest.param(USER, 256, False, id="a few of a user with none"),
+        pytest.param(OPERATOR, 1000, False, id="many of an operator"),
+    ],
+)
+def test_the_last_allocations_are_for_users_with_few(asker: int, more: int, is_kept: bool) -> None:
+    """Two users with their quotas kept out all others, and root."""
+    bounds = replace(BOUNDS, settings=replace(SETTINGS, max_allocations=131072, user_allocations=65536), lease_bytes=None)
+    made = account((OTHER, 0, 57344), (OTHER + 1, 0, 57344))
+    with pytest.raises(NoRoom, match="kept for operators") if is_kept else nullcontext():
+        made.check_growth(arena(asker), 0, more, bounds)
+
+
+@pytest.mark.parametrize(
     ("there", "asker", "why"),
     [
         pytest.param([], USER, None, id="the first"),
