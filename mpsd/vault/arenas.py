@@ -179,15 +179,18 @@ class Arenas:
 
     # -- holders ---------------------------------------------------------------------------------------------------------
 
-    async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+    async def open(
+        self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None] = lambda: None
+    ) -> Arena:
         """Open the arena.  The writer may open it again.  If another process writes, wait until that one is fenced.
 
-        Raises ArenaBusy, ArenaSealed.
+        check: raises if the process may not open it, also by a mode that was changed in the meantime.  Raises ArenaBusy,
+        ArenaSealed.
         """
         await self._begin()
         entry = self._catalog.find_id(arena_id)
         before = int(entry.is_held_by(process))
-        arena = await self._writers.open(entry, access, process, wait_seconds)
+        arena = await self._writers.open(entry, access, process, wait_seconds, check)
         entry.openings[process] = entry.openings.get(process, before) + 1
         return arena
 

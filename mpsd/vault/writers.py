@@ -44,16 +44,21 @@ class Writers:
 
     # -- opening and promotion -------------------------------------------------------------------------------------------
 
-    async def open(self, entry: LiveArena, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+    async def open(
+        self, entry: LiveArena, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None]
+    ) -> Arena:
         if access is Access.WRITE:
-            return await self._open_to_write(entry, process, wait_seconds)
+            return await self._open_to_write(entry, process, wait_seconds, check)
+        check()
         arena = entry.arena
         if process == arena.writer or process in arena.readers:
             return arena
         self._holders.check_reader(arena, process)
         return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
 
-    async def _open_to_write(self, entry: LiveArena, process: ProcessId, wait_seconds: float) -> Arena:
+    async def _open_to_write(
+        self, entry: LiveArena, process: ProcessId, wait_seconds: float, check: Callable[[], None]
+    ) -> Arena:
         """Wait until the process is the writer; requests are served in order.  Raise ArenaBusy, ArenaSealed or NoSuchArena."""
         ticket = object()
         entry.queue.append(ticket)
@@ -61,6 +66,7 @@ class Writers:
             with trio.move_on_after(wait_seconds):
                 while True:
                     entry.check_there()
+                    check()
                     arena = entry.arena
                     if arena.writer == process:
                         return arena

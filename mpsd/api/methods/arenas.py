@@ -169,7 +169,13 @@ async def open_arena(call: Call[OpenArena]) -> Map:
     arenas, ask = arenas_of(call.services), call.ask
     found, process = find_named(arenas, ask.name), call.process()
     check_whose(call.peer, ask.name, found)
-    arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds)
+
+    def check() -> None:
+        refusal = None if call.peer.is_operator else refusal_by_mode(call.services, call.peer, ask)
+        if refusal is not None:
+            raise refusal
+
+    arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds, check)
     openings = arenas.openings(arena.id, process)
     if not ask.takes:
         return {**arena_results.arena(arena), "openings": openings}

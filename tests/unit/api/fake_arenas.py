@@ -120,7 +120,9 @@ class FakeArenas:
         )  # fmt: skip
         return self._keep(arena, "created")
 
-    async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+    async def open(
+        self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None] = lambda: None
+    ) -> Arena:
         self.opened[arena_id, process] += 1
         with trio.move_on_after(wait_seconds):
             while access is Access.WRITE and self.find_id(arena_id).writer not in (None, process):
@@ -129,6 +131,7 @@ class FakeArenas:
                     await self._changed.wait()
                 finally:
                     self.waiting -= 1
+        check()
         arena = self.find_id(arena_id)
         if access is Access.READ:
             readers = tuple(dict.fromkeys((*arena.readers, process)))

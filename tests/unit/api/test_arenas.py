@@ -13,7 +13,7 @@ from mpsd.errors import KeeperFailed
 from mpsd.host.descriptors import close_all
 from mpsd.model.arena import GRANULE, Portion
 from mpsd.model.process import ProcessId
-from mpsd.wire.rpc import Notification, Request, encode
+from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, FakeDaemon, audit_text, open_daemon
 from tests.unit.api.fake_services import UUIDS
 
@@ -176,6 +176,23 @@ async def test_who_waits_to_write_holds_up_nobody(tmp_path: Path) -> None:
         assert frame is not None
         assert not isinstance(frame, Notification)
         assert daemon.fakes.arenas.made[1].writer == ProcessId(588, 1)
+
+
+async def test_who_waits_to_write_is_refused_by_a_mode_that_was_changed_since(tmp_path: Path) -> None:
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[588] = 1
+        made = daemon.fakes.arenas.made
+        waiting = await daemon.call_as(Peer(588, 1000, False))
+        await waiting.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
+        await wait_all_tasks_blocked()
+        assert daemon.fakes.arenas.waiting == 1
+        made[1] = replace(made[1], owner_uid=STRANGER.uid, mode=0o644)
+        daemon.fakes.arenas.fence(1)
+        frame = await waiting.receive()
+        assert isinstance(frame, Response)
+        assert frame.error is not None
+        assert frame.error["name"] == "NOT_ALLOWED"
+        assert made[1].writer is None
 
 
 async def test_what_one_waits_for_in_vain_is_busy(tmp_path: Path) -> None:

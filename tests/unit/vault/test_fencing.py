@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, TooMany
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, TooMany
 from mpsd.model.arena import Access
 from mpsd.model.process import ProcessId
 from mpsd.vault.rules import spec
@@ -117,6 +117,28 @@ async def test_those_who_wait_are_admitted_in_their_order(machine, writer, other
                 await vault.arenas.close(arena.id, writer.process)
             assert admitted == [other.process, third.process]
         assert vault.arenas.find("model").generation == 3
+
+
+async def test_who_waits_is_refused_when_the_mode_changes(machine, writer, other):
+    """The mode was looked at before the wait alone."""
+    async with machine.vault() as vault:
+        arena = await opened(vault, writer.process)
+
+        def check() -> None:
+            if vault.arenas.find("model").mode == 0o600:
+                raise NotAllowed("its mode refuses you")
+
+        await vault.arenas.change(arena.id, None, 0o666, None)
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                with pytest.raises(NotAllowed):
+                    await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS, check)
+                assert vault.arenas.find("model").writer == writer.process
+
+            nursery.start_soon(wait)
+            await until(lambda: len(vault.catalog.find("model").queue) == 1)
+            await vault.arenas.change(arena.id, None, 0o600, None)
 
 
 async def test_who_waits_is_told_when_it_is_sealed_or_gone(machine, writer, other):
