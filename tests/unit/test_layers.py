@@ -48,7 +48,8 @@ IMPURE = {
     "trio", "structlog", "asyncio", "os", "io", "pathlib", "shutil", "socket", "select", "selectors", "signal", "subprocess",
     "sqlite3", "tempfile", "threading", "multiprocessing", "time", "fcntl", "mmap", "ctypes", "logging", "random", "sys",
 }  # fmt: skip
-ONLY_IN = {"pynvml": "mpsd/gpu/", "cuda": "mpsd/gpu/", "mpsd._native": "mpsd/native.py"}
+IMAGER = "mpsd/images/imager/"  # a process of its own: the daemon has no CUDA
+ONLY_IN = {"pynvml": "mpsd/gpu/", "cuda": IMAGER, "mpsd.images.imager": IMAGER, "mpsd._native": "mpsd/native.py"}
 MEANINGLESS = {"utils", "helpers", "common", "misc", "core", "manager", "util", "helper"}
 
 SEAM_LINES = 250  # look for a seam

@@ -23,6 +23,7 @@ from mpsd_client._values import Event, Lease, Lost, Page, Selector
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
+    from mpsd_client._imager import ImageError
     from mpsd_client._service import Service
     from mpsd_client._session import CudaError
     from mpsd_client._state import State
@@ -42,6 +43,7 @@ __all__ = [
     "Dismissed",
     "ErrorCode",
     "Event",
+    "ImageError",
     "Layout",
     "LayoutError",
     "Lease",
@@ -71,6 +73,7 @@ _LAZY = {
     "AsyncClient": "_async_client",
     "Block": "_window",
     "CudaError": "_session",
+    "ImageError": "_imager",
     "Service": "_service",
     "State": "_state",
     "StateError": "_state_reader",

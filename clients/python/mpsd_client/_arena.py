@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpsd_client import _cuda, _layout
 from mpsd_client._copies import copy_blocks, restore
@@ -26,6 +26,9 @@ from mpsd_client._session import Session
 from mpsd_client._state import State
 from mpsd_client._tensor import Tensor
 from mpsd_client._window import Block, Window
+
+if TYPE_CHECKING:
+    from mpsd_client._image import Taking
 
 Path = str | os.PathLike[str] | None
 SLICE_SECONDS = 1.0  # longest wait in C, during which Ctrl-C has no effect
@@ -325,6 +328,16 @@ class Arena(Window):
             self._open_handle()
             found, fds = self._session.ask("arena.state", {"id": self.id})
         return (fds[0], int(found["generation"]), int(found["state_serial"])) if fds else None
+
+    def image(self, name: str = "", directory: Path = None) -> "Taking":
+        """Begin an image: another process copies the arena while this one goes on.  Taking.barrier sets the image's moment.
+
+        name: "": the arena's with the time.  directory: of images; None: $MPSD_IMAGES, else ~/.local/state/mpsd/images.  This
+        waits for the image before, if that has had its barrier.  Raises ImageError."""
+        from mpsd_client._image import begin
+
+        self._taking = begin(self, self._taking, name, directory)
+        return self._taking
 
     def pool(self) -> AbstractContextManager[None]:
         """Place PyTorch's allocations of this thread in the arena, inside a `with` block: mpsd_client.torch.pool."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpsd_client import _cuda
 from mpsd_client._dlpack import Exports
@@ -15,6 +15,9 @@ from mpsd_client._layout import DATA_TYPES, Spans
 from mpsd_client._native import ffi, lib
 from mpsd_client._session import Session
 from mpsd_client._tensor import Tensor
+
+if TYPE_CHECKING:
+    from mpsd_client._image import Taking
 
 LIST_AT_ONCE = 1024  # allocations
 
@@ -50,6 +53,7 @@ class Window:
         self._exports = Exports()
         self._lent: weakref.WeakSet[Tensor] = weakref.WeakSet()  # tensors whose addresses another library has asked for
         self._before_close: Callable[[], None] | None = None
+        self._taking: Taking | None = None  # the last image
         self._is_rehearsing = False  # its addresses show copies (_copies), which must not be unmapped or made read-only
         self.attached: Any = None  # mpsd_client.torch keeps an object here while the arena is open
         self.device = int(lib.mpsd_arena_device(handle))
@@ -197,6 +201,8 @@ class Window:
                 self._session.check(result)
             finally:
                 self._session.close()
+                if self._taking:
+                    self._taking.end()
 
     def forget(self) -> None:
         """Free host memory only, for a forked child or after the loss of the CUDA context.  mpsd releases the arena when the

@@ -259,6 +259,6 @@ struct kernel {
 	uint64_t (*needs_ns)(const struct work *work); /* NULL: next to nothing */
 };
 const struct kernel *kernel_find(const char *name, size_t length);
-extern const struct kernel fault_kernels[]; /* ends with a nameless one */
+extern const struct kernel fault_kernels[], image_kernels[]; /* each ends with a nameless one */
 
 #endif

@@ -190,7 +190,9 @@ static const struct kernel *find_in(const struct kernel *list, const char *name,
 
 const struct kernel *kernel_find(const char *name, size_t length)
 {
-	const struct kernel *found = find_in(kernels, name, length);
+	const struct kernel *const lists[] = { kernels, fault_kernels, image_kernels }, *found = NULL;
 
-	return found ? found : find_in(fault_kernels, name, length);
+	for (unsigned i = 0; i < sizeof(lists) / sizeof(*lists) && !found; i++)
+		found = find_in(lists[i], name, length);
+	return found;
 }

@@ -1,0 +1,148 @@
+"""Images of an arena that this process writes: started, brought to a barrier, and waited for.  Prose: mpsd's docs/images.md."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpsd_client import _cuda
+from mpsd_client._imager import ROWS_AT_ONCE, ImageError, Imager, Row, images_directory
+
+if TYPE_CHECKING:
+    from mpsd_client._arena import Arena
+
+BARRIER_SECONDS = 120.0
+FINISH_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """What the barrier cost."""
+
+    stall_seconds: float  # that this process waited
+    staged_bytes: int  # had changed since they were copied, and were copied inside the GPU
+    direct_bytes: int  # had changed too, and were copied to the host at once, without room on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A complete image."""
+
+    name: str
+    bytes: int  # of the arena
+    new_bytes: int  # that no earlier image had
+
+
+class Taking:
+    """An image under way.  Its bytes will be those of the arena at `barrier`."""
+
+    def __init__(self, arena: "Arena", imager: Imager, place: Path, name: str) -> None:
+        """Called by Arena.image."""
+        self._arena, self._imager, self._place, self.name = arena, imager, place, name
+        self._expected = "prepared"
+        self._image: Image | None = None
+        self._commit = arena.committed
+        imager.follow(_pages(arena))
+        imager.ask({"do": "prepare", "name": name})
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether most is copied: a barrier now stalls this process for the shortest time.  A failure counts, and `barrier`
+        raises it."""
+        return self._expected != "prepared" or self._imager.has_answered
+
+    def barrier(self, timeout: float = BARRIER_SECONDS) -> Barrier:
+        """Make the image that of this moment, and return when this process may write again.
+
+        No thread may launch work that writes the arena meanwhile; it waits for work that was launched before, and for the
+        copies: look at `is_prepared`.  Uncommitted blocks are not part of the image.
+        Raises ImageError (there will be no image), TimeoutError."""
+        if self._expected != "prepared":
+            raise ImageError(f"image {self.name} has had its barrier, or has failed")
+        self._expected = "failed"
+        self._imager.answer("prepared", timeout)
+        began = time.monotonic()
+        with self._arena._working():
+            _cuda.call("cuCtxSynchronize")
+            self._stage()
+            staged = self._imager.answer("staged", timeout)
+        self._expected = "complete"
+        return Barrier(time.monotonic() - began, staged["staged_bytes"], staged["direct_bytes"])
+
+    def _stage(self) -> None:
+        arena = self._arena
+        if arena.committed != self._commit:
+            self._imager.follow(_pages(arena))
+        state, layout = arena.fetch_state(), arena.layout
+        descriptors = [] if layout is None else [_memory_file(layout)]
+        descriptors += [state[0]] if state else []
+        try:
+            asked = {"do": "stage", "commit": arena.committed, "generation": arena.generation, "has_layout": layout is not None}
+            state_generation = state[1] if state else 0
+            self._imager.ask(asked | {"has_state": state is not None, "state_generation": state_generation}, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def wait(self, timeout: float = FINISH_SECONDS) -> Image:
+        """Wait until the image is complete and on the disk.  Raises ImageError, TimeoutError."""
+        if self._image:
+            return self._image
+        if self._expected != "complete":
+            raise ImageError(f"image {self.name} has not had its barrier, or has failed")
+        try:
+            found = self._imager.answer("complete", timeout)
+        except ImageError:
+            self._expected = "failed"
+            raise
+        self._image = Image(found["name"], found["bytes"], found["new_bytes"])
+        return self._image
+
+    def settle(self, place: Path) -> Imager | None:
+        """End this image before its barrier, or wait for it after that.  Return its process if it serves images of `place`."""
+        try:
+            if self._expected == "prepared":
+                self._expected = "failed"
+                self._imager.answer("prepared", FINISH_SECONDS)
+            elif self._expected == "complete":
+                self.wait()
+            if place == self._place and self._imager.is_alive:
+                return self._imager
+        except ImageError:
+            pass  # the program hears of it from its own call of `wait`
+        self._imager.close()
+        return None
+
+    def end(self) -> None:
+        """Let the imager go: what is staged is finished, anything else given up."""
+        self._imager.close()
+
+
+def begin(arena: "Arena", before: Taking | None, name: str, directory: str | os.PathLike[str] | None) -> Taking:
+    """Begin an image, in the process of the image before if that is of the same directory."""
+    place = Path(directory) if directory else images_directory()
+    imager = before.settle(place) if before else None
+    if imager is None:
+        facts = {"window_bytes": arena.window_bytes, "capacity_bytes": arena.capacity_bytes, "base": arena.base}
+        imager = Imager({"arena": arena.name, "gpu": arena.gpu, **facts}, place)
+    return Taking(arena, imager, place, name or f"{arena.name}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() % 10**9:09}")
+
+
+def _pages(arena: "Arena") -> Iterator[tuple[list[Row], list[int]]]:
+    """Yield the committed allocations, with descriptors that the caller closes."""
+    after = None
+    while True:
+        params: dict[str, Any] = {"id": arena.id, "limit": ROWS_AT_ONCE} | ({} if after is None else {"after": after})
+        found, descriptors = arena._session.ask("arena.take", params)
+        yield [(int(row[0]), int(row[1]), int(row[2])) for row in found["items"]], descriptors
+        after = found.get("next")
+        if after is None:
+            return
+
+
+def _memory_file(data: bytes) -> int:
+    descriptor = os.memfd_create("layout")
+    os.write(descriptor, data)
+    return descriptor

@@ -1,0 +1,135 @@
+"""The imager: the process that takes images of an arena, started and asked by this one.
+
+The messages are those of mpsd/images/imager/requests.py.  Prose: mpsd's docs/images.md.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpsd_client._errors import MpsdError
+
+PROGRAM = "mpsd-imager"
+MOST_BYTES = 128 << 10  # of a datagram
+ROWS_AT_ONCE = 128
+START_SECONDS = 60.0  # cuda-python is loaded, and the hash kernel compiled
+
+Row = tuple[int, int, int]  # offset, bytes, the commit that the allocation came with
+
+
+class ImageError(MpsdError):
+    """An image could not be taken, or the imager has ended; what was complete before stays."""
+
+
+def _program() -> str:
+    """Find the program: $MPSD_IMAGER, the one beside this Python, or in PATH.  Raises ImageError if there is none."""
+    beside = os.path.join(os.path.dirname(sys.executable), PROGRAM)
+    found = os.environ.get("MPSD_IMAGER") or (beside if os.access(beside, os.X_OK) else shutil.which(PROGRAM))
+    if not found:
+        raise ImageError(f"{PROGRAM} is not in PATH: install mpsd with its extra `images` (pip install 'mpsd[images]')")
+    return found
+
+
+def images_directory() -> Path:
+    """Return the directory of this user's images: $MPSD_IMAGES, or mpsd/images in $XDG_STATE_HOME or ~/.local/state."""
+    if chosen := os.environ.get("MPSD_IMAGES"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mpsd/images"
+
+
+class Imager:
+    """One process for one arena, which lasts from image to image.  Not for several threads at a time."""
+
+    def __init__(self, arena: Mapping[str, Any], directory: Path) -> None:
+        """arena: its facts, by the names of `open`.  Raises ImageError."""
+        self._rows: dict[int, Row] = {}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen([_program()], stdin=theirs.fileno(), start_new_session=True)  # no Ctrl-C
+            except BaseException as exc:
+                ours.close()
+                if isinstance(exc, OSError):
+                    raise ImageError(f"the imager could not be started: {exc}") from None
+                raise
+        self._socket = ours
+        try:
+            self.ask({"do": "open", "directory": str(directory.absolute()), **arena})
+            self.answer("ready", START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._ended() from None
+
+    def answer(self, kind: str, timeout: float | None) -> dict[str, Any]:
+        """Return the next answer, which has to be of this kind.  Raises ImageError, TimeoutError."""
+        self._socket.settimeout(timeout)
+        try:
+            data = self._socket.recv(MOST_BYTES)
+        except TimeoutError:
+            raise TimeoutError(f"the imager did not answer `{kind}` within {timeout} s") from None
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise self._ended()
+        found: dict[str, Any] = json.loads(data)
+        if found["is"] != kind:
+            raise ImageError(found.get("why", f"the imager answered {found['is']} instead of {kind}"))
+        return found
+
+    @property
+    def has_answered(self) -> bool:
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True  # also at its end, which `answer` reports
+
+    def follow(self, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
+        """Give the imager the arena's allocations, and take those from it that are no more.
+
+        pages: rows with a descriptor for each, which are closed here."""
+        present: set[int] = set()
+        for rows, descriptors in pages:
+            try:
+                fresh = [number for number, row in enumerate(rows) if self._rows.get(row[0]) != row]
+                present.update(row[0] for row in rows)
+                if fresh:
+                    items = [rows[number] for number in fresh]
+                    self.ask({"do": "allocations", "items": items}, [descriptors[number] for number in fresh])
+                    self._rows.update((row[0], row) for row in items)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        gone = sorted(set(self._rows) - present)
+        for first in range(0, len(gone), ROWS_AT_ONCE):
+            self.ask({"do": "drop", "offsets": gone[first : first + ROWS_AT_ONCE]})
+        for offset in gone:
+            del self._rows[offset]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _ended(self) -> ImageError:
+        try:
+            status: object = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        return ImageError(f"the imager has ended, with status {status}: its standard error says why")
+
+    def close(self) -> None:
+        """Let the imager end by itself; an image that is staged is finished before."""
+        self._socket.close()
+        self._process.poll()

@@ -1,0 +1,1 @@
+"""The process that takes images: cuda-python, never imported by the daemon."""

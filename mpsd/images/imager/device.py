@@ -1,0 +1,106 @@
+"""Memory that the imager uses: an arena's, imported by descriptors, and its own on the GPU and pinned in the host.
+
+It knows the driver's calls (cuda.bindings), and nothing about images.  A call that fails raises OSError with the driver's name
+for the error; without room, MemoryError.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Device
+
+DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the driver, and return what it gave in addition to its status."""
+    status, *found = function(*arguments)
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise MemoryError(f"{function.__name__}: the GPU is out of memory")
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise OSError(f"{function.__name__} failed: {status.name}")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def device_of(gpu: str) -> Device:
+    """Make the GPU with this UUID current.  Raises LookupError if it is not visible in this process."""
+    for device in Device.get_all_devices():
+        if device.uuid.lower() == gpu.lower().removeprefix("gpu-"):
+            device.set_current()
+            return device
+    raise LookupError(f"GPU {gpu} is not visible to CUDA in the imager")
+
+
+class ArenaMemory:
+    """An arena's allocations, mapped to be read in one range of addresses: the byte at an offset is at `base + offset`."""
+
+    def __init__(self, device: Device, window_bytes: int) -> None:
+        self._device, self._window_bytes = device, window_bytes
+        self.base = int(call(driver.cuMemAddressReserve, window_bytes, 0, 0, 0))
+        self._mapped: dict[int, tuple[int, int]] = {}  # offset: bytes, and the commit that the allocation came with
+
+    @property
+    def allocations(self) -> Mapping[int, tuple[int, int]]:
+        return self._mapped
+
+    def add(self, offset: int, size: int, since: int, descriptor: int) -> None:
+        """Map an allocation in place of what was mapped there.  The caller keeps the descriptor."""
+        if offset < 0 or size <= 0 or offset + size > self._window_bytes:
+            raise ValueError(f"an allocation of {size} bytes at {offset} is outside the arena's window")
+        self.keep([each for each in self._mapped.items() if not _overlap(each, (offset, size))])
+        handle = call(driver.cuMemImportFromShareableHandle, descriptor, DESCRIPTOR)
+        try:
+            call(driver.cuMemMap, self.base + offset, size, 0, handle, 0)
+        finally:
+            call(driver.cuMemRelease, handle)  # the mapping holds the memory
+        self._mapped[offset] = size, since
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self._device.device_id
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        call(driver.cuMemSetAccess, self.base + offset, size, [access], 1)
+
+    def keep(self, items: Sequence[tuple[int, tuple[int, int]]]) -> None:
+        """Unmap all other allocations.  The GPU must be done with them."""
+        kept = dict(items)
+        for offset in [offset for offset, what in self._mapped.items() if kept.get(offset) != what]:
+            size, _ = self._mapped.pop(offset)
+            call(driver.cuMemUnmap, self.base + offset, size)
+
+    def close(self) -> None:
+        self.keep([])
+        call(driver.cuMemAddressFree, self.base, self._window_bytes)
+
+
+def _overlap(mapped: tuple[int, tuple[int, int]], fresh: tuple[int, int]) -> bool:
+    return mapped[0] < fresh[0] + fresh[1] and fresh[0] < mapped[0] + mapped[1][0]
+
+
+class DeviceMemory:
+    """Memory of the imager on the GPU."""
+
+    def __init__(self, size: int) -> None:
+        self.address, self.bytes = int(call(driver.cuMemAlloc, size)), size
+
+    def close(self) -> None:
+        call(driver.cuMemFree, self.address)
+
+
+class PinnedMemory:
+    """Host memory that the GPU copies to by itself; its pages are touched and pinned here, once."""
+
+    def __init__(self, size: int) -> None:
+        self.address, self.bytes = int(call(driver.cuMemHostAlloc, size, 0)), size
+        self.view = memoryview((ctypes.c_char * size).from_address(self.address)).cast("B")
+
+    def close(self) -> None:
+        self.view.release()
+        call(driver.cuMemFreeHost, self.address)
+
+
+def free_bytes() -> int:
+    """Return the free memory of the current GPU, as far as this process may have it."""
+    free, _ = call(driver.cuMemGetInfo)
+    return int(free)

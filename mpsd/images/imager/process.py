@@ -1,0 +1,112 @@
+"""The imager: a process that takes images of one arena, one after the other, as its starter asks (requests.py).
+
+It runs as the arena's user and has the arena's memory by descriptors, so it outlives the process that asked.
+"""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpsd.errors import MpsdError
+from mpsd.images.imager.device import ArenaMemory, device_of
+from mpsd.images.imager.requests import Channel, Request, read_file
+from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
+from mpsd.images.rules.manifest import ArenaFacts
+from mpsd.images.store import Images
+from mpsd.images.writer import ImageWriter
+
+FAILURES = (MpsdError, ClientWroteError, OSError, ValueError, LookupError, MemoryError)
+
+
+class Imager:
+    """One arena, open to be read; at most one image is under way."""
+
+    def __init__(self, channel: Channel, asked: dict[str, Any]) -> None:
+        self._channel, self._asked = channel, asked
+        self._device = device_of(asked["gpu"])
+        self._copier = Copier(self._device)
+        self._memory = ArenaMemory(self._device, asked["window_bytes"])
+        self._images = Images.open(Path(asked["directory"]))
+        self._taking: Taking | None = None
+        self._writer: ImageWriter | None = None
+
+    def allocations(self, request: Request) -> None:
+        for (offset, size, since), descriptor in zip(request.asked["items"], request.descriptors, strict=True):
+            self._memory.add(offset, size, since, descriptor)
+
+    def drop(self, request: Request) -> None:
+        gone = set(request.asked["offsets"])
+        self._memory.keep([each for each in self._memory.allocations.items() if each[0] not in gone])
+
+    def prepare(self, request: Request) -> None:
+        self.give_up()
+        writer = self._writer = self._images.begin(request.asked["name"])
+        taking = self._taking = Taking(self._copier, self._memory, partial(writer.add, self._asked["arena"]))
+        dirty = taking.prepare()
+        self._channel.answer(
+            **{"is": "prepared"}, dirty_bytes=dirty, room_bytes=taking.room_bytes, copied_bytes=taking.copied_bytes
+        )
+
+    def stage(self, request: Request) -> None:
+        """Stage, let the client go on, and complete the image."""
+        taking, writer = self._taking, self._writer
+        if not taking or not writer:
+            raise ValueError("no image was prepared")
+        staged, direct = taking.stage()
+        instant, facts = time.time(), self._facts(request)  # now: the client changes its forward state when it goes on
+        self._channel.answer(**{"is": "staged"}, staged_bytes=staged, direct_bytes=direct)
+        taking.finish()
+        manifest = writer.finish(instant, [facts])
+        new_bytes = writer.new_bytes
+        self._taking = self._writer = None
+        self._channel.answer(**{"is": "complete"}, name=manifest.name, bytes=manifest.content_bytes, new_bytes=new_bytes)
+
+    def _facts(self, request: Request) -> ArenaFacts:
+        arena, asked, files = self._asked, request.asked, list(request.descriptors)
+        return ArenaFacts(
+            name=arena["arena"],
+            gpu=arena["gpu"],
+            base=arena["base"],
+            window_bytes=arena["window_bytes"],
+            capacity_bytes=arena["capacity_bytes"],
+            allocations=tuple((offset, size) for offset, (size, _) in sorted(self._memory.allocations.items())),
+            commit=asked["commit"],
+            generation=asked["generation"],
+            layout=read_file(files.pop(0)) if asked["has_layout"] else b"",
+            state=read_file(files.pop(0)) if asked["has_state"] else b"",
+            state_generation=asked["state_generation"],
+        )
+
+    def give_up(self) -> None:
+        """End the image that is under way; it leaves nothing."""
+        taking, writer, self._taking, self._writer = self._taking, self._writer, None, None
+        if taking:
+            taking.close()
+        if writer:
+            writer.close()
+
+
+def serve(descriptor: int) -> int:
+    """Serve one process until it closes its end."""
+    channel = Channel(descriptor)
+    imager: Imager | None = None
+    while request := channel.receive():
+        with request:
+            try:
+                if request.asked["do"] == "open":
+                    imager = Imager(channel, request.asked)
+                    channel.answer(**{"is": "ready"})
+                else:
+                    assert imager, "the first request has to be `open`"
+                    HANDLERS[request.asked["do"]](imager, request)
+            except FAILURES as exc:
+                if imager:
+                    imager.give_up()
+                channel.answer(**{"is": "failed"}, why=str(exc) or type(exc).__name__)
+    if imager:
+        imager.give_up()
+    return 0
+
+
+HANDLERS = {"allocations": Imager.allocations, "drop": Imager.drop, "prepare": Imager.prepare, "stage": Imager.stage}

@@ -1,0 +1,72 @@
+"""What a process asks of its imager, one request in each datagram: JSON, and descriptors beside it.
+
+    open         arena, gpu, base, window_bytes, capacity_bytes, directory    -> ready
+    allocations  items: [offset, bytes, commit that it came with] each; a descriptor for each item
+    drop         offsets: of allocations that the arena does not have any more
+    prepare      name: of the image                             -> prepared: dirty_bytes, room_bytes, copied_bytes
+    stage        commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
+                                    -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
+
+An answer has `is`; instead of it comes `failed` with `why`, and the image of `prepare` is given up.  The imager ends when the
+process closes its end, but finishes an image that is staged.
+"""
+
+import json
+import os
+import socket
+from typing import Any
+
+MOST_BYTES = 128 << 10  # of a datagram
+MOST_DESCRIPTORS = 128
+MOST_LAYOUT_BYTES = 16 << 20
+
+
+class Request:
+    """One request with its descriptors, which it owns."""
+
+    def __init__(self, asked: dict[str, Any], descriptors: list[int]) -> None:
+        self.asked, self.descriptors = asked, descriptors
+
+    def __enter__(self) -> "Request":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class Channel:
+    """The imager's end.  Raises ValueError for what is no request."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+
+    def receive(self) -> Request | None:
+        """Wait for a request, for ever: the process asks when it wants.  None: it has closed its end."""
+        data, descriptors, flags, _ = socket.recv_fds(self._socket, MOST_BYTES, MOST_DESCRIPTORS)
+        request = Request({}, descriptors)
+        if not data:
+            return None
+        try:
+            request.asked = json.loads(data)
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(request.asked.get("do"), str):
+                raise ValueError("a request is too long, or none")
+        except (ValueError, AttributeError):
+            with request:
+                raise ValueError(f"this is no request: {data[:80]!r}") from None
+        return request
+
+    def answer(self, **facts: Any) -> None:
+        """Answer, if the process is still there."""
+        try:
+            self._socket.send(json.dumps(facts).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended: its image is finished without it
+
+
+def read_file(descriptor: int) -> bytes:
+    """Read a layout or a forward state, which are files in memory."""
+    size = os.fstat(descriptor).st_size
+    if size > MOST_LAYOUT_BYTES:
+        raise ValueError(f"a layout or forward state of {size} bytes")
+    return os.pread(descriptor, size, 0)

@@ -1,0 +1,280 @@
+"""Taking an image while its arena is being written.
+
+    prepare   blocks are copied to the host while the client runs, and again while fewer change each time;
+    stage     the client stands still: the blocks whose bytes are not the saved ones are copied inside the GPU;
+    finish    the client runs: the staged copies go to the host.
+
+A block is hashed where it was saved from: the imager copies it into its own memory on the GPU, hashes the copy, and sends the
+copy to the host.  So a hash always belongs to the bytes that were saved, at whatever moment the client wrote; a hash of the
+block in the arena, before or after the copy, would not.  At the barrier the imager hashes the arena's blocks: where the hash
+is equal, the saved bytes are the barrier's.
+
+Prose: docs/images.md, "Taking".
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+import numpy
+from cuda.bindings import driver
+from cuda.core import Device, Event, StreamOptions
+
+from mpsd.images.imager.device import ArenaMemory, DeviceMemory, PinnedMemory, call, free_bytes
+from mpsd.images.imager.kernel import BLOCK_BYTES, KEY_BYTES, HashKernel, new_key
+
+PIECE_BLOCKS = 2  # 4 MiB: a client's copy waits for one piece at most
+SLOTS = 8
+ROUNDS = 4  # of copies before the barrier
+LEAST_ROOM = 32  # blocks
+HASH_BYTES = 16
+SPARE = 4  # the part of the GPU's free memory that staging leaves to others
+
+BLOCK = numpy.uint64(BLOCK_BYTES)
+Save = Callable[[int, memoryview], None]
+
+
+class ClientWroteError(Exception):
+    """The arena changed between the barrier and its release."""
+
+
+class Copier:
+    """Streams, buffers and the hash kernel of one GPU: what lasts from image to image."""
+
+    def __init__(self, device: Device) -> None:
+        least = call(driver.cuCtxGetStreamPriorityRange)[0]
+        self.stream = device.create_stream(options=StreamOptions(nonblocking=True, priority=least))
+        self.kernel = HashKernel(device)
+        self._device = device
+        blocks = SLOTS * PIECE_BLOCKS
+        self._ring = DeviceMemory(blocks * BLOCK_BYTES)
+        self._host = PinnedMemory(blocks * BLOCK_BYTES)
+        self._host_hashes = PinnedMemory(blocks * HASH_BYTES)
+        self._key = DeviceMemory(KEY_BYTES)
+        key = new_key()
+        call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
+        self._places = self.table(self._ring.address + numpy.arange(blocks, dtype=numpy.uint64) * BLOCK)
+        self._free: SimpleQueue[int] = SimpleQueue()
+        for slot in range(SLOTS):
+            self._free.put(slot)
+        self._pool = ThreadPoolExecutor(SLOTS, "imager", device.set_current)
+
+    def table(self, addresses: Any) -> "BlockTable":
+        return BlockTable(self, addresses)
+
+    def hash(self, table: int, count: int, out: int) -> None:
+        """Enqueue the hashes of the blocks whose addresses are in `table`."""
+        self.kernel.launch(self.stream, table, count, self._key.address, out)
+
+    def copy_inside(self, to: int, origin: int, blocks: int) -> None:
+        call(driver.cuMemcpyDtoDAsync, to, origin, blocks * BLOCK_BYTES, self.stream.handle)
+
+    def save(self, addresses: Sequence[int], done: Callable[[int, Any, memoryview], None]) -> None:
+        """Copy blocks to the host in pieces, and call done(number, hash, bytes) for each, in several threads.
+
+        The bytes last until `done` returns.  Raises what `done` raised first, after all threads are through."""
+        failed: list[BaseException] = []
+        running = threading.Semaphore(0)
+        pieces = range(0, len(addresses), PIECE_BLOCKS)
+        begun = 0
+        for first in pieces:
+            slot = self._free.get()
+            if failed:
+                self._free.put(slot)
+                break
+            piece = addresses[first : first + PIECE_BLOCKS]
+            try:
+                event = self._enqueue(slot, piece)
+            except BaseException:
+                self._free.put(slot)
+                raise
+            begun += 1
+            self._pool.submit(self._deliver, slot, first, len(piece), event, done, failed, running)
+        for _ in range(begun):
+            running.acquire()
+        if failed:
+            raise failed[0]
+
+    def _enqueue(self, slot: int, piece: Sequence[int]) -> Event:
+        """Copy a piece into the slot, hash the copy, and copy both to the host."""
+        number = slot * PIECE_BLOCKS
+        ring = self._ring.address + number * BLOCK_BYTES
+        out = self._places.out.address + number * HASH_BYTES
+        for index, address in enumerate(piece):
+            self.copy_inside(ring + index * BLOCK_BYTES, address, 1)
+        self.hash(self._places.table.address + number * 8, len(piece), out)
+        queue = self.stream.handle
+        call(driver.cuMemcpyDtoHAsync, self._host.address + number * BLOCK_BYTES, ring, len(piece) * BLOCK_BYTES, queue)
+        call(driver.cuMemcpyDtoHAsync, self._host_hashes.address + number * HASH_BYTES, out, len(piece) * HASH_BYTES, queue)
+        return self.stream.record()
+
+    def _deliver(
+        self, slot: int, first: int, count: int, event: Event, done: Callable[[int, Any, memoryview], None],
+        failed: list[BaseException], running: threading.Semaphore,
+    ) -> None:  # fmt: skip
+        try:
+            event.sync()
+            for index in range(count):
+                number = slot * PIECE_BLOCKS + index
+                row = self._host_hashes.view[number * HASH_BYTES : (number + 1) * HASH_BYTES]
+                data = self._host.view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+                done(first + index, numpy.frombuffer(bytes(row), numpy.uint64), data)
+        except BaseException as exc:
+            failed.append(exc)
+        finally:
+            self._free.put(slot)
+            running.release()
+
+
+class BlockTable:
+    """The addresses of blocks in the GPU's memory, and room for their hashes there and in the host; made before the barrier."""
+
+    def __init__(self, copier: Copier, addresses: Any) -> None:
+        self._copier = copier
+        size = max(1, len(addresses))
+        self.table, self.out = DeviceMemory(8 * size), DeviceMemory(HASH_BYTES * size)
+        self._host = PinnedMemory(HASH_BYTES * size)
+        if len(addresses):
+            values = addresses.astype(numpy.uint64).tobytes()
+            call(driver.cuMemcpyHtoD, self.table.address, values, len(values))
+
+    def hashes(self, count: int) -> Any:
+        """Hash the first `count` blocks; return an array with a row for each."""
+        if count:
+            self._copier.hash(self.table.address, count, self.out.address)
+            size, queue = count * HASH_BYTES, self._copier.stream.handle
+            call(driver.cuMemcpyDtoHAsync, self._host.address, self.out.address, size, queue)
+            self._copier.stream.sync()
+        return numpy.frombuffer(bytes(self._host.view[: count * HASH_BYTES]), numpy.uint64).reshape(count, 2)
+
+    def close(self) -> None:
+        self._copier.stream.sync()
+        for each in (self.table, self.out, self._host):
+            each.close()
+
+
+class Taking:
+    """One image of one arena.  The methods are called in the order above; `close` at any time."""
+
+    def __init__(self, copier: Copier, memory: ArenaMemory, save: Save) -> None:
+        self._copier, self._memory, self._save = copier, memory, save
+        self._staging: DeviceMemory | None = None
+        self._staged_places: BlockTable | None = None
+        self._table: BlockTable | None = None
+        self._allocations: dict[int, tuple[int, int]] = {}
+        self._offsets = numpy.zeros(0, numpy.uint64)  # of all blocks
+        self._saved = numpy.zeros((0, 2), numpy.uint64)  # the hashes of the bytes of each that were saved last
+        self._is_saved = numpy.zeros(0, bool)
+        self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks, in the order of their places
+        self.copied_bytes = 0
+
+    def _look(self) -> None:
+        """Note the blocks of the arena's allocations; what is saved of those that remain stays saved."""
+        if self._table and self._allocations == self._memory.allocations:
+            return
+        self._allocations = dict(self._memory.allocations)
+        places = sorted((offset, offset + size) for offset, (size, _) in self._allocations.items())
+        offsets = [at for first, end in places for at in range(first, end, BLOCK_BYTES)]
+        before, old = self._offsets, (self._saved, self._is_saved)
+        self._offsets = numpy.array(offsets, numpy.uint64)
+        self._saved, self._is_saved = numpy.zeros((len(offsets), 2), numpy.uint64), numpy.zeros(len(offsets), bool)
+        _, here, there = numpy.intersect1d(self._offsets, before, return_indices=True)
+        self._saved[here], self._is_saved[here] = old[0][there], old[1][there]
+        if self._table:
+            self._table.close()
+        self._table = self._copier.table(self._memory.base + self._offsets)
+
+    def _scan(self) -> tuple[Any, Any]:
+        """Hash the arena's blocks; return the numbers of those whose saved bytes are others, and all hashes."""
+        assert self._table
+        now = self._table.hashes(len(self._offsets))
+        return numpy.flatnonzero(~self._is_saved | (now != self._saved).any(axis=1)), now
+
+    def _copy(self, numbers: Any, addresses: Any) -> None:
+        """Save these blocks from these addresses."""
+
+        def done(index: int, found: Any, data: memoryview) -> None:
+            number = numbers[index]
+            self._is_saved[number] = False
+            self._save(int(self._offsets[number]), data)
+            self._saved[number], self._is_saved[number] = found, True
+
+        self._copier.save(addresses.tolist(), done)
+        self.copied_bytes += len(numbers) * BLOCK_BYTES
+
+    def _copy_from_arena(self, numbers: Any) -> None:
+        self._copy(numbers, self._memory.base + self._offsets[numbers])
+
+    def prepare(self) -> int:
+        """Copy all blocks, and those that change meanwhile as long as they become fewer.
+
+        Return the bytes that were dirty at last: about as many are copied at the barrier."""
+        self._look()
+        dirty = numpy.arange(len(self._offsets))
+        for _ in range(ROUNDS):
+            self._copy_from_arena(dirty)
+            before, (dirty, _) = len(dirty), self._scan()
+            if not len(dirty) or len(dirty) > before // 2:
+                break
+        self._make_room(len(dirty))
+        return len(dirty) * BLOCK_BYTES
+
+    def _make_room(self, blocks: int) -> None:
+        """Allocate memory for twice the blocks that are dirty now, as far as the GPU has room to spare."""
+        most = free_bytes() // SPARE * (SPARE - 1) // BLOCK_BYTES
+        wanted = min(max(2 * blocks, LEAST_ROOM), most)
+        if wanted > 0:
+            self._staging = DeviceMemory(wanted * BLOCK_BYTES)
+        self._staged_places = self._copier.table(self._staging_addresses(max(0, wanted)))
+
+    def _staging_addresses(self, count: int) -> Any:
+        return (self._staging.address if self._staging else 0) + numpy.arange(count, dtype=numpy.uint64) * BLOCK
+
+    @property
+    def room_bytes(self) -> int:
+        """The memory for copies inside the GPU: a barrier with more dirty bytes waits for the host."""
+        return self._staging.bytes if self._staging else 0
+
+    def stage(self) -> tuple[int, int]:
+        """Make the image that of this moment; the client must not write until this returns.
+
+        Return the bytes that were copied inside the GPU, and those for which it had no room, which went to the host at once.
+        Raises ClientWroteError if the client did write."""
+        self._look()
+        changed, now = self._scan()
+        room = self.room_bytes // BLOCK_BYTES
+        self._staged, rest = changed[:room], changed[room:]
+        for place, count, offset in _runs(self._offsets[self._staged].tolist()):
+            assert self._staging
+            self._copier.copy_inside(self._staging.address + place * BLOCK_BYTES, self._memory.base + offset, count)
+        assert self._staged_places
+        copies = self._staged_places.hashes(len(self._staged))
+        self._copy_from_arena(rest)
+        wrong = [*self._staged[(copies != now[self._staged]).any(axis=1)], *rest[(self._saved[rest] != now[rest]).any(axis=1)]]
+        if wrong:
+            raise ClientWroteError(f"{len(wrong)} blocks changed during the barrier, the first at {self._offsets[wrong[0]]:#x}")
+        return len(self._staged) * BLOCK_BYTES, len(rest) * BLOCK_BYTES
+
+    def finish(self) -> None:
+        """Copy what was staged to the host, and free its memory."""
+        self._copy(self._staged, self._staging_addresses(len(self._staged)))
+        self.close()
+
+    def close(self) -> None:
+        for each in (self._staged_places, self._table, self._staging):
+            if each:
+                each.close()
+        self._staged_places = self._table = self._staging = None
+
+
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return (first place, number of blocks, offset) of the parts of `offsets` that follow each other."""
+    runs: list[tuple[int, int, int]] = []
+    for place, offset in enumerate(offsets):
+        if runs and runs[-1][2] + runs[-1][1] * BLOCK_BYTES == offset:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1, runs[-1][2]
+        else:
+            runs.append((place, 1, offset))
+    return runs

@@ -1,0 +1,104 @@
+"""A program that takes images of its arena, run as `python image_program.py VERB DIRECTORY` on the simulator; it prints JSON.
+
+It writes through the driver itself, and prints a hash of each block's bytes at the barrier.
+"""
+
+import hashlib
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+from arena_looks import MIB, poke, refusal, say
+from mpsd_client import Arena, State
+
+BLOCK = 2 * MIB
+
+
+def digests(arena: Arena) -> dict[int, str]:
+    found = {}
+    for block in arena.blocks():
+        data = arena.copy_out(block.address, block.bytes)
+        for at in range(0, block.bytes, BLOCK):
+            found[block.offset + at] = hashlib.sha256(data[at : at + BLOCK]).hexdigest()
+    return found
+
+
+def change(arena: Arena, chosen: random.Random) -> None:
+    """Write a part of some block."""
+    block = chosen.choice(arena.blocks())
+    at = chosen.randrange(0, block.bytes, MIB // 2)
+    poke(arena, block.address + at, chosen.randrange(250), MIB // 2)
+
+
+def many(directory: str, count: str) -> None:
+    """Images in a row by one imager, of an arena that is written all the time and commits in between."""
+    chosen = random.Random(int(count))
+    with Arena.create("many", 64 * MIB) as arena:
+        arena.allocate(6 * MIB)
+        state = State.create({"step": "uint64"}, generation=arena.generation)
+        arena.keep_state(state)
+        for number in range(int(count)):
+            change(arena, chosen)
+            block = arena.allocate(2 * MIB)
+            arena.commit(b"layout %d" % number)
+            taking = arena.image(f"many.{number}", directory)
+            change(arena, chosen)
+            while not taking.is_prepared:
+                change(arena, chosen)
+            arena.free(block)
+            arena.allocate(4 * MIB)  # partly where the other one was
+            change(arena, chosen)
+            arena.commit(b"later layout %d" % number)
+            state.publish(step=number)
+            barrier = taking.barrier()
+            expected = digests(arena)
+            for _ in range(5):
+                change(arena, chosen)
+            state.publish(step=999)
+            image = taking.wait()
+            say(name=image.name, bytes=image.bytes, staged=barrier.staged_bytes, direct=barrier.direct_bytes, expected=expected)
+
+
+def die_after_barrier(directory: str) -> None:
+    """Killed as soon as it may go on."""
+    arena = Arena.create("orphan", 64 * MIB)
+    arena.allocate(32 * MIB)
+    arena.commit(b"layout")
+    change(arena, random.Random(1))
+    taking = arena.image("orphan", directory)
+    taking.barrier()
+    say(expected=digests(arena))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refusals(directory: str) -> None:
+    with Arena.create("refusals", 64 * MIB) as arena:
+        arena.allocate(2 * MIB)
+        arena.commit(b"layout")
+        first = arena.image("same", directory)
+        first.barrier()
+        said = {"two barriers": refusal(first.barrier)}
+        first.wait()
+        again = arena.image("same", directory)
+        said["same name"] = refusal(again.barrier)
+        early = arena.image("early", directory)
+        said["wait before the barrier"] = refusal(early.wait)
+        killed = arena.image("killed", directory)
+        os.kill(killed._imager._process.pid, signal.SIGKILL)
+        said["killed imager"] = refusal(killed.barrier)
+        after = arena.image("after", directory)
+        after.barrier()
+        said["after it"] = after.wait().name
+        os.environ["MPSD_IMAGER"] = "/nonexistent/imager"
+        said["no program"] = refusal(lambda: arena.image("none", directory + "/other"))
+        Path(directory, "file").write_text("")
+        del os.environ["MPSD_IMAGER"]
+        said["no directory"] = refusal(lambda: arena.image("none", Path(directory, "file")))
+        say(**said)
+
+
+if __name__ == "__main__":
+    verbs = {"many": many, "die_after_barrier": die_after_barrier, "refusals": refusals}
+    verbs[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,88 @@
+"""Images of arenas: real processes, the real daemon, the simulated driver, a store on the disk."""
+
+import hashlib
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
+from mpsd.images.store import Images
+from tests.integration.machine import Machine, open_machine
+from tests.integration.process import wait_for
+
+PROGRAM = Path(__file__).with_name("image_program.py")
+TAKEN = 6
+
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[images]')"
+)
+
+
+@pytest.fixture(scope="module")
+def vault(programs: None) -> Iterator[Machine]:
+    with open_machine() as machine:
+        machine.start()
+        yield machine
+
+
+def run(machine: Machine, verb: str, *words: str, status: int = 0) -> list[dict[str, Any]]:
+    command = [sys.executable, str(PROGRAM), verb, *words]
+    done = subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=25, check=False)
+    assert done.returncode == status, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def digests(images: Images, manifest: Manifest) -> dict[str, str]:
+    """Return the hash of each block of the image, by its offset."""
+    found, into = {}, bytearray(BLOCK_BYTES)
+    with images.reader(manifest.name) as image:
+        for offset, size in manifest.arenas[0].facts.allocations:
+            for at in range(offset, offset + size, BLOCK_BYTES):
+                image.read_into(0, at, into)
+                found[str(at)] = hashlib.sha256(into).hexdigest()
+    return found
+
+
+def test_each_image_is_the_arena_at_its_barrier(vault: Machine, tmp_path: Path) -> None:
+    """Whatever the client wrote, allocated, freed and committed while it was copied, and after."""
+    said = run(vault, "many", str(tmp_path), str(TAKEN))
+    with Images.open(tmp_path) as images:
+        for number, each in enumerate(said):
+            manifest = images.find(each["name"])
+            assert digests(images, manifest) == each["expected"]
+            facts = manifest.arenas[0].facts
+            assert facts.layout == b"later layout %d" % number
+            assert facts.state
+            assert (each["bytes"], each["direct"]) == (facts.content_bytes, 0)
+            assert facts.commit == 2 * number + 2
+    assert len(said) == TAKEN
+
+
+def test_an_image_is_completed_without_the_client(vault: Machine, tmp_path: Path) -> None:
+    """It was killed right after the barrier; its last requests were answered."""
+    [said] = run(vault, "die_after_barrier", str(tmp_path), status=-signal.SIGKILL)
+    with Images.open(tmp_path) as images:
+        wait_for("the image", lambda: images.listing().images)
+        assert digests(images, images.find("orphan")) == said["expected"]
+
+
+def test_what_cannot_be_is_refused_in_words(vault: Machine, tmp_path: Path) -> None:
+    [said] = run(vault, "refusals", str(tmp_path))
+    beginnings = {
+        "two barriers": "image same has had its barrier, or has failed",
+        "same name": "an image has the name same already: choose another, or remove that one",
+        "wait before the barrier": "image early has not had its barrier, or has failed",
+        "killed imager": "the imager has ended, with status -9: its standard error says why",
+        "no program": "the imager could not be started: [Errno 2] No such file",
+        "no directory": f"{tmp_path}/file: it is not a directory",
+    }
+    assert said.pop("after it") == "after"
+    assert said.keys() == beginnings.keys()
+    assert not [what for what, words in beginnings.items() if not said[what].startswith(f"ImageError: {words}")]

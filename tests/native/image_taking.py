@@ -1,0 +1,189 @@
+"""Take images of memory that a hostile writer changes: run as a program, `python image_taking.py VERB SEED`; it prints JSON.
+
+The writer changes blocks before and after each call of the driver that the imager makes, but not at the barrier.  It works in
+the same context, whose work is in one order, so every seed is one order of reads and writes.
+"""
+
+import ctypes
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Device, Event
+
+from mpsd.images.imager import taking
+from mpsd.images.imager.device import DESCRIPTOR, ArenaMemory, call
+from mpsd.images.imager.kernel import BLOCK_BYTES, expected_hash
+from mpsd.images.imager.taking import HASH_BYTES, PIECE_BLOCKS, ClientWroteError, Copier, Taking
+
+ALLOCATIONS = ((0, 3), (5, 4))  # first block, blocks
+SEEDS = 20
+BLOCKS = [block for first, count in ALLOCATIONS for block in range(first, first + count)]
+
+
+class Client:
+    """The process whose arena it is: memory that it writes, and exports."""
+
+    def __init__(self) -> None:
+        self.base = int(call(driver.cuMemAddressReserve, 16 * BLOCK_BYTES, 0, 0, 0))
+        self.exports = [(first * BLOCK_BYTES, count * BLOCK_BYTES, self._place(first, count)) for first, count in ALLOCATIONS]
+
+    def _place(self, first: int, count: int) -> int:
+        made = driver.CUmemAllocationProp()
+        made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.requestedHandleTypes = DESCRIPTOR
+        access = driver.CUmemAccessDesc()
+        access.location.type = made.location.type
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        handle = call(driver.cuMemCreate, count * BLOCK_BYTES, made, 0)
+        call(driver.cuMemMap, self.base + first * BLOCK_BYTES, count * BLOCK_BYTES, 0, handle, 0)
+        call(driver.cuMemSetAccess, self.base + first * BLOCK_BYTES, count * BLOCK_BYTES, [access], 1)
+        return int(call(driver.cuMemExportToShareableHandle, handle, DESCRIPTOR, 0))
+
+    def write(self, block: int, word: int, at: int = 0, words: int = BLOCK_BYTES // 4) -> None:
+        call(driver.cuMemsetD32, self.base + block * BLOCK_BYTES + 4 * at, word, words)
+        call(driver.cuCtxSynchronize)
+
+    def contents(self) -> dict[int, bytes]:
+        found, buffer = {}, ctypes.create_string_buffer(BLOCK_BYTES)
+        for block in BLOCKS:
+            call(driver.cuMemcpyDtoH, ctypes.addressof(buffer), self.base + block * BLOCK_BYTES, BLOCK_BYTES)
+            found[block] = buffer.raw
+        return found
+
+
+class HostileWriter:
+    """Writes between any two calls of the imager, while it is let."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        self._client, self._random = client, random.Random(seed)
+        self.is_let = True
+        self.writes = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def hostile(*arguments: Any) -> Any:
+            self.act()
+            found = function(*arguments)
+            self.act()
+            return found
+
+        return hostile
+
+    def act(self) -> None:
+        """Change some blocks, in part or back to what they were."""
+        if not self.is_let or self._random.random() < 0.8:
+            return
+        for block in self._random.sample(BLOCKS, 2):
+            half = self._random.choice((0, BLOCK_BYTES // 8))
+            self._client.write(block, self._random.randrange(4), half, BLOCK_BYTES // 8)
+            self.writes += 1
+
+
+class NaiveCopier(Copier):
+    """Copies the arena's block to the host and then hashes it in the arena: the hash may be of later bytes than the copy."""
+
+    def _enqueue(self, slot: int, piece: Sequence[int]) -> Event:
+        number, queue = slot * PIECE_BLOCKS, self.stream.handle
+        for index, address in enumerate(piece):
+            to = self._host.address + (number + index) * BLOCK_BYTES
+            taking.call(driver.cuMemcpyDtoHAsync, to, address, BLOCK_BYTES, queue)
+        table = self.table(taking.numpy.array(piece, taking.numpy.uint64))
+        self.hash(table.table.address, len(piece), table.out.address)
+        out = self._host_hashes.address + number * HASH_BYTES
+        taking.call(driver.cuMemcpyDtoHAsync, out, table.out.address, len(piece) * HASH_BYTES, queue)
+        return self.stream.record()
+
+
+class Scene:
+    """A client, and the memory of its arena as the imager has it."""
+
+    def __init__(self, copier: type[Copier] = Copier) -> None:
+        self.device = Device(0)
+        self.device.set_current()
+        self.client = Client()
+        for block in BLOCKS:
+            self.client.write(block, block)
+        self.memory = ArenaMemory(self.device, 16 * BLOCK_BYTES)
+        for offset, size, descriptor in self.client.exports:
+            self.memory.add(offset, size, 1, descriptor)
+        self.copier = copier(self.device)
+        self.saved: dict[int, bytes] = {}
+        self.taking = Taking(self.copier, self.memory, self.save)
+
+    def save(self, offset: int, data: memoryview) -> None:
+        self.saved[offset // BLOCK_BYTES] = bytes(data)
+
+
+def check_hash(seed: int) -> dict[str, Any]:
+    """Compare the kernel's hashes with those computed on the CPU, and let one bit and two swapped words change them."""
+    key, (first, second, third, *_) = taking.new_key(), BLOCKS
+    taking.new_key = lambda: key
+    scene = Scene()
+    fill = random.Random(seed).randbytes(BLOCK_BYTES)
+    swapped = fill[4:8] + fill[:4] + fill[8:]
+    flipped = bytes([fill[0] ^ 1]) + fill[1:]
+    for block, data in ((first, fill), (second, swapped), (third, flipped)):
+        call(driver.cuMemcpyHtoD, scene.client.base + block * BLOCK_BYTES, data, BLOCK_BYTES)
+    call(driver.cuCtxSynchronize)
+    addresses = scene.memory.base + taking.numpy.array([first, second, third], taking.numpy.uint64) * taking.BLOCK
+    found = [tuple(map(int, row)) for row in scene.copier.table(addresses).hashes(3)]
+    return {"right": found == [expected_hash(data, key) for data in (fill, swapped, flipped)], "different": len(set(found))}
+
+
+def hostile(seed: int, copier: type[Copier] = Copier, spare: int = 4) -> dict[str, Any]:
+    """Take images of some seeds in a row, and count the blocks that are not those of the barrier."""
+    taking.SPARE = spare
+    scene = Scene(copier)
+    hash_blocks = scene.copier.hash
+    sums = dict.fromkeys(("wrong", "staged", "direct", "writes"), 0)
+    for number in range(seed, seed + SEEDS):
+        writer = HostileWriter(scene.client, number)
+        taking.call = writer.around(call)
+        scene.copier.hash = writer.around(hash_blocks)  # type: ignore[method-assign]
+        image = Taking(scene.copier, scene.memory, scene.save)
+        image.prepare()
+        writer.is_let = False
+        expected = scene.client.contents()
+        staged, direct = image.stage()
+        writer.is_let = True
+        image.finish()
+        wrong = sum(scene.saved[block] != expected[block] for block in BLOCKS)
+        for name, value in (("wrong", wrong), ("staged", staged), ("direct", direct), ("writes", writer.writes)):
+            sums[name] += value
+    return sums
+
+
+def naive(seed: int) -> dict[str, Any]:
+    return hostile(seed, NaiveCopier)
+
+
+def no_room(seed: int) -> dict[str, Any]:
+    return hostile(seed, spare=1)  # all of the free memory is left to others
+
+
+def write_at_the_barrier(_: int) -> dict[str, Any]:
+    scene = Scene()
+    scene.taking.prepare()
+    scene.client.write(BLOCKS[0], 99)
+    copy_inside = scene.copier.copy_inside
+
+    def broken(to: int, origin: int, blocks: int) -> None:
+        scene.client.write(BLOCKS[0], 100)
+        copy_inside(to, origin, blocks)
+
+    scene.copier.copy_inside = broken  # type: ignore[method-assign]
+    try:
+        scene.taking.stage()
+    except ClientWroteError as exc:
+        return {"refused": str(exc)}
+    return {"refused": ""}
+
+
+VERBS = {"hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room, "barrier": write_at_the_barrier}
+
+if __name__ == "__main__":
+    print(json.dumps(VERBS[sys.argv[1]](int(sys.argv[2]))))
