@@ -46,8 +46,8 @@ def build_services(
         return domain.gpus if domain is not None else ()
 
     end = _ending(stopper, pool)
-    around = ServiceParts(pool.name_of_domain, fault_since, is_contained, gpus_of, end, events.publish, outbox)
-    coordinator = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config), registry)
+    parts = ServiceParts(pool.name_of_domain, fault_since, is_contained, gpus_of, end, events.publish, outbox)
+    coordinator = Coordinator(vault.arenas, parts, found.service_store, settings.failover(found.config), registry)
     find_place = None if found.is_privileged else _finding(pool)
     enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges)
     return ServiceRequests(coordinator, enlistment, Servers(coordinator, pool), vault.arenas.ready)

@@ -52,8 +52,8 @@ def join_vault(
             entry.queue and entry.arena.writer == process for entry in catalog.by_id.values()
         )
 
-    around = VaultParts(devices, lease_bytes, events.publish, ranges=found.ranges)
-    catalog = Catalog(store, around, settings.vault(config))
+    parts = VaultParts(devices, lease_bytes, events.publish, ranges=found.ranges)
+    catalog = Catalog(store, parts, settings.vault(config))
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
     path, most = found.claim.state_directory / KEEPER, config.vault.max_allocations
     keeper = VaultKeepers(found.inspector, program, path, most, catalog.compare, store)

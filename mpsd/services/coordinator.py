@@ -82,12 +82,12 @@ class Coordinator:
     """Guards that decisions on a service are carried out, and that its arena has no other writer."""
 
     def __init__(
-        self, vault: Arenas, around: ServiceParts, store: ServiceStore, settings: FailoverSettings, registry: ServiceRegistry
+        self, vault: Arenas, parts: ServiceParts, store: ServiceStore, settings: FailoverSettings, registry: ServiceRegistry
     ) -> None:
         """Load the settings of services.  Raises UnusablePath."""
-        self.vault, self.around, self.settings = vault, around, settings
-        self.evidence, self.telling = Evidence(), ServiceEvents(around.publish, around.outbox)
-        self.ends = ProcessWatch(self._ended)
+        self.vault, self.parts, self.settings = vault, parts, settings
+        self.evidence, self.events = Evidence(), ServiceEvents(parts.publish, parts.outbox)
+        self.process_watch = ProcessWatch(self._ended)
         self.registry, self.records = registry, registry.records
         self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
@@ -168,9 +168,9 @@ class Coordinator:
         instance = record.instances.get(event.process) if isinstance(event, Fenced) else None
         if instance is not None and before.phase is Phase.FENCING:
             instance.dismissed = instance.dismissed or "it was fenced"
-        with self.around.outbox.hold():
-            note_times(record, before, event, happened_ns, self.around.clock_ns(), self.around.clock())
-            self.telling.tell(record, before, event, why)
+        with self.parts.outbox.hold():
+            note_times(record, before, event, happened_ns, self.parts.clock_ns(), self.parts.clock())
+            self.events.tell(record, before, event, why)
             for decision in decisions:
                 self._carry_out(record, decision)
             self._show(record)
@@ -179,9 +179,9 @@ class Coordinator:
     def see(self, seen: Observation) -> None:
         """Take an observation of a fault, as early as possible."""
         try:
-            self.evidence.take(seen, self.settings.settle, self.around.clock_ns())
+            self.evidence.take(seen, self.settings.settle, self.parts.clock_ns())
             if is_fault_of_domain(seen):
-                with self.around.outbox.hold():
+                with self.parts.outbox.hold():
                     self.fault(seen.domain, seen.seen_ns)
         except Exception:  # the other consumers have to get the fault too
             log.exception("service.bug", domain=seen.domain)
@@ -263,21 +263,21 @@ class Coordinator:
             case Promote(process):
                 self._promote(record, process)
             case Fence(process):
-                self.telling.publish(record, "fencing", pid=process.pid)
+                self.events.publish(record, "fencing", pid=process.pid)
                 self.fence_wanted.emit(record, process)
             case Yield(process):
-                self.telling.publish(record, "yielding", pid=process.pid)
+                self.events.publish(record, "yielding", pid=process.pid)
             case Keep(process):
-                record.handing = None
-                self.telling.publish(record, "kept", pid=process.pid)
+                record.handover = None
+                self.events.publish(record, "kept", pid=process.pid)
             case Unserved(why):
                 self._tell_unserved(record, why)
 
     def _promote(self, record: ServiceRecord, process: ProcessId) -> None:
-        handing = record.handing
-        if handing is None:
-            handing = record.handing = HandoverRecord(Cause.FIRST, None, None, self.around.clock_ns())
-        handing.begun_ns = self.around.clock_ns()
+        handover = record.handover
+        if handover is None:
+            handover = record.handover = HandoverRecord(Cause.FIRST, None, None, self.parts.clock_ns())
+        handover.begun_ns = self.parts.clock_ns()
         fenced = record.cleared if record.cleared == record.arena.writer else None
         record.is_promoting = True
         try:
@@ -294,18 +294,18 @@ class Coordinator:
         if refusal is not None:
             self._not_promoted(record, process, refusal)
             return
-        self.around.outbox.answer_first()
-        from_pid = handing.writer.pid if handing.writer else None
-        self.telling.publish(record, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
+        self.parts.outbox.answer_first()
+        from_pid = handover.writer.pid if handover.writer else None
+        self.events.publish(record, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handover.cause.value)
         if record.service.is_empty and not record.is_loss_told:
             self._note_loss(record, process, from_pid)
 
     def _note_loss(self, record: ServiceRecord, process: ProcessId, from_pid: int | None) -> None:
         """Record a loss of the arena's contents: once for each, however many members fail to start anew."""
         record.is_loss_told, record.losses = True, record.losses + 1
-        record.lost = lost = Loss(self.around.clock(), record.arena.generation, process.pid, loss(from_pid))
+        record.lost = lost = Loss(self.parts.clock(), record.arena.generation, process.pid, loss(from_pid))
         facts = {"pid": lost.pid, "generation": lost.generation, "why": lost.why, "losses": record.losses}
-        self.telling.publish(record, "lost", **facts)
+        self.events.publish(record, "lost", **facts)
 
     def _not_promoted(self, record: ServiceRecord, process: ProcessId, refusal: MpsdError) -> None:
         log.error("service.not_promoted", service=record.arena.name, pid=process.pid, why=str(refusal))
@@ -337,7 +337,7 @@ class Coordinator:
         if shared != record.protection:
             record.protection = shared
             if shared:
-                self.telling.publish(record, "unprotected", why=shared)
+                self.events.publish(record, "unprotected", why=shared)
         self._correct_unserved(record)
         dying = record.service.writer if record.service.phase is Phase.FENCING else record.service.holder
         if dying is not None and successor(record.service) is not None:
@@ -359,7 +359,7 @@ class Coordinator:
 
     def _tell_unserved(self, record: ServiceRecord, why: str) -> None:
         record.unserved = why
-        self.telling.publish(record, "unserved", why=why)
+        self.events.publish(record, "unserved", why=why)
 
     def _tell_protected(self) -> None:
         self.protected.emit(any(map(is_protected, self.records.values())))

@@ -52,7 +52,7 @@ class Enlistment:
         """Watch the processes that enlisted with an earlier mpsd."""
         for process in list(self._plans):
             try:
-                self._coordinator.ends.watch(process)
+                self._coordinator.process_watch.watch(process)
             except (BadRequest, TooMany):
                 self.forget(process)
 
@@ -60,7 +60,7 @@ class Enlistment:
         """Return the variables that the process must set.  Raises TooMany, BadRequest (it has ended), Stopping."""
         if process not in self._plans:
             self._check_room(uid)
-        self._coordinator.ends.watch(process)
+        self._coordinator.process_watch.watch(process)
         self._plans[process] = plan = EnlistmentPlan(name, owner_uid, uid)
         if self._find_place is None:
             self._keep(process, plan)
@@ -98,4 +98,4 @@ class Enlistment:
 
     def avoid(self, process: ProcessId) -> frozenset[str]:
         """Return the domains of the other members of its service."""
-        return self._coordinator.registry.domains_of_others(process, self._coordinator.around.domain_of)
+        return self._coordinator.registry.domains_of_others(process, self._coordinator.parts.domain_of)

@@ -54,7 +54,7 @@ class Fencing:
         if instance is None or instance.is_gone or self._nursery is None or record.stopping == writer:
             return  # the vault reports when mpsd holds nothing of the process any more
         if instance.is_orphan:
-            coordinator.ends.kill(writer)
+            coordinator.process_watch.kill(writer)
             return
         record.stopping = writer
         self._nursery.start_soon(self._end, record, writer, self._patience(record, writer))
@@ -69,7 +69,7 @@ class Fencing:
             if self._nursery is not None:
                 self._nursery.start_soon(self._later, record, writer, seconds)
             return True
-        if not self._coordinator.ends.kill(writer):
+        if not self._coordinator.process_watch.kill(writer):
             return False
         self._coordinator.fenced(record, writer)
         return True
@@ -77,11 +77,11 @@ class Fencing:
     def _settles_in(self, instance: Instance) -> float | None:
         """Return the seconds until no work of the process can write; None: no evidence shows that."""
         coordinator, domain = self._coordinator, instance.domain
-        has_gpu_failed = coordinator.evidence.has_gpu_failed(domain, coordinator.around.gpus_of(domain), instance.since_ns)
+        has_gpu_failed = coordinator.evidence.has_gpu_failed(domain, coordinator.parts.gpus_of(domain), instance.since_ns)
         at_ns = coordinator.evidence.fenced_at_ns(domain, instance.since_ns, must_tell_class=has_gpu_failed)
         if at_ns is not None:
-            return (at_ns - coordinator.around.clock_ns()) / 1e9
-        since = None if has_gpu_failed else coordinator.around.fault_since(domain)
+            return (at_ns - coordinator.parts.clock_ns()) / 1e9
+        since = None if has_gpu_failed else coordinator.parts.fault_since(domain)
         settle = coordinator.settings.settle
         return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
 
@@ -94,7 +94,7 @@ class Fencing:
         member = record.service.member(writer)
         if member is not None and member.standing is MemberState.FAULTED:
             return self._coordinator.settings.limits.fence_seconds
-        has_failed = record.handing is not None and record.handing.cause is Cause.FAILED
+        has_failed = record.handover is not None and record.handover.cause is Cause.FAILED
         return _LETTING_GO_SECONDS if has_failed else 0.0
 
     async def _end(self, record: ServiceRecord, writer: ProcessId, patience: float) -> None:
@@ -102,7 +102,7 @@ class Fencing:
         try:
             await trio.sleep(patience)
             if self._is_due(record, writer) and not record.instances[writer].is_gone:
-                await self._coordinator.around.end(writer)
+                await self._coordinator.parts.end(writer)
         except MpsdError as exc:
             log.error("service.not_ended", service=record.arena.name, pid=writer.pid, why=str(exc))
         except Exception:

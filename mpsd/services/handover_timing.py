@@ -29,11 +29,11 @@ def note_times(record: ServiceRecord, before: Service, event: Event, happened_ns
     begins = after.phase is not before.phase and after.phase in (Phase.FENCING, Phase.YIELDING)
     lets_go = isinstance(event, Fenced) and event.process == before.writer
     is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
-    if (begins and not is_asked) or (lets_go and record.handing is None):
-        record.handing = HandoverRecord(cause_of(event, before, after), before.writer, happened_ns, now_ns)
-    if lets_go and record.handing is not None:
-        record.handing.fenced_ns = now_ns
-    if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and record.handing and after.writer:
-        record.last = record.handing.over(at, after.writer, record.arena.generation, now_ns)
+    if (begins and not is_asked) or (lets_go and record.handover is None):
+        record.handover = HandoverRecord(cause_of(event, before, after), before.writer, happened_ns, now_ns)
+    if lets_go and record.handover is not None:
+        record.handover.fenced_ns = now_ns
+    if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and record.handover and after.writer:
+        record.last = record.handover.over(at, after.writer, record.arena.generation, now_ns)
         record.promotions += 1
-        record.handing = None
+        record.handover = None

@@ -110,7 +110,7 @@ class Heartbeats:
             return
         pulse.still_seconds += passed
         if not is_silent and pulse.still_seconds >= record.heartbeat_seconds:
-            since_ns = self._coordinator.around.clock_ns() - round(pulse.still_seconds * 1e9)
+            since_ns = self._coordinator.parts.clock_ns() - round(pulse.still_seconds * 1e9)
             self._coordinator.tell(record, Silent(writer), since_ns)
 
     def _known(self, record: ServiceRecord) -> _Pulse | None:

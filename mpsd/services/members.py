@@ -51,7 +51,7 @@ class ServiceRecord(Struct, eq=False):
     service: Service = field(default_factory=Service)
     instances: dict[ProcessId, Instance] = field(default_factory=dict)
     cleared: ProcessId | None = None
-    handing: HandoverRecord | None = None
+    handover: HandoverRecord | None = None
     promotions: int = 0
     last: Promotion | None = None
     losses: int = 0

@@ -42,7 +42,7 @@ class ServiceRequests:
     async def run(self) -> None:
         """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.coordinator.ends.run)
+            await nursery.start(self.coordinator.process_watch.run)
             self.enlistment.resume()
             await nursery.start(self.fencing.run)
             await self._ready.wait()  # for ever, if the vault's keeper cannot start: then no process can join
@@ -73,24 +73,24 @@ class ServiceRequests:
         arena = self._held(arena_id, process)
         if arena.is_sealed:
             raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
-        coordinator.ends.watch(process)
+        coordinator.process_watch.watch(process)
         record = coordinator.record(arena_id)
         if (instance := record.instances.get(process)) is not None:
             instance.heartbeat_seconds = heartbeat_seconds
             self._hear(record, instance)
             return instance.told
-        around = coordinator.around
-        domain, now = around.domain_of(process), trio.current_time()
+        parts = coordinator.parts
+        domain, now = parts.domain_of(process), trio.current_time()
         told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)
-        instance = Instance(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
+        instance = Instance(process, domain, parts.clock_ns(), parts.clock(), heartbeat_seconds, now, told)
         record.add(instance)
         if refused := coordinator.tell(record, Joined(process, domain, rank)):
             del record.instances[process]
             coordinator.leave_if_empty(record)
             raise BadRequest(f"pid {process.pid} cannot join service {arena.name}: {refused}")
-        coordinator.telling.publish(record, "joined", pid=process.pid, domain=domain, rank=rank)
-        if domain and around.fault_since(domain) is not None:
-            coordinator.fault(domain, around.clock_ns(), process)
+        coordinator.events.publish(record, "joined", pid=process.pid, domain=domain, rank=rank)
+        if domain and parts.fault_since(domain) is not None:
+            coordinator.fault(domain, parts.clock_ns(), process)
         self._servers.look()
         return instance.told
 
@@ -154,8 +154,8 @@ class ServiceRequests:
         record, instance = self._seat(arena_id, process)
         instance.dismissed = instance.dismissed or f"it reported that it failed: {why}"
         event = Failed(process) if record.service.writer == process else Ended(process)
-        self.coordinator.telling.publish(record, "failed", pid=process.pid, why=why)
-        self.coordinator.tell(record, event, self.coordinator.around.clock_ns(), why)
+        self.coordinator.events.publish(record, "failed", pid=process.pid, why=why)
+        self.coordinator.tell(record, event, self.coordinator.parts.clock_ns(), why)
 
     def leave(self, arena_id: int, process: ProcessId) -> None:
         """End the membership; a writer has stopped writing before it calls this."""
@@ -191,7 +191,7 @@ class ServiceRequests:
         to = next((each.process for each in record.service.members if each.process.pid == to_pid), None)
         if to_pid is not None and to is None:
             raise BadRequest(f"pid {to_pid} is not a member of service {name}")
-        if refused := coordinator.tell(record, Asked(to), coordinator.around.clock_ns()):
+        if refused := coordinator.tell(record, Asked(to), coordinator.parts.clock_ns()):
             raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
         assert from_ is not None, "it serves"
         with trio.move_on_after(wait_seconds):

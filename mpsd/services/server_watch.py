@@ -43,15 +43,15 @@ class Servers:
                 if clients := ours.intersection(server.client_pids):
                     self._watch(pid, name, frozenset(clients))
         for domain_name in self._domains():
-            if domain_name and self._coordinator.around.fault_since(domain_name) is not None:
+            if domain_name and self._coordinator.parts.fault_since(domain_name) is not None:
                 self._coordinator.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
         for record in list(self._coordinator.records.values()):
             for process, instance in list(record.instances.items()):
-                if not instance.domain and (found := self._coordinator.around.domain_of(process)):
+                if not instance.domain and (found := self._coordinator.parts.domain_of(process)):
                     instance.domain = found
                     self._coordinator.tell(record, Placed(process, found))
         for domain_name in self._domains():
-            if self._coordinator.around.is_contained(domain_name):
+            if self._coordinator.parts.is_contained(domain_name):
                 self._coordinator.close(domain_name)
 
     def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:

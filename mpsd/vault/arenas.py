@@ -91,7 +91,7 @@ class Arenas:
         """
         await self._begin()
         catalog = self._catalog
-        device = find_device(catalog.around.devices(), spec.gpu)
+        device = find_device(catalog.parts.devices(), spec.gpu)
         gpu = device.uuid
         capacity, window = check_spec(spec)
         check_fits(spec.name, capacity, device)
@@ -99,7 +99,7 @@ class Arenas:
             owner = other.arena.owner_uid
             whose = "" if owner == uid else f": it belongs to user {owner}, and an operator can remove it"
             raise BadRequest(f"an arena has the name {spec.name} already{whose}")
-        now = catalog.around.clock()
+        now = catalog.parts.clock()
         lease_id = None if process is None else self._lease_of(process)
         is_of_owner = uids is not None and uid not in catalog.settings.operators and are_of_one_user(uids)
         arena = Arena(
@@ -133,7 +133,7 @@ class Arenas:
     def _resized(self, entry: LiveArena, arena: Arena, capacity_bytes: int) -> Arena:
         """Resize the arena.  Its window grows if the next addresses are free; it never moves.  Raise NoRoom or BadRequest."""
         capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
-        check_fits(arena.name, capacity, next((d for d in self._catalog.around.devices() if d.uuid == arena.gpu), None))
+        check_fits(arena.name, capacity, next((d for d in self._catalog.parts.devices() if d.uuid == arena.gpu), None))
         if capacity < arena.used_bytes:
             raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
@@ -152,9 +152,9 @@ class Arenas:
         """Evict arenas that no process holds, as the policy allows for this caller, and return them."""
         await self._begin()
         catalog = self._catalog
-        uuid = find_device(catalog.around.devices(), gpu).uuid
+        uuid = find_device(catalog.parts.devices(), gpu).uuid
         settings = replace(catalog.settings, evicts_all=is_operator or catalog.settings.evicts_all)
-        chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, catalog.around.clock(), settings)
+        chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, catalog.parts.clock(), settings)
         gone = [self._take_away(catalog.by_id[arena.id], "evicted") for arena in chosen if not catalog.by_id[arena.id].queue]
         await self._reclaimer.settled()
         return gone

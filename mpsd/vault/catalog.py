@@ -45,11 +45,11 @@ class VaultParts(Struct, frozen=True):
 class Catalog:
     """Guards that names, windows and serials are each given once, and that the account agrees with the contents."""
 
-    def __init__(self, store: VaultStore, around: VaultParts, settings: VaultSettings) -> None:
+    def __init__(self, store: VaultStore, parts: VaultParts, settings: VaultSettings) -> None:
         """Load the arenas.  Raise UnusablePath."""
         self.settings = settings
-        self.around = around
-        self.account = ArenaAccount(around.ranges.share_of)
+        self.parts = parts
+        self.account = ArenaAccount(parts.ranges.share_of)
         self.by_id: dict[int, LiveArena] = {}
         self.by_name: dict[str, LiveArena] = {}
         self.ends: dict[int, float] = {}  # expiry times of unheld arenas; an arena that is opened stays in it until then
@@ -64,7 +64,7 @@ class Catalog:
 
     def _load(self, row: Row) -> None:
         if not row.arena.is_held and row.arena.unheld_since is None:  # its holders are of an earlier boot
-            row = replace(row, arena=replace(row.arena, unheld_since=self.around.clock()))
+            row = replace(row, arena=replace(row.arena, unheld_since=self.parts.clock()))
             self._store.change(row)
         known = self._store.allocations(row)
         contents = Contents(
@@ -103,8 +103,8 @@ class Catalog:
 
     def bounds(self, arena: Arena) -> Bounds:
         """Return the bounds of the arena.  Raise NoSuchDevice if its GPU is missing now."""
-        gpu = find_device(self.around.devices(), arena.gpu)
-        lease = None if arena.lease_id is None else self.around.lease_bytes(arena.lease_id, arena.gpu)
+        gpu = find_device(self.parts.devices(), arena.gpu)
+        lease = None if arena.lease_id is None else self.parts.lease_bytes(arena.lease_id, arena.gpu)
         return Bounds(self.settings, gpu.total_bytes, lease)
 
     def windows(self, but: Arena) -> list[arena_windows.Window]:
@@ -183,7 +183,7 @@ class Catalog:
         else:
             log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid}
-        self.around.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
+        self.parts.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
         self.arena_changed.emit(what, arena)
 
     # -- comparison with the keepers -------------------------------------------------------------------------------------

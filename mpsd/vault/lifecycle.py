@@ -90,7 +90,7 @@ class Vault(Struct):
     async def _expire(self) -> None:
         await self.arenas.ready.wait()
         while True:
-            now, ends = self.catalog.around.clock(), self.catalog.ends
+            now, ends = self.catalog.parts.clock(), self.catalog.ends
             for arena_id in [arena_id for arena_id, end in ends.items() if end <= now]:
                 self._expire_one(arena_id, now)
             left = max(0.0, min(ends.values(), default=math.inf) - now)

@@ -205,7 +205,7 @@ class Writers:
         is_writer = arena.writer == process
         readers = without(arena.readers, process)
         is_held = bool(readers) or not (is_writer or arena.writer is None)
-        since = None if is_held else self._catalog.around.clock()
+        since = None if is_held else self._catalog.parts.clock()
         row = entry.with_facts(writer=None if is_writer else arena.writer, readers=readers, unheld_since=since)
         self._store.let_go(row, process, takes_back=is_writer)
         if is_writer:

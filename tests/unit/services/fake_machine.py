@@ -48,7 +48,7 @@ class Process:
 
 
 class FakeEnds:
-    """Replaces ends.py."""
+    """Replaces ProcessWatch: the test decides when a process ends."""
 
     def __init__(self, machine: "FakeMachine", on_end: Callable[[ProcessId, int], None]) -> None:
         self._room, self.on_end = machine, on_end
@@ -190,11 +190,11 @@ class FakeMachine:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
         facts = (self.domain_of, self.faulted.get, self.contained.__contains__, lambda domain: ("GPU-a",))
-        around = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns)
+        parts = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns)
         try:
             self.registry = ServiceRegistry()
-            self.coordinator = Coordinator(self.vault, around, store, self.settings, self.registry)
-            self.coordinator.ends = FakeEnds(self, self.coordinator._ended)  # type: ignore[assignment]
+            self.coordinator = Coordinator(self.vault, parts, store, self.settings, self.registry)
+            self.coordinator.process_watch = FakeEnds(self, self.coordinator._ended)  # type: ignore[assignment]
             self.vault.told = self.coordinator.heard_of
             ready = trio.Event()
             ready.set()
@@ -248,10 +248,10 @@ class FakeMachine:
             trio.lowlevel.spawn_system_task(self._tell_end, process)
 
     async def _tell_end(self, process: ProcessId) -> None:
-        ends = self.coordinator.ends
-        if isinstance(ends, FakeEnds) and process in ends.watched:
-            ends.watched.discard(process)
-            ends.on_end(process, self.now_ns())
+        watch = self.coordinator.process_watch
+        if isinstance(watch, FakeEnds) and process in watch.watched:
+            watch.watched.discard(process)
+            watch.on_end(process, self.now_ns())
 
     async def die(self, process: ProcessId) -> None:
         """End the process, and report the end to mpsd."""

@@ -38,9 +38,9 @@ async def services(
     machine.is_served = registry.is_served
     async with machine.vault() as vault:
         facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: False, lambda name: ())
-        around = ServiceParts(*facts, end, lambda topic, facts: None)
+        parts = ServiceParts(*facts, end, lambda topic, facts: None)
         store = ServiceStore(machine.directory / "services.db")
-        coordinator = Coordinator(vault.arenas, around, store, FailoverSettings(), registry)
+        coordinator = Coordinator(vault.arenas, parts, store, FailoverSettings(), registry)
         failover = ServiceRequests(coordinator, Enlistment(coordinator, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
         coordinator.fence_wanted.subscribe(failover.fencing.fence)
         vault.arenas.changed.subscribe(coordinator.heard_of)
@@ -85,7 +85,7 @@ async def test_a_fault_promotes_the_next_though_what_is_held_is_still_held(machi
     async with services(machine, {writer.process: "a", other.process: "b"}) as (failover, coordinator, arena_id):
         await join(failover, coordinator, arena_id, writer.process)
         await join(failover, coordinator, arena_id, other.process)
-        coordinator.see(Observation(Source.KERNEL_LOG, coordinator.around.clock_ns(), domain="a", xid=43))
+        coordinator.see(Observation(Source.KERNEL_LOG, coordinator.parts.clock_ns(), domain="a", xid=43))
         assert (await failover.follow(arena_id, other.process, None, 0)).order is Order.SERVE
         with pytest.raises(NotAllowed):
             await coordinator.vault.open(arena_id, Access.READ, writer.process, 0)

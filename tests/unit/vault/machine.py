@@ -76,13 +76,13 @@ class Machine:
 
     def make(self) -> Vault:
         store = VaultStore(self.directory / "vault.db", self.boot)
-        around = VaultParts(
+        parts = VaultParts(
             lambda: DEVICES,
             lambda lease_id, gpu: self.lease_bytes.get((lease_id, gpu)),
             lambda topic, facts: self.events.append((topic, facts)),
             lambda: self.now,
         )
-        catalog = Catalog(store, around, self.settings)
+        catalog = Catalog(store, parts, self.settings)
         keeper = VaultKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, catalog.compare, store)
         reclaimer = Reclaimer(keeper, store)
 
