@@ -61,7 +61,7 @@ class Domain:
     uids: dict[ProcessId, int] = field(default_factory=dict)  # of the members
     idle_since: float = 0.0
     trouble: str = ""  # why its vendor daemon last failed
-    is_adopted: bool = False  # an earlier mpsd started it: its servers are older than the log that was read, its clients not known
+    is_adopted: bool = False  # an earlier mpsd started it: its servers are older than the log, its clients are not known
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
     ends_by: float = math.inf  # when mpsd ends the clients of a CONTAINED one (trio time)
     fault_since: float = math.inf  # the start of FAULT (trio time)

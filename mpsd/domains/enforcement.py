@@ -4,7 +4,7 @@ import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules import vendor_limits as terms
+from mpsd.domains.rules import vendor_limits
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError
@@ -14,9 +14,9 @@ log = structlog.get_logger()
 
 async def enforce(pool: Pool, domain: Domain, uid: int, limits: ClientLimits) -> None:
     """Set the limits inside the guard's window for them.  Raise MpsdError; then the client may not be admitted."""
-    guard, defaults = domain.guard, terms.of_defaults(pool.defaults, domain.gpus)
+    guard, defaults = domain.guard, vendor_limits.of_defaults(pool.defaults, domain.gpus)
     if not guard.is_on:
-        if limits == terms.unlimited(domain.gpus) and not pool.settings.is_guarded:
+        if limits == vendor_limits.unlimited(domain.gpus) and not pool.settings.is_guarded:
             return
         await _turn_on(pool, domain)
     server = await ensure_server(
@@ -31,7 +31,7 @@ async def enforce(pool: Pool, domain: Domain, uid: int, limits: ClientLimits) ->
 async def _turn_on(pool: Pool, domain: Domain) -> None:
     guard = domain.guard
     servers = [server.pid for server in await domain.fresh_servers()]
-    await guard.turn_on(servers, terms.of_defaults(pool.defaults, domain.gpus), domain.control)
+    await guard.turn_on(servers, vendor_limits.of_defaults(pool.defaults, domain.gpus), domain.control)
     try:
         pool.store.save_baselines(domain.name, guard.baselines)
         await domain.apply_defaults(pool.defaults)

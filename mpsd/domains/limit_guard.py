@@ -8,25 +8,19 @@ server's limits are closed, so that a client that comes outside of every window 
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import structlog
 import trio
 from msgspec import Struct, field
 
-from mpsd.domains.rules import vendor_limits as terms
+from mpsd.domains.rules import vendor_limits
 from mpsd.domains.rules.vendor_limits import ClientLimits
+from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
 
 log = structlog.get_logger()
 _CLOSE_SECONDS = 5.0
 _ADOPTED_SECONDS = 2.0  # a context that an earlier mpsd admitted may still be coming
-
-
-class Control(Protocol):
-    """The part of the vendor's daemon that the guard uses (vendor_control.py)."""
-
-    async def commands(self, lines: tuple[str, ...], seconds: float | None = None) -> str: ...
 
 
 class ConnectingClient:
@@ -66,7 +60,7 @@ class Guard(Struct):
     # -- windows -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def window(self, key: object, control: Control) -> AsyncIterator[None]:
+    async def window(self, key: object, control: VendorControl) -> AsyncIterator[None]:
         """Enter a window; inside are only holders of the same key: the limits, or another common property."""
         await self._enter(key)
         try:
@@ -77,33 +71,33 @@ class Guard(Struct):
                 with trio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await self._close(control)
 
-    async def turn_on(self, server_pids: Iterable[int], defaults: ClientLimits, control: Control) -> None:
+    async def turn_on(self, server_pids: Iterable[int], defaults: ClientLimits, control: VendorControl) -> None:
         """Admit only clients with limits from here on.  Raise VendorFailed; then the guard stays off."""
         async with self._telling:
             for server_pid in server_pids:
                 await self._learn_baseline(server_pid, defaults, control)
             self.is_on = True
 
-    async def set_limits(self, server_pid: int, limits: ClientLimits, defaults: ClientLimits, control: Control) -> None:
+    async def set_limits(self, server_pid: int, limits: ClientLimits, defaults: ClientLimits, control: VendorControl) -> None:
         """Set the limits, inside a window.  `defaults`: what a server is started with that started after `turn_on`.
 
         Raise VendorFailed if it is not certain that the limits hold; then no client may be admitted.
         """
         async with self._telling:
             baseline = self.baselines.setdefault(server_pid, defaults)
-            await self._tell(server_pid, terms.tighter(limits, baseline), control)
+            await self._tell(server_pid, vendor_limits.tighter(limits, baseline), control)
 
     @asynccontextmanager
-    async def at_baseline(self, server_pid: int, defaults: ClientLimits, control: Control) -> AsyncIterator[None]:
+    async def at_baseline(self, server_pid: int, defaults: ClientLimits, control: VendorControl) -> AsyncIterator[None]:
         """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards."""
         async with self.window(("baseline", server_pid), control):
-            await self.set_limits(server_pid, terms.unlimited(self.gpus), defaults, control)
+            await self.set_limits(server_pid, vendor_limits.unlimited(self.gpus), defaults, control)
             yield
             async with self._telling:
                 self._in_force.pop(server_pid, None)
                 await self._learn_baseline(server_pid, defaults, control)
 
-    async def hold_adopted(self, control: Control) -> None:
+    async def hold_adopted(self, control: VendorControl) -> None:
         """Keep the limits in force after a restart of mpsd, until the clients that the earlier one admitted have arrived."""
         async with self.window("adopted", control):
             await trio.sleep(_ADOPTED_SECONDS)
@@ -171,33 +165,33 @@ class Guard(Struct):
             self._inside += 1
             self._waiting.popleft()[1].set()
 
-    async def _learn_baseline(self, server_pid: int, defaults: ClientLimits, control: Control) -> None:
+    async def _learn_baseline(self, server_pid: int, defaults: ClientLimits, control: VendorControl) -> None:
         """Read the limits that the server's user or operator has set, while they are in force."""
-        percent = terms.read_percent(await control.commands((f"get_active_thread_percentage {server_pid}",)))
+        percent = vendor_limits.read_percent(await control.commands((f"get_active_thread_percentage {server_pid}",)))
         memory = [
-            terms.read_memory(await control.commands((f"get_device_pinned_mem_limit {server_pid} {ordinal}",)))
+            vendor_limits.read_memory(await control.commands((f"get_device_pinned_mem_limit {server_pid} {ordinal}",)))
             for ordinal in range(len(self.gpus))
         ]
         if percent is None or None in memory:
             raise VendorFailed(f"the limits of server {server_pid} cannot be read")
         self.baselines[server_pid] = ClientLimits(percent, tuple(size or 0 for size in memory), defaults.priority)
 
-    async def _tell(self, server_pid: int, wanted: ClientLimits, control: Control) -> None:
+    async def _tell(self, server_pid: int, wanted: ClientLimits, control: VendorControl) -> None:
         if self._in_force.get(server_pid) == wanted:
             return
         before = self._in_force.pop(server_pid, None)
-        answer = await control.commands(terms.commands(server_pid, wanted, before.priority if before else None))
-        if answer != terms.proof(wanted):
+        answer = await control.commands(vendor_limits.commands(server_pid, wanted, before.priority if before else None))
+        if answer != vendor_limits.proof(wanted):
             raise VendorFailed(f"server {server_pid} did not take {wanted}: {answer.strip()!r}")
         self._in_force[server_pid] = wanted
 
-    async def _close(self, control: Control) -> None:
+    async def _close(self, control: VendorControl) -> None:
         """Close the limits, unless a client has come.  If that fails, they are set again before the next client is admitted."""
         async with self._telling:
             for server_pid, baseline in list(self.baselines.items()):
                 if self._inside:
                     return
                 try:
-                    await self._tell(server_pid, terms.closed(self.gpus, baseline.priority), control)
+                    await self._tell(server_pid, vendor_limits.closed(self.gpus, baseline.priority), control)
                 except VendorFailed as exc:
                     log.warning("limits.not_closed", server=server_pid, why=str(exc))

@@ -1,20 +1,14 @@
 """Ask a vendor daemon for its servers, their states and their clients."""
 
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from mpsd.domains.rules import server_answers
+from mpsd.domains.vendor_control import VendorControl
 from mpsd.host import processes
 
 
-class Control(Protocol):
-    """The part of the vendor's daemon that is asked (vendor_control.py)."""
-
-    async def commands(self, lines: tuple[str, ...], seconds: float | None = None) -> str: ...
-
-
 async def ask_servers(
-    control: Control, known: Collection[int], is_started: Callable[[int], bool]
+    control: VendorControl, known: Collection[int], is_started: Callable[[int], bool]
 ) -> list[tuple[int, int, str, list[int]]]:
     """Return pid, uid, state and clients of each server, but do not ask about one that is starting.  Raise VendorFailed.
 
