@@ -50,7 +50,7 @@ async def test_a_client_that_has_ended_is_not_named(
     popen, process = client
     assert await watcher.add(process)
     popen.kill()
-    os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
     if is_reaped:
         popen.wait()
     watcher.forget_gone()
