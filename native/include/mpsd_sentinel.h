@@ -24,14 +24,15 @@
  *   ARMED       the client    0                    SMs of the GPU             an exception from now on is contained
  *   FAULT       0             1: RM reports an MMU SMs that report an error   pc, warp_esr, global_esr of the first of them
  *                             fault, too; else 0
- *   HOLDS       of ADD        0, or -errno         descriptors held           is_culprit: pc is in one of its mappings, which has
+ *   HOLDS       of ADD        0, or -errno         descriptors held anew      is_culprit: pc is in one of its mappings, which has
  *                                                                            mapping_bytes. Several clients can say so (measured:
  *                                                                            2 of 53 exceptions): then each is a suspect
  *   CONTAINED   0             0                    exceptions so far          the GPU continues
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
  *                             or -errno                                       sentinel if there was an exception
  *
- * `time_ns` is CLOCK_MONOTONIC. One HOLDS comes for each process that was added and lives; it can come after CONTAINED.
+ * `time_ns` is CLOCK_MONOTONIC. After each exception one HOLDS comes for each process that was added and lives; it can come after
+ * CONTAINED. A process is held once: in later reports of it the count is 0.
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,
  * which it does when the last of them has ended. A death of the watcher kills the stopped client.
  *

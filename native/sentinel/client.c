@@ -137,3 +137,16 @@ void client_kill(const struct client *client)
 	syscall(SYS_pidfd_send_signal, client->pidfd, SIGKILL, NULL, 0);
 	reaches(client, WEXITED);
 }
+
+/* Reap other children, whose deaths mean nothing, until the client's is the next. */
+bool client_is_lost(const struct client *client)
+{
+	siginfo_t info = { 0 };
+
+	while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid && info.si_pid != client->pid) {
+		waitid(P_PID, (id_t)info.si_pid, &info, WEXITED | WNOHANG);
+		info.si_pid = 0;
+	}
+	info.si_pid = 0;
+	return waitid(P_PID, (id_t)client->pid, &info, WEXITED | WCONTINUED | WNOHANG | WNOWAIT) == 0 && info.si_pid;
+}

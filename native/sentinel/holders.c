@@ -116,15 +116,17 @@ uint64_t now_ns(void)
 }
 
 /* The address spaces come first: they get the lowest numbers, and are closed first at our end (docs/decisions/027). */
-static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simulated)
+static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simulated, bool holds)
 {
 	struct mpsd_sentinel_report report = { .version = MPSD_SENTINEL_VERSION, .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)pid };
-	int spaces, rest;
+	int spaces = 0, rest = 0;
 
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != watcher)
 		_exit(2);
-	spaces = take_all(pid, spaces_name, NULL, is_simulated);
-	rest = take_all(pid, "nvidia", spaces_name, is_simulated);
+	if (holds) {
+		spaces = take_all(pid, spaces_name, NULL, is_simulated);
+		rest = take_all(pid, "nvidia", spaces_name, is_simulated);
+	}
 	report.status = spaces < 0 ? spaces : rest < 0 ? rest : 0;
 	report.count = (uint32_t)((spaces > 0 ? spaces : 0) + (rest > 0 ? rest : 0));
 	report.pc = pc;
@@ -133,12 +135,14 @@ static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simula
 	report.is_culprit = report.mapping_bytes && syscall(SYS_pidfd_send_signal, PIDFD_FD, 0, NULL, 0) == 0;
 	report.time_ns = now_ns();
 	(void)!write(PIPE_FD, &report, sizeof(report));
+	if (!holds)
+		_exit(0);
 	close(PIPE_FD);
 	for (;;)
 		pause();
 }
 
-int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, int pipe)
+int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, bool holds, int pipe)
 {
 	pid_t watcher = getpid(), child = fork();
 	int high;
@@ -149,5 +153,5 @@ int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, int pipe)
 	if (high < 0 || (pipe != PIPE_FD && dup2(pipe, PIPE_FD) < 0) || dup2(high, PIDFD_FD) < 0)
 		_exit(2);
 	syscall(SYS_close_range, PIDFD_FD + 1, ~0U, 0);
-	hold(watcher, pid, pc, is_simulated);
+	hold(watcher, pid, pc, is_simulated, holds);
 }

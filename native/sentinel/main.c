@@ -27,6 +27,7 @@ enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
 struct added { /* a client of the server */
 	pid_t pid;
 	int pidfd; /* -1: it has ended, or a free place */
+	bool is_held;
 };
 
 static struct {
@@ -67,7 +68,23 @@ static void report_now(struct mpsd_sentinel_report report)
 	send_report(&report);
 }
 
-static void accept_peer(void);
+static void accept_peer(void)
+{
+	int fd = accept4(watcher.polled[LISTENER].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (fd < 0)
+		return;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid()) {
+		close(fd);
+		return;
+	}
+	close_slot(PEER);
+	watcher.polled[PEER].fd = fd;
+	for (unsigned i = 0; i < watcher.report_count; i++)
+		send_report(&watcher.reports[i]);
+}
 
 static _Noreturn void leave(int status)
 {
@@ -113,7 +130,7 @@ static void arm(void)
 
 static void hold(const struct added *added)
 {
-	int rc = holder_start(added->pid, added->pidfd, watcher.pc, watcher.rm.is_simulated, watcher.holders);
+	int rc = holder_start(added->pid, added->pidfd, watcher.pc, watcher.rm.is_simulated, !added->is_held, watcher.holders);
 
 	if (rc)
 		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)added->pid, .status = rc,
@@ -124,8 +141,12 @@ static void hear_holder(void)
 {
 	struct mpsd_sentinel_report report;
 
-	if (read(watcher.polled[HOLDERS].fd, &report, sizeof(report)) == sizeof(report))
-		report_now(report);
+	if (read(watcher.polled[HOLDERS].fd, &report, sizeof(report)) != sizeof(report))
+		return;
+	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
+		if (watcher.added[i].pidfd >= 0 && watcher.added[i].pid == (pid_t)report.pid && !report.status)
+			watcher.added[i].is_held = true;
+	report_now(report);
 }
 
 /* While this waits, the holders report, so that the culprit is known before the GPU continues. */
@@ -198,32 +219,13 @@ static void contain(void)
 static void hear_signal(void)
 {
 	struct signalfd_siginfo signal_info;
-	siginfo_t info = { 0 };
 
 	if (read(watcher.polled[SIGNALS].fd, &signal_info, sizeof(signal_info)) != sizeof(signal_info))
 		return;
 	if (signal_info.ssi_signo == SIGTERM)
 		leave(0);
-	if (waitid(P_PID, (id_t)watcher.client.pid, &info, WEXITED | WCONTINUED | WNOHANG | WNOWAIT) == 0 && info.si_pid)
+	if (client_is_lost(&watcher.client))
 		fail(watcher.polled[START].fd >= 0 ? MPSD_SENTINEL_AT_START : MPSD_SENTINEL_AT_END, -ECHILD);
-}
-
-static void accept_peer(void)
-{
-	int fd = accept4(watcher.polled[LISTENER].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	struct ucred peer;
-	socklen_t size = sizeof(peer);
-
-	if (fd < 0)
-		return;
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid()) {
-		close(fd);
-		return;
-	}
-	close_slot(PEER);
-	watcher.polled[PEER].fd = fd;
-	for (unsigned i = 0; i < watcher.report_count; i++)
-		send_report(&watcher.reports[i]);
 }
 
 /* Takes the pidfd.  mpsd can have sent the request just before the exception. */
@@ -231,7 +233,7 @@ static void add_client(pid_t pid, int pidfd)
 {
 	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
 		if (watcher.added[i].pidfd < 0) {
-			watcher.added[i] = (struct added){ pid, pidfd };
+			watcher.added[i] = (struct added){ pid, pidfd, false };
 			watcher.polled[FIRST_ADDED + i].fd = pidfd;
 			if (watcher.exceptions)
 				hold(&watcher.added[i]);

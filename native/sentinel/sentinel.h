@@ -31,6 +31,7 @@ struct client {
 
 int client_start(uid_t uid, struct client *out); /* as this user; 0, or -errno.  Before any thread exists */
 int client_stop(const struct client *client); /* 0, or -errno; waits until it is stopped, 5 s at most */
+bool client_is_lost(const struct client *client); /* it has ended, or runs again; never waits */
 void client_kill(const struct client *client); /* waits for its end, 5 s at most */
 
 /* rm.c: each returns 0, an NV_STATUS, or -errno */
@@ -65,9 +66,9 @@ int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 20 to 60 ms */
 uint64_t now_ns(void); /* of CLOCK_MONOTONIC */
 /* Whether a number in a folder /proc/PID/fd is a device /dev/NAME..., but not /dev/BUT... (NULL: any). */
 bool is_device(DIR *folder, const char *number, const char *name, const char *but, bool is_simulated);
-/* Fork a process that holds the client's descriptors until the caller's process dies, and that writes one report of kind HOLDS
- * to `pipe`.  0, or -errno. */
-int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, int pipe);
+/* Fork a process that looks for the PC in the client's mappings and writes one report of kind HOLDS to `pipe`.  holds: before, it
+ * takes the client's descriptors, and then lives until the caller's process dies; else it ends.  0, or -errno. */
+int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, bool holds, int pipe);
 int take_descriptor(int pidfd, int number); /* a duplicate, close-on-exec, or -errno; can block if the process is hostile */
 
 #endif

@@ -327,6 +327,11 @@ def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
         theirs.close()
 
 
+def children(pid: int) -> list[str]:
+    """Return the children that live, and those that are not reaped."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def test_a_second_exception_in_the_same_server_is_contained_too(mps: Machine, sentinel: Sentinel) -> None:
     """Not tried on the device."""
     victim, first = two_clients(mps, sentinel, "misaligned")
@@ -338,6 +343,8 @@ def test_a_second_exception_in_the_same_server_is_contained_too(mps: Machine, se
     second.open_gate()
     assert sentinel.wait_for(lambda reports: sum(each.kind == CONTAINED for each in reports) == 2)
     assert [each.count for each in sentinel.of(CONTAINED)] == [1, 2]
+    assert hold(sentinel, 6)
+    eventually(lambda: len(children(sentinel.process.pid)) == 1 + 3)  # the stopped client, and one for each that is held
     first.kill()
     second.kill()
     assert lives_on(victim)
