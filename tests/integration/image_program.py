@@ -61,6 +61,20 @@ def many(directory: str, count: str) -> None:
             say(name=image.name, bytes=image.bytes, staged=barrier.staged_bytes, direct=barrier.direct_bytes, expected=expected)
 
 
+def fill(name: str, ending: str) -> None:
+    """Commit, and leave the arena; or seal it, or stay its writer until standard input ends."""
+    with Arena.create(name, 64 * MIB) as arena:
+        block = arena.allocate(6 * MIB)
+        for number in range(3):
+            poke(arena, block.address + number * BLOCK, number, BLOCK)
+        arena.commit(b"layout of %s" % name.encode())
+        if ending == "seal":
+            arena.seal()
+        say(expected=digests(arena))
+        if ending == "stay":
+            sys.stdin.read()
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -100,5 +114,5 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = {"many": many, "die_after_barrier": die_after_barrier, "refusals": refusals}
+    verbs = {"many": many, "fill": fill, "die_after_barrier": die_after_barrier, "refusals": refusals}
     verbs[sys.argv[1]](*sys.argv[2:])

@@ -39,6 +39,11 @@ def run(machine: Machine, verb: str, *words: str, status: int = 0) -> list[dict[
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def mpsctl(machine: Machine, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "mpsctl", *words]
+    return subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=25, check=False)
+
+
 def digests(images: Images, manifest: Manifest) -> dict[str, str]:
     """Return the hash of each block of the image, by its offset."""
     found, into = {}, bytearray(BLOCK_BYTES)
@@ -71,6 +76,38 @@ def test_an_image_is_completed_without_the_client(vault: Machine, tmp_path: Path
     with Images.open(tmp_path) as images:
         wait_for("the image", lambda: images.listing().images)
         assert digests(images, images.find("orphan")) == said["expected"]
+
+
+@pytest.mark.parametrize("ending", ["leave", "seal"])
+def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine, tmp_path: Path, ending: str) -> None:
+    [filled] = run(vault, "fill", f"idle-{ending}", ending)
+    done = mpsctl(vault, "image", "take", f"idle-{ending}", "--directory", str(tmp_path), "--name", "first", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    sizes = {"bytes": 6 << 20, "new_bytes": 6 << 20}
+    assert said == {"name": "first", "arena": f"idle-{ending}", **sizes, "directory": str(tmp_path)}
+    with Images.open(tmp_path) as images:
+        manifest = images.find("first")
+        assert digests(images, manifest) == filled["expected"]
+        assert manifest.arenas[0].facts.layout == b"layout of idle-" + ending.encode()
+    again = mpsctl(vault, "image", "take", f"idle-{ending}", "--directory", str(tmp_path), "--name", "second")
+    assert again.stdout == f"image second of arena idle-{ending}: 6M, 0 of it new\n"
+    twice = mpsctl(vault, "image", "take", f"idle-{ending}", "--directory", str(tmp_path), "--name", "second")
+    assert (twice.returncode, twice.stderr) == (
+        1,
+        "mpsctl image take: an image has the name second already: choose another, or remove that one\n",
+    )
+
+
+def test_an_arena_that_is_written_takes_its_images_itself(vault: Machine, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), "fill", "busy", "stay"]
+    with subprocess.Popen(command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline()
+        done = mpsctl(vault, "image", "take", "busy", "--directory", str(tmp_path))
+        assert done.returncode == 1
+        assert "(ARENA_BUSY)" in done.stderr
+        writer.communicate()
 
 
 def test_what_cannot_be_is_refused_in_words(vault: Machine, tmp_path: Path) -> None:

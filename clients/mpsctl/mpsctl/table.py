@@ -5,7 +5,7 @@ import functools
 import pwd
 
 from mpsctl.arguments import Argument, Command, build_parser
-from mpsctl.commands import arenas, clients, daemon, domains, environment, events, faults, leases, services, stop
+from mpsctl.commands import arenas, clients, daemon, domains, environment, events, faults, images, leases, services, stop
 from mpsctl.incident import CLASSES
 from mpsctl.quantities import (
     Unfit,
@@ -20,6 +20,7 @@ from mpsctl.top import follow as top
 
 GROUPS = {"lease": "make, renew, release or show one lease", "domain": "start, drain or recycle a fault domain",
           "limits": "limits of clients without a lease", "arena": "show, make, change or remove one arena",
+          "image": "take an image of an arena",
           "service": "run, show, change or hand over one service"}  # fmt: skip
 
 
@@ -141,6 +142,7 @@ COMMANDS: tuple[Command, ...] = (
     ), "For a program whose bug was fixed: from its next start on it is placed and admitted like any other. For a drained "
        "GPU, by its UUID: it takes clients again."),
     *arenas.COMMANDS,
+    *images.COMMANDS,
     *services.COMMANDS,
     Command("events", "Print events as they occur", events.follow, (
         Argument("topics", "a topic, or a family: lease.*, client.*, domain.*, fault.*, gpu.*, blame.*, "

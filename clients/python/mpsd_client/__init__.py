@@ -23,7 +23,7 @@ from mpsd_client._values import Event, Lease, Lost, Page, Selector
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
-    from mpsd_client._imager import ImageError
+    from mpsd_client._imager import ImageError, Imager, image_name, images_directory
     from mpsd_client._service import Service
     from mpsd_client._session import CudaError
     from mpsd_client._state import State
@@ -44,6 +44,7 @@ __all__ = [
     "ErrorCode",
     "Event",
     "ImageError",
+    "Imager",
     "Layout",
     "LayoutError",
     "Lease",
@@ -64,6 +65,8 @@ __all__ = [
     "Term",
     "adopt",
     "calls",
+    "image_name",
+    "images_directory",
     "values",
 ]
 
@@ -74,6 +77,7 @@ _LAZY = {
     "Block": "_window",
     "CudaError": "_session",
     "ImageError": "_imager",
+    "Imager": "_imager",
     "Service": "_service",
     "State": "_state",
     "StateError": "_state_reader",
@@ -81,6 +85,8 @@ _LAZY = {
     "Tensor": "_tensor",
     "Term": "_term",
     "adopt": "_arena",
+    "image_name": "_imager",
+    "images_directory": "_imager",
 }
 
 

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpsd_client import _cuda
-from mpsd_client._imager import ROWS_AT_ONCE, ImageError, Imager, Row, images_directory
+from mpsd_client._imager import ROWS_AT_ONCE, ImageError, Imager, Row, image_name, images_directory
 
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena
@@ -75,16 +76,14 @@ class Taking:
         arena = self._arena
         if arena.committed != self._commit:
             self._imager.follow(_pages(arena))
-        state, layout = arena.fetch_state(), arena.layout
-        descriptors = [] if layout is None else [_memory_file(layout)]
-        descriptors += [state[0]] if state else []
-        try:
-            asked = {"do": "stage", "commit": arena.committed, "generation": arena.generation, "has_layout": layout is not None}
-            state_generation = state[1] if state else 0
-            self._imager.ask(asked | {"has_state": state is not None, "state_generation": state_generation}, descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        with ExitStack() as stack:
+            layout, state = None, arena.fetch_state()
+            if state:
+                stack.callback(os.close, state[0])
+            if arena.layout is not None:
+                layout = _memory_file(arena.layout)
+                stack.callback(os.close, layout)
+            self._imager.stage(arena.committed, arena.generation, layout, state[:2] if state else None)
 
     def wait(self, timeout: float = FINISH_SECONDS) -> Image:
         """Wait until the image is complete and on the disk.  Raises ImageError, TimeoutError."""
@@ -127,7 +126,7 @@ def begin(arena: "Arena", before: Taking | None, name: str, directory: str | os.
     if imager is None:
         facts = {"window_bytes": arena.window_bytes, "capacity_bytes": arena.capacity_bytes, "base": arena.base}
         imager = Imager({"arena": arena.name, "gpu": arena.gpu, **facts}, place)
-    return Taking(arena, imager, place, name or f"{arena.name}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() % 10**9:09}")
+    return Taking(arena, imager, place, name or image_name(arena.name))
 
 
 def _pages(arena: "Arena") -> Iterator[tuple[list[Row], list[int]]]:

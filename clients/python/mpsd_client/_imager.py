@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def images_directory() -> Path:
     if chosen := os.environ.get("MPSD_IMAGES"):
         return Path(chosen)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mpsd/images"
+
+
+def image_name(arena: str) -> str:
+    """Return a name of an image of the arena at this time."""
+    return f"{arena[:100]}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() // 1_000_000 % 1000:03}"
 
 
 class Imager:
@@ -117,6 +123,12 @@ class Imager:
             self.ask({"do": "drop", "offsets": gone[first : first + ROWS_AT_ONCE]})
         for offset in gone:
             del self._rows[offset]
+
+    def stage(self, commit: int, generation: int, layout: int | None, state: tuple[int, int] | None) -> None:
+        """Ask for the barrier.  layout: a descriptor.  state: one, and the generation of its writer.  The caller keeps them."""
+        descriptors = [each for each in (layout, state[0] if state else None) if each is not None]
+        asked = {"do": "stage", "commit": commit, "generation": generation, "state_generation": state[1] if state else 0}
+        self.ask(asked | {"has_layout": layout is not None, "has_state": state is not None}, descriptors)
 
     @property
     def is_alive(self) -> bool:
