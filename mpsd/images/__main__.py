@@ -1,0 +1,257 @@
+"""mpsd-images: list, show, verify, export and remove a user's images.  It needs neither the daemon nor a GPU.
+
+Prose: docs/images.md, "The program mpsd-images".
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+
+from mpsd.errors import BadRequest, MpsdError
+from mpsd.images.export import export
+from mpsd.images.place import default_directory
+from mpsd.images.rules.manifest import Manifest
+from mpsd.images.store import Images
+
+DONE, FAILED = 0, 1
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+Run = Callable[[Images, argparse.Namespace], int]
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:  # the reader of the output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command line and return its exit status.  Exits for --help and wrong command lines."""
+    asked = _parser().parse_args(words)
+    try:
+        if not asked.directory.is_dir():
+            raise BadRequest(f"{asked.directory} is no directory: no image was taken there; name another with --directory")
+        with Images.open(asked.directory) as images:
+            status: int = asked.run(images, asked)
+            return status
+    except BrokenPipeError:
+        raise
+    except (MpsdError, OSError) as exc:
+        print(f"mpsd-images {asked.verb}: {exc}", file=sys.stderr)
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--directory", type=Path, default=default_directory(),
+        help="of the images; default: $MPSD_IMAGES, else mpsd/images in $XDG_STATE_HOME or ~/.local/state",
+    )  # fmt: skip
+    shared.add_argument("--json", action="store_true", help="print JSON")
+    parser = argparse.ArgumentParser(prog="mpsd-images", description="Images of arenas, on disk.", allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, run: Run, help: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=help, description=help, parents=[shared], allow_abbrev=False)
+        made.set_defaults(run=run)
+        return made
+
+    verb("list", _list, "list all images, oldest first")
+    verb("show", _show, "show one image").add_argument("name")
+    verb("verify", _verify, "read all blocks, and report damage; exit status 1 if any").add_argument("name", nargs="*")
+    exporting = verb("export", _export, "write an arena of an image as a safetensors file")
+    exporting.add_argument("name")
+    exporting.add_argument("file", type=Path, help="must not exist")
+    exporting.add_argument("--arena", help="which, if the image has several")
+    exporting.add_argument("--raw", action="store_true", help="each allocation as bytes, if the layout names no tensors")
+    verb("remove", _remove, "remove images, and free their disk space").add_argument("name", nargs="+")
+    pruning = verb("prune", _prune, "remove old images, and free their disk space; the newest of each arena stays")
+    pruning.add_argument("--keep", type=_count, metavar="N", help="this many of each arena stay")
+    pruning.add_argument("--older-than", type=_seconds, metavar="DURATION", help="as 12h or 7d")
+    verb("collect", _collect, "free what killed writers left behind")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:10]) < 2**31):
+        raise argparse.ArgumentTypeError("a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError("a whole number and s, m, h or d, as 12h or 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+# -- the verbs -------------------------------------------------------------------------------------------------------------
+
+
+def _list(images: Images, asked: argparse.Namespace) -> int:
+    listing = images.listing()
+    stored = images.directory.stored_bytes()
+    if asked.json:
+        _print_json({
+            "images": [_facts(each) for each in listing.images], "damaged": listing.damaged, "stored_bytes": stored,
+        })  # fmt: skip
+    else:
+        for each in listing.images:
+            print(f"{each.name}  {_moment(each.instant)}  {_size(each.content_bytes)}  {each.series}")
+        print(f"{len(listing.images)} images, {_size(stored)} on disk, in {asked.directory}")
+    _complain(listing.damaged)
+    return FAILED if listing.damaged else DONE
+
+
+def _show(images: Images, asked: argparse.Namespace) -> int:
+    found = images.find(asked.name)
+    if asked.json:
+        _print_json(_facts(found))
+        return DONE
+    print(f"name: {found.name}")
+    if found.group:
+        print(f"group: {found.group}")
+    print(f"instant: {_moment(found.instant)}")
+    print(f"bytes: {found.content_bytes} ({_size(found.content_bytes)})")
+    print(f"digest: {found.digest.hex()}")
+    for each in found.arenas:
+        facts = each.facts
+        memory = f"{_size(facts.content_bytes)} in {len(facts.allocations)} allocations of GPU {facts.gpu}"
+        more = f"layout of {len(facts.layout)} bytes, {'a' if facts.state else 'no'} forward state"
+        print(f"arena {facts.name}: {memory}, commit {facts.commit}, {more}")
+    return DONE
+
+
+def _verify(images: Images, asked: argparse.Namespace) -> int:
+    progress = _Progress("read")
+    damage = list(images.verify(asked.name, progress.add))
+    progress.end()
+    if asked.json:
+        _print_json({"read_bytes": progress.done, "damage": [asdict(each) for each in damage]})
+    else:
+        for each in damage:
+            where = f", arena {each.arena}, offset {each.offset:#x}" if each.arena else ""
+            print(f"image {each.image}{where}: {each.why}")
+        print(f"{_size(progress.done)} were read, {len(damage)} blocks or manifests are damaged")
+    return FAILED if damage else DONE
+
+
+def _export(images: Images, asked: argparse.Namespace) -> int:
+    with images.reader(asked.name) as image:
+        names = [each.facts.name for each in image.manifest.arenas]
+        if asked.arena is None and len(names) > 1:
+            raise BadRequest(f"image {asked.name} has the arenas {', '.join(names)}: choose one with --arena")
+        progress = _Progress("wrote")
+        written = export(image, image.arena(asked.arena or names[0]), asked.file, is_raw=asked.raw, told=progress.add)
+        progress.end()
+    _report(asked, {"file": str(asked.file), "bytes": written}, f"{asked.file}: {_size(written)}")
+    return DONE
+
+
+def _remove(images: Images, asked: argparse.Namespace) -> int:
+    for name in asked.name:
+        images.remove(name)
+    return _after_removing(images, asked, asked.name)
+
+
+def _prune(images: Images, asked: argparse.Namespace) -> int:
+    if asked.keep is None and asked.older_than is None:
+        raise BadRequest("say which images: --keep N, --older-than DURATION, or both")
+    return _after_removing(images, asked, images.retain(asked.keep, asked.older_than))
+
+
+def _after_removing(images: Images, asked: argparse.Namespace, names: Sequence[str]) -> int:
+    freed = images.collect()
+    text = f"{len(names)} images were removed, {_size(freed)} are free"
+    _report(asked, {"removed": list(names), "freed_bytes": freed}, text)
+    return DONE
+
+
+def _collect(images: Images, asked: argparse.Namespace) -> int:
+    freed = images.collect()
+    _report(asked, {"freed_bytes": freed}, f"{_size(freed)} are free")
+    return DONE
+
+
+# -- output ----------------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Shows on a terminal, each second, how much is done."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next = time.monotonic() + 1.0
+        self._was_shown = False
+        self.done = 0
+
+    def add(self, size: int) -> None:
+        self.done += size
+        if sys.stderr.isatty() and time.monotonic() > self._next:
+            print(f"\r{self._what} {_size(self.done)}", end="", file=sys.stderr, flush=True)
+            self._next, self._was_shown = time.monotonic() + 1.0, True
+
+    def end(self) -> None:
+        if self._was_shown:
+            print(file=sys.stderr)
+
+
+def _facts(image: Manifest) -> dict[str, Any]:
+    arenas = [
+        {
+            "name": each.facts.name, "gpu": each.facts.gpu, "bytes": each.facts.content_bytes, "commit": each.facts.commit,
+            "allocations": each.facts.allocations, "layout_bytes": len(each.facts.layout),
+            "state_bytes": len(each.facts.state),
+        }
+        for each in image.arenas
+    ]  # fmt: skip
+    return {
+        "name": image.name, "group": image.group, "series": image.series, "instant": image.instant,
+        "written_at": image.written_at, "bytes": image.content_bytes, "digest": image.digest.hex(), "arenas": arenas,
+    }  # fmt: skip
+
+
+def _report(asked: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    if asked.json:
+        _print_json(document)
+    else:
+        print(text)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def _complain(damaged: dict[str, str]) -> None:
+    for why in damaged.values():
+        print(f"mpsd-images: {why}", file=sys.stderr)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _size(size: int) -> str:
+    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size >= step:
+            return f"{size / step:.4g} {unit}"
+    return f"{size} bytes"
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,134 @@
+"""The program mpsd-images: what it prints, and its exit status."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors
+
+from mpsd.images.__main__ import main
+from mpsd.images.place import default_directory
+from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.store import Images
+from tests.unit.images.making import FIRST, block, facts, flip, stored_blocks, take
+
+
+class Program:
+    """Runs command lines on one directory."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._path = path
+        self._capsys = capsys
+
+    def __call__(self, verb: str, *words: str) -> tuple[int, str, str]:
+        status = main([verb, "--directory", str(self._path), *words])
+        out, error = self._capsys.readouterr()
+        return status, out, error
+
+    def json(self, verb: str, *words: str) -> dict:  # type: ignore[type-arg]
+        found: dict = json.loads(self(verb, "--json", *words)[1])  # type: ignore[type-arg]
+        return found
+
+
+@pytest.fixture
+def program(path: Path, capsys: pytest.CaptureFixture[str]) -> Program:
+    return Program(path, capsys)
+
+
+def test_list_and_show(program: Program, images: Images) -> None:
+    take(images, "second", {0: 10}, instant=100.0)
+    take(images, "first", FIRST, instant=50.0)
+    status, out, _ = program("list")
+    assert status == 0
+    assert [line.split()[:2] for line in out.splitlines()[:2]] == [
+        ["first", "1970-01-01T00:00:50.000Z"], ["second", "1970-01-01T00:01:40.000Z"],
+    ]  # fmt: skip
+    assert "2 images, 6 MiB on disk" in out
+    assert [each["name"] for each in program.json("list")["images"]] == ["first", "second"]
+    assert program.json("show", "first")["bytes"] == 3 * BLOCK_BYTES
+    assert "arena model: 6 MiB in 3 allocations of GPU GPU-1" in program("show", "first")[1]
+
+
+def test_what_does_not_exist(program: Program, images: Images, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, error = program("show", "none")
+    assert (status, out) == (1, "")
+    assert error.startswith("mpsd-images show: there is no image none in ")
+    assert main(["list", "--directory", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere is no directory" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_verify(program: Program, images: Images, path: Path) -> None:
+    take(images, "first", FIRST)
+    assert program("verify")[:2] == (0, "6 MiB were read, 0 blocks or manifests are damaged\n")
+    flip(path / "packs/1", BLOCK_BYTES)
+    status, out, _ = program("verify", "first")
+    assert status == 1
+    assert out.startswith("image first, arena model, offset 0x200000: the bytes in pack 1, slot 1 are not those")
+    assert [each["offset"] for each in program.json("verify")["damage"]] == [BLOCK_BYTES]
+    flip(path / "complete/first", 50)
+    status, out, error = program("list")
+    assert (status, "0 images" in out) == (1, True)
+    assert "image first: its manifest was changed" in error
+
+
+def test_export(program: Program, images: Images, tmp_path: Path) -> None:
+    with images.begin("first", "llm") as new:
+        for name in ("weights", "kv"):
+            new.add(name, 0, block(len(name)))
+        new.finish(1.0, [facts(0, name="weights"), facts(0, name="kv")])
+    file = tmp_path / "out"
+    status, _, error = program("export", "first", str(file), "--raw")
+    assert (status, "choose one with --arena" in error) == (1, True)
+    status, _, error = program("export", "first", str(file), "--arena", "kv")
+    assert (status, "names no tensors" in error) == (1, True)
+    assert program("export", "first", str(file), "--arena", "kv", "--raw")[0] == 0
+    [(name, tensor)] = safetensors.deserialize(file.read_bytes())
+    assert (name, bytes(tensor["data"])) == ("memory.0x0", block(2))
+
+
+def test_removing_frees_the_disk(program: Program, images: Images) -> None:
+    for number in range(4):
+        take(images, f"image{number}", {0: number}, instant=number)
+    assert program("remove", "image3")[1] == "1 images were removed, 2 MiB are free\n"
+    assert program.json("prune", "--keep", "2") == {"removed": ["image0"], "freed_bytes": BLOCK_BYTES}
+    assert program.json("prune", "--older-than", "1h")["removed"] == ["image1"]
+    assert images.directory.names() == ["image2"]
+    assert stored_blocks(images) == 1
+    assert program("prune")[0] == 1
+
+
+def test_collect(program: Program, images: Images) -> None:
+    take(images, "first", FIRST)
+    images.remove("first")
+    assert program("collect")[1] == "6 MiB are free\n"
+
+
+def test_a_full_pipe_that_is_closed_is_no_failure_of_the_program(path: Path, images: Images) -> None:
+    take(images, "first", FIRST)
+    words = [sys.executable, "-m", "mpsd.images", "list", "--directory", path]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as found:
+        assert found.stdout is not None
+        assert found.stderr is not None
+        found.stdout.close()
+        assert found.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"MPSD_IMAGES": "/a/b"}, "/a/b"),
+        ({"XDG_STATE_HOME": "/state"}, "/state/mpsd/images"),
+        ({"XDG_STATE_HOME": "relative"}, "/users/me/.local/state/mpsd/images"),
+        ({}, "/users/me/.local/state/mpsd/images"),
+    ],
+)
+def test_the_default_directory(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MPSD_IMAGES", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/users/me")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(default_directory()) == expected
