@@ -31,6 +31,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "client.refused": Topic("a client may not run", "`pid`, `start_time`, `uid`, `way` (wait, error or end), `why`"),
     "client.stranger": Topic("a vendor server lists a client that mpsd did not let in", "`pid`, `uid`, `domain`", 4),
+    "client.stopped": Topic("a client is stopped, and its server waits for it: its domain stands still", "the same", 4),
     "client.left": Topic("a client has ended", "`pid`, `start_time`, `uid`, `lease_id`"),
     "domain.starting": Topic(
         "the domain begins in this state, or enters it",

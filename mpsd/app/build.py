@@ -130,7 +130,7 @@ def build(found: Startup) -> Daemon:
         serve_metrics=partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
         restore=claim.restore,
         sentinels=sentinels,
-        beside=[health.run, partial(watch_vital_signs, pool.domains, pool.notify)],
+        beside=[health.run, partial(watch_vital_signs, pool.domains, pool.notify, events.publish)],
     )
     return daemon
 

@@ -73,10 +73,11 @@ class Domain:
     sentinel: SentinelPort = field(default_factory=NoSentinel)
     silenced: trio.Event = field(default_factory=trio.Event)  # set: the vendor daemon did not answer mpsd, or cannot
     hindrance: str = ""  # why the vendor daemon cannot answer, by its processes and files (vital_signs.py)
+    blocked_by: int = 0  # the stopped client that its server waits for
     _silent_since: float = math.inf  # when mpsd asked the first unanswered question (trio time)
     unanswered_since: float = math.inf  # the same, for a pending question or a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: the view may be out of date
-    _asked_at: float = -1.0
+    asked_at: float = -1.0  # when mpsd asked for the present view (trio time)
     _asking: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
@@ -93,11 +94,12 @@ class Domain:
             state = DomainState.DRAINING
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
-        present, is_answering = self._present, trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
+        present = self._present
         occupancy, users = self._places(present), frozenset(uid for each, uid in self.uids.items() if each.pid in present)
         return DomainView(
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
-            self.key, is_answering, self.is_exposed, self._trouble(state), users, self.is_worn, self._ends_at(),
+            self.key, self.is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
+            self._ends_at(), bool(self.blocked_by),
         )  # fmt: skip
 
     def _ends_at(self) -> float | None:
@@ -133,7 +135,7 @@ class Domain:
     @property
     def _present(self) -> set[int]:
         """The pids of the processes that are connected or connecting."""
-        recently = min(self._asked_at, trio.current_time() - _BETWEEN_SECONDS)
+        recently = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
         arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
         return arriving | self.client_pids
 
@@ -214,6 +216,10 @@ class Domain:
         return True
 
     @property
+    def is_answering(self) -> bool:
+        return trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
+
+    @property
     def is_long_silent(self) -> bool:
         """Whether the vendor daemon has been silent for so long that mpsd replaces a domain without clients."""
         return self.silenced.is_set() and trio.current_time() - self._silent_since >= self.control.silence_seconds
@@ -265,11 +271,6 @@ class Domain:
         self.admitted[process.pid] = process
 
     @property
-    def asked_at(self) -> float:
-        """When mpsd asked for the present view (trio time)."""
-        return self._asked_at
-
-    @property
     def strangers(self) -> frozenset[int]:
         """Clients that the servers list, but that mpsd did not admit."""
         return frozenset(self.client_pids - self.admitted.keys() - {os.getpid()})  # mpsd's: of processes without a pid here
@@ -283,7 +284,7 @@ class Domain:
         self.contexts.clear()
         self._ready_since.clear()
         self.guard.forget()
-        self.key = self.hindrance = ""
+        self.key, self.hindrance, self.blocked_by = "", "", 0
         self.silenced = trio.Event()
         self._silent_since = self.unanswered_since = math.inf
         self.joined_uid = self.applied_defaults = None
@@ -329,7 +330,7 @@ class Domain:
 
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers
-        self._asked_at = asked_at
+        self.asked_at = asked_at
         self.guard.forget_servers_but(set(servers))
         self._forget_admitted()
         is_faulty = any(server.status == "FAULT" for server in servers.values())

@@ -1,40 +1,67 @@
-"""Detect that a domain cannot answer at all, from its processes and its socket, without asking it.
+"""Detect that a domain cannot answer at all, from its processes, its socket and its clients, without asking it.
 
 A stopped vendor daemon counts as silent only after 15 seconds without an answer, and a client that comes in that time waits.
 This check, every half second and before each client is placed, sends newcomers elsewhere.
+
+A server cannot complete its fatal path after an SM exception while one of its clients is stopped, and answers nothing meanwhile
+(measured: docs/sentinel.md).  A stopped client alone harms no other one: mpsd only asks its server whether it answers.
 Prose: docs/domains.md, "A domain that cannot answer".
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import structlog
 import trio
 from msgspec import Struct
 
 from mpsd.domains.domain import Domain
-from mpsd.host import processes
+from mpsd.host import cgroups, processes
 from mpsd.model.domain import DomainState
 
+log = structlog.get_logger()
 SECONDS = 0.5
+_LOOKS_AT_CLIENTS = 10  # every tenth look is at the clients of servers that answer, too
 _STOPPED = {"T": "is stopped (SIGSTOP): continue it by", "t": "is stopped under a debugger: continue it, or"}
+_CLIENT_STOPPED = {"T": "is stopped (SIGSTOP)", "t": "is stopped under a debugger"}
+_BLOCKED = (
+    "a client {}, and its server waits for it, as after an SM exception of another one: the work of all clients there stands "
+    "still, and they end when it continues"
+)
 _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 
 
 class Signs(Struct, frozen=True):
-    """What to check: the processes with their roles, and the socket that clients connect to."""
+    """What to check: the processes with their roles, the socket that clients connect to, and some or all clients."""
 
     pids: Sequence[tuple[str, int]]
     socket: str
+    clients: Sequence[int] = ()
+    is_answering: bool = True
 
 
-async def watch_vital_signs(domains: Mapping[str, Domain], notify: Callable[[], None]) -> None:
+class Finding(Struct, frozen=True):
+    """Why a domain cannot answer; "": no sign shows that.  client: a stopped one; 0: none was found."""
+
+    why: str = ""
+    client: int = 0
+
+
+async def watch_vital_signs(
+    domains: Mapping[str, Domain], notify: Callable[[], None], publish: Callable[[str, Mapping[str, Any]], None]
+) -> None:
     """Check all domains as long as mpsd lives, in a thread: a file system that hangs stops the thread, not the loop."""
-    while True:
-        signs = {domain.name: _signs(domain) for domain in _alive(domains)}
+    for turn in itertools.count():
+        looks_at_clients = turn % _LOOKS_AT_CLIENTS == 0
+        signs = {domain.name: _signs(domain, looks_at_clients or not domain.is_answering) for domain in _alive(domains)}
         found = await trio.to_thread.run_sync(_look_at_all, signs, abandon_on_cancel=True)
         for domain in _alive(domains):
-            if domain.find_hindered(found.get(domain.name, domain.hindrance)):
-                notify()
+            if (finding := found.get(domain.name)) is not None:
+                _take(domain, finding, publish)
+                if domain.find_hindered(finding.why):
+                    notify()
         await trio.sleep(SECONDS)
 
 
@@ -42,27 +69,52 @@ def look_now(domain: Domain) -> bool:
     """Return whether the domain has just become unable to answer.  Two or three reads of /proc/PID/stat, 20 us each."""
     if domain.state not in _LOOKED_AT or domain.hindrance:
         return False
-    return domain.find_hindered(look(_signs(domain)))
+    return domain.find_hindered(look(_signs(domain)).why)
 
 
 def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
     return [domain for domain in domains.values() if domain.state in _LOOKED_AT]
 
 
-def _signs(domain: Domain) -> Signs:
+def _take(domain: Domain, finding: Finding, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
+    """Ask the server of a stopped client, and report one for which the server waits."""
+    before, domain.blocked_by = domain.blocked_by, finding.client if finding.why else 0
+    if finding.client and not finding.why:
+        domain.mark_stale()
+    if domain.blocked_by in (0, before):
+        return
+    owner = processes.owner(finding.client)
+    facts = {"pid": finding.client, "uid": owner[0] if owner else None, "domain": domain.name}
+    log.error("client.stopped", **facts, why=finding.why)
+    publish("client.stopped", facts)
+
+
+def _signs(domain: Domain, with_clients: bool = False) -> Signs:
     control = [("vendor daemon", domain.control.process.pid)] if domain.control.process else []
-    return Signs((*control, *(("vendor server", pid) for pid in domain.servers)), domain.control.socket_path("control"))
+    servers = (("vendor server", pid) for pid in domain.servers)
+    clients = sorted(domain.client_pids) if with_clients else ()
+    return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering)
 
 
-def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, str]:
+def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Finding]:
     return {name: look(each) for name, each in signs.items()}
 
 
-def look(signs: Signs) -> str:
-    """Return why a domain with these signs cannot answer; "" if no sign shows that."""
+def look(signs: Signs) -> Finding:
+    """Return why a domain with these signs cannot answer."""
     for what, pid in signs.pids:
         if advice := _STOPPED.get(processes.state(pid)):
-            return f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`"
+            return Finding(f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`")
     if not os.path.lexists(signs.socket):
-        return f"its socket {signs.socket} was removed: it comes back when its clients have ended"
-    return ""
+        return Finding(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
+    for pid in signs.clients:
+        if how := how_stopped(pid):
+            return Finding("" if signs.is_answering else _BLOCKED.format(how), pid)
+    return Finding()
+
+
+def how_stopped(pid: int) -> str:
+    """Return how a process is kept from running; "" if it is not."""
+    if how := _CLIENT_STOPPED.get(processes.state(pid)):
+        return how
+    return "is frozen with its cgroup" if cgroups.is_frozen(pid) else ""

@@ -6,6 +6,7 @@ Prose: docs/leases.md, "Who a client is".
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from mpsd.host import processes
 from mpsd.model.cgroup_path import describe
@@ -52,3 +53,39 @@ def parse_cgroups(text: str) -> Iterator[str]:
         path = line.split(":", 2)[-1].removesuffix(_DELETED)
         if path.startswith("/") and path != "/":
             yield path
+
+
+def unified_hierarchy() -> Path | None:
+    """Return where cgroup v2 is mounted, alone or together with version 1."""
+    try:
+        with open("/proc/self/mounts") as mounts:
+            for line in mounts:
+                _, place, kind, *_ = line.split()
+                if kind == "cgroup2":
+                    return Path(place)
+    except OSError:
+        pass
+    return None
+
+
+def unified_path(pid: int) -> str | None:
+    """Return the process's path in the unified hierarchy; None without one, or in the root."""
+    try:
+        with open(f"/proc/{pid}/cgroup", errors="backslashreplace") as file:
+            for line in file:
+                if line.startswith("0::/") and (path := line[3:].rstrip("\n")) != "/":
+                    return path
+    except OSError:
+        pass
+    return None
+
+
+def is_frozen(pid: int) -> bool:
+    """Return whether the process is frozen with a cgroup of version 2, as by `docker pause`; its state does not show that."""
+    mount, path = unified_hierarchy(), unified_path(pid)
+    if mount is None or path is None or ".." in path.split("/"):  # outside mpsd's own cgroup namespace
+        return False
+    try:
+        return "frozen 1" in mount.joinpath(*Path(path).parts[1:], "cgroup.events").read_text().splitlines()
+    except OSError:
+        return False

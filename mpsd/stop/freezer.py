@@ -102,28 +102,3 @@ class SignalFreezer:
                 signal.pidfd_send_signal(pidfd, signal.SIGCONT)
             except ProcessLookupError:
                 pass  # it has ended
-
-
-def unified_hierarchy() -> Path | None:
-    """Return where cgroup v2 is mounted, alone or together with version 1."""
-    try:
-        with open("/proc/self/mounts") as mounts:
-            for line in mounts:
-                _, place, kind, *_ = line.split()
-                if kind == "cgroup2":
-                    return Path(place)
-    except OSError:
-        pass
-    return None
-
-
-def unified_path(pid: int) -> str | None:
-    """Return the process's path in the unified hierarchy; None without one, or in the root."""
-    try:
-        with open(f"/proc/{pid}/cgroup", errors="backslashreplace") as file:
-            for line in file:
-                if line.startswith("0::/") and (path := line[3:].rstrip("\n")) != "/":
-                    return path
-    except OSError:
-        pass
-    return None

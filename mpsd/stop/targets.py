@@ -15,7 +15,7 @@ from mpsd.host import cgroups, processes
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Target, TargetKind
-from mpsd.stop import freezer, rules
+from mpsd.stop import rules
 from mpsd.stop.freezer import CgroupFreezer
 
 
@@ -41,7 +41,7 @@ class Targets:
         if target.kind is TargetKind.CONTAINER:
             own = rules.container_of(paths)
         else:
-            own = freezer.unified_path(asker.pid) or next(iter(paths), None)
+            own = cgroups.unified_path(asker.pid) or next(iter(paths), None)
         if own is None:
             raise BadRequest(f"mpsd sees you as pid {asker.pid}, in no {target.kind.value} that it could name")
         return replace(target, value=own)
@@ -64,8 +64,8 @@ class Targets:
 
         None: freeze the processes one by one.
         """
-        mount = freezer.unified_hierarchy()
-        paths = [path for each in members if (path := freezer.unified_path(each.pid))]
+        mount = cgroups.unified_hierarchy()
+        paths = [path for each in members if (path := cgroups.unified_path(each.pid))]
         top = rules.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
         if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
             return None

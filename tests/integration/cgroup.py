@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.stop.freezer import unified_hierarchy
+from mpsd.host.cgroups import unified_hierarchy
 from tests.integration.process import wait_for
 
 

@@ -71,6 +71,9 @@ def problems(facts: HealthFacts) -> list[str]:
 
 
 def _of_domains(facts: HealthFacts) -> Iterator[str]:
+    for view in facts.domains:
+        if view.is_blocked:
+            yield f"domain {view.name}: {view.trouble} (`client.stopped` in mpsd.log has its pid; docs/sentinel.md)"
     ready = [view for view in facts.domains if view.state is DomainState.READY]
     if not any(view.is_answering for view in ready):
         states = ", ".join(describe(view) for view in facts.domains)

@@ -62,7 +62,7 @@ bool process_is_stopped(pid_t pid)
 	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
 		state = 0;
 	fclose(stat);
-	return state == 'T';
+	return state == 'T' || state == 't'; /* of a debugger */
 }
 
 static bool must_wait(struct server *server, pid_t pid)

@@ -40,7 +40,7 @@ async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump
     domain.join(process, 1000)
     with domain.handshake(process):
         pass
-    domain._asked_at = trio.current_time() + 60.0
+    domain.asked_at = trio.current_time() + 60.0
     await trio.sleep(60.0)
     assert domain.occupancy == 0
 

@@ -32,12 +32,18 @@ def why(session: Session) -> int:
     return 0
 
 
+def _trouble(session: Session, name: str | None) -> str | None:
+    """Return why the domain takes no client, or stands still; None if it does not."""
+    return next((each.trouble for each in session.all(calls.domain_list(limit=1000)) if each.name == name), None) or None
+
+
 def _facts(session: Session, found: values.Why) -> Mapping[str, object]:
     return {
         "client": found.pid,
         "user": session.user_name(found.uid),
         "state": found.state,
         "domain": found.domain,
+        "its state": _trouble(session, found.domain),
         "server": found.server_pid,
         "container": found.container,
         "cgroup": ", ".join(found.cgroups),

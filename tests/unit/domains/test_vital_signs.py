@@ -1,0 +1,62 @@
+"""What the processes of a domain show of it: a stopped one, above all a client for which its server waits."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpsd.domains.vital_signs import Signs, how_stopped, look
+from mpsd.host import cgroups
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    """Return the pid of a process that is stopped."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        yield process.pid
+        process.kill()
+
+
+def test_a_stopped_client_matters_where_its_server_does_not_answer(pid: int, tmp_path: Path) -> None:
+    signs = Signs((), str(tmp_path), (os.getpid(), pid), is_answering=False)
+    found = look(signs)
+    assert (found.client, "is stopped (SIGSTOP), and its server waits for it" in found.why) == (pid, True)
+    assert str(pid) not in found.why, "every user may read it"
+
+
+def test_where_the_server_answers_it_hinders_nothing(pid: int, tmp_path: Path) -> None:
+    found = look(Signs((), str(tmp_path), (pid,)))
+    assert (found.client, found.why) == (pid, "")
+
+
+def test_a_stopped_server_is_the_better_reason(pid: int, tmp_path: Path) -> None:
+    found = look(Signs((("vendor server", pid),), str(tmp_path), (pid,), is_answering=False))
+    assert found.client == 0
+    assert found.why == f"its vendor server, pid {pid}, is stopped (SIGSTOP): continue it by `kill -CONT {pid}`"
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [("populated 1\nfrozen 1\n", "is frozen with its cgroup"), ("populated 1\nfrozen 0\n", ""), (None, "")],
+)
+def test_a_frozen_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: str | None, expected: str) -> None:
+    """Its processes have the state of others that wait."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    if events is not None:
+        (tmp_path / "a/b/cgroup.events").write_text(events)
+    monkeypatch.setattr(cgroups, "unified_hierarchy", lambda: tmp_path)
+    monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/a/b")
+    assert how_stopped(os.getpid()) == expected
+
+
+def test_a_cgroup_outside_of_mpsds_namespace_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cgroup.events").write_text("frozen 1\n")
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(cgroups, "unified_hierarchy", lambda: tmp_path / "a")
+    monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/../b")
+    assert not cgroups.is_frozen(os.getpid())
