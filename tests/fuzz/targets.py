@@ -5,6 +5,7 @@ always hold. `reads` names the modules of the readers: parsers.py checks that no
 """
 
 import math
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from mpsd.faults.sources.core_dump_file import parse_core
 from mpsd.host import inspector_messages as inspector_wire
 from mpsd.host.cgroups import parse_cgroups
 from mpsd.host.process_exit import parse_stat
+from mpsd.images.rules.block_hash import KEY_BYTES, BlockHash
+from mpsd.images.rules.manifest import BLOCK_BYTES, BODY_AT, MAJOR, MINOR, decode
+from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.keeper import messages as keeper_wire
 from mpsd.model import stop
 from mpsd.model.cgroup_path import describe
@@ -138,6 +142,25 @@ def inspector_answer(data: bytes) -> None:
     facts = inspector_wire.parse_facts(payload)
     assert "/" not in facts.program
     assert "\0" not in "".join(facts.variables)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+IMAGE_HASH = BlockHash(bytes(KEY_BYTES))
+
+
+@reads("mpsd/images/rules/manifest.py", "mpsd/images/directory.py")
+def image_manifest(data: bytes) -> None:
+    """A manifest's file, and one whose head and hash are right for these bytes."""
+    head = struct.pack("<8sHHI", b"mpsdimg\0", MAJOR, MINOR, len(data))
+    for file in (data, head + IMAGE_HASH(head + data) + data):
+        try:
+            found = decode(file, IMAGE_HASH)
+        except ImageDamaged:
+            continue
+        assert len(file) > BODY_AT
+        assert sum(1 for _ in found.places()) * BLOCK_BYTES == found.content_bytes
+        assert found.series
 
 
 # -- the kernel's and the vendor's text, in which that of others can stand ---------------------------------------------

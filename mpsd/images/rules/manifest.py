@@ -193,7 +193,7 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
     try:
         found = msgspec.msgpack.decode(data[BODY_AT:], type=Manifest)
         check_facts([each.facts for each in found.arenas])
-    except (msgspec.MsgspecError, BadRequest) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, BadRequest) as exc:
         raise ImageDamaged(f"its manifest is none: {exc}") from None
     for each in found.arenas:
         if len(each.places) != BlockNumbers(each.facts).count * _PLACE.size:
