@@ -3,6 +3,7 @@
 It writes through the driver itself, and prints a hash of each block's bytes at the barrier.
 """
 
+import ctypes
 import hashlib
 import os
 import random
@@ -10,10 +11,16 @@ import signal
 import sys
 from pathlib import Path
 
-from arena_looks import MIB, poke, refusal, say
-from mpsd_client import Arena, State
+from arena_looks import MIB, cuda, poke, refusal, say
+from mpsd_client import Arena, Service, State
 
 BLOCK = 2 * MIB
+
+
+def cuda_context() -> None:
+    context = ctypes.c_void_p()
+    for status in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context)):
+        assert status == 0, f"CUDA error {status}"
 
 
 def digests(arena: Arena) -> dict[int, str]:
@@ -75,6 +82,35 @@ def fill(name: str, ending: str) -> None:
             sys.stdin.read()
 
 
+def serve(directory: str, count: str) -> None:
+    """The active of a service: images between two steps, each of which writes memory and publishes its number."""
+    chosen, step = random.Random(1), 0
+    service = Service("served", capacity=64 * MIB, schema={"step": "uint64"})
+    cuda_context()
+    service.open()
+    with service.active() as term:
+        term.arena.allocate(8 * MIB)
+        term.arena.commit(b"layout")
+
+        def decode() -> None:
+            nonlocal step
+            change(term.arena, chosen)
+            step += 1
+            term.publish(step=step)
+
+        for number in range(int(count)):
+            taking = term.arena.image(f"served.{number}", directory)
+            decode()
+            while not taking.is_prepared:
+                decode()
+            taking.barrier()
+            said = {"name": taking.name, "step": step, "expected": digests(term.arena)}
+            for _ in range(3):
+                decode()
+            taking.wait()
+            say(**said)
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -98,6 +134,7 @@ def refusals(directory: str) -> None:
         again = arena.image("same", directory)
         said["same name"] = refusal(again.barrier)
         early = arena.image("early", directory)
+        said["another process after a failure"] = early._imager is not again._imager
         said["wait before the barrier"] = refusal(early.wait)
         killed = arena.image("killed", directory)
         os.kill(killed._imager._process.pid, signal.SIGKILL)
@@ -114,5 +151,5 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = {"many": many, "fill": fill, "die_after_barrier": die_after_barrier, "refusals": refusals}
+    verbs = {"many": many, "fill": fill, "serve": serve, "die_after_barrier": die_after_barrier, "refusals": refusals}
     verbs[sys.argv[1]](*sys.argv[2:])

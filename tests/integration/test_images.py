@@ -1,8 +1,10 @@
 """Images of arenas: real processes, the real daemon, the simulated driver, a store on the disk."""
 
+import fcntl
 import hashlib
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mpsd_client import StateReader
 
 from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
 from mpsd.images.store import Images
@@ -70,6 +73,31 @@ def test_each_image_is_the_arena_at_its_barrier(vault: Machine, tmp_path: Path) 
     assert len(said) == TAKEN
 
 
+def test_an_image_of_a_service_has_the_forward_state_of_its_step(vault: Machine, tmp_path: Path) -> None:
+    """The active goes on, and publishes, as soon as the barrier has returned."""
+    said = run(vault, "serve", str(tmp_path), str(TAKEN))
+    with Images.open(tmp_path) as images:
+        for each in said:
+            manifest = images.find(each["name"])
+            assert digests(images, manifest) == each["expected"]
+            assert step_of(manifest) == each["step"]
+    assert len(said) == TAKEN
+
+
+def step_of(manifest: Manifest) -> int:
+    """Read the last record of the image's forward state, as an adopter would."""
+    descriptor = os.memfd_create("state", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, manifest.arenas[0].facts.state)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        with StateReader.open(descriptor, generation=manifest.arenas[0].facts.state_generation) as reader:
+            record = reader.read()
+            assert record
+            return int(record["step"])
+    finally:
+        os.close(descriptor)
+
+
 def test_an_image_is_completed_without_the_client(vault: Machine, tmp_path: Path) -> None:
     """It was killed right after the barrier; its last requests were answered."""
     [said] = run(vault, "die_after_barrier", str(tmp_path), status=-signal.SIGKILL)
@@ -121,5 +149,6 @@ def test_what_cannot_be_is_refused_in_words(vault: Machine, tmp_path: Path) -> N
         "no directory": f"{tmp_path}/file: it is not a directory",
     }
     assert said.pop("after it") == "after"
+    assert said.pop("another process after a failure"), "its context may be lost"
     assert said.keys() == beginnings.keys()
     assert not [what for what, words in beginnings.items() if not said[what].startswith(f"ImageError: {words}")]

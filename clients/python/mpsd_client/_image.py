@@ -100,14 +100,16 @@ class Taking:
         return self._image
 
     def settle(self, place: Path) -> Imager | None:
-        """End this image before its barrier, or wait for it after that.  Return its process if it serves images of `place`."""
+        """End this image before its barrier, or wait for it after that.  Return its process if it serves images of `place`; not
+        after a failure, which may be the loss of its context."""
         try:
+            is_usable = self._expected != "failed" and place == self._place and self._imager.is_alive
             if self._expected == "prepared":
                 self._expected = "failed"
                 self._imager.answer("prepared", FINISH_SECONDS)
             elif self._expected == "complete":
                 self.wait()
-            if place == self._place and self._imager.is_alive:
+            if is_usable:
                 return self._imager
         except ImageError:
             pass  # the program hears of it from its own call of `wait`

@@ -81,10 +81,10 @@ class Imager:
     def give_up(self) -> None:
         """End the image that is under way; it leaves nothing."""
         taking, writer, self._taking, self._writer = self._taking, self._writer, None, None
-        if taking:
-            taking.close()
         if writer:
             writer.close()
+        if taking:
+            taking.close()  # fails if the context is lost
 
 
 def serve(descriptor: int) -> int:
@@ -101,9 +101,9 @@ def serve(descriptor: int) -> int:
                     assert imager, "the first request has to be `open`"
                     HANDLERS[request.asked["do"]](imager, request)
             except FAILURES as exc:
+                channel.answer(**{"is": "failed"}, why=str(exc) or type(exc).__name__)
                 if imager:
                     imager.give_up()
-                channel.answer(**{"is": "failed"}, why=str(exc) or type(exc).__name__)
     if imager:
         imager.give_up()
     return 0

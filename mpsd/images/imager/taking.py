@@ -9,7 +9,7 @@ copy to the host.  So a hash always belongs to the bytes that were saved, at wha
 block in the arena, before or after the copy, would not.  At the barrier the imager hashes the arena's blocks: where the hash
 is equal, the saved bytes are the barrier's.
 
-Prose: docs/images.md, "Taking".
+Prose: docs/images.md, "Taking an image".
 """
 
 import threading
