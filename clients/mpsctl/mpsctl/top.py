@@ -11,7 +11,7 @@ from mpsctl import words
 from mpsctl.output import NOTHING, Column, table
 from mpsctl.quantities import show_duration, show_percent, show_size
 from mpsctl.session import NoMpsd, Session
-from mpsctl.standing import Row, Standing
+from mpsctl.top_view import Row, TopView
 from mpsctl.watch import MOST_CLIENTS, Watch
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 1.0
 _OTHER_LINES = 6  # lines of the screen above and below the rows
 
-Show = Callable[[Standing | str], None]
+Show = Callable[[TopView | str], None]
 
 COLUMNS: Sequence[Column[Row]] = (
     Column("PID", lambda row: row.pid, is_number=True),
@@ -40,8 +40,8 @@ def follow(session: Session) -> int:
     """Show the table until interrupted; only once with --once, or without a terminal unless the output is JSON."""
     out = session.out
     if session.asked.once or not (out.is_json or out.surroundings.has_screen):
-        standing = Watch(session.mpsd, session).look(MOST_CLIENTS)
-        out.document(standing, lambda: view(standing, out.surroundings.width))
+        shown = Watch(session.mpsd, session).look(MOST_CLIENTS)
+        out.document(shown, lambda: view(shown, out.surroundings.width))
         return 0
     watch: Watch | None = _begin(session)  # an mpsd that is not running at the start is an error
     with _json_lines(session) if out.is_json else _screen(session) as show:
@@ -70,8 +70,8 @@ def _run(watch: Watch, show: Show, session: Session) -> None:
 
 @contextmanager
 def _json_lines(session: Session) -> Iterator[Show]:
-    def show(what: Standing | str) -> None:
-        if isinstance(what, Standing):
+    def show(what: TopView | str) -> None:
+        if isinstance(what, TopView):
             session.out.line(what, str)
 
     yield show
@@ -85,30 +85,30 @@ def _screen(session: Session) -> Iterator[Show]:
     console = session.out.console(session.out.surroundings.stdout)
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
-        def show(what: Standing | str) -> None:
-            live.update(view(what, console.width) if isinstance(what, Standing) else Text(what), refresh=True)
+        def show(what: TopView | str) -> None:
+            live.update(view(what, console.width) if isinstance(what, TopView) else Text(what), refresh=True)
 
         yield show
 
 
-def view(standing: Standing, width: int) -> "Group":
+def view(shown: TopView, width: int) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    lines: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in _title(standing)]
-    lines += ["", table(COLUMNS, standing.clients, "no clients", width)]
-    if standing.hidden:
-        lines.append(f"and {standing.hidden} more")
+    lines: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in _title(shown)]
+    lines += ["", table(COLUMNS, shown.clients, "no clients", width)]
+    if shown.hidden:
+        lines.append(f"and {shown.hidden} more")
     return Group(*lines)
 
 
-def _title(standing: Standing) -> Sequence[str]:
-    status = standing.status
-    clock = time.strftime("%H:%M:%S", time.localtime(standing.time))
+def _title(shown: TopView) -> Sequence[str]:
+    status = shown.status
+    clock = time.strftime("%H:%M:%S", time.localtime(shown.time))
     return (
         f"{clock}  mpsd {status.version} is {status.state}, up {show_duration(status.uptime_seconds)}; "
         f"domains: {_counts(status.domains)}",
-        f"clients: {_counts(standing.states)}; leases: {status.leases_active} active, {status.leases_queued} queued"
+        f"clients: {_counts(shown.states)}; leases: {status.leases_active} active, {status.leases_queued} queued"
         f"{_services(status)}",
     )
 

@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from mpsd_client import Client, Event, Lost, Refused, calls
 
 from mpsctl.session import Session
-from mpsctl.standing import Lookup, Standing, by_domain, in_order, row
+from mpsctl.top_view import Lookup, TopView, by_domain, in_order, row
 
 PAUSE_SECONDS = 0.2  # least time between two refreshes, however many events arrive
 MOST_CLIENTS = 1000  # each page makes mpsd look at all of them
@@ -30,7 +30,7 @@ class Watch:
     _clients: dict[tuple[int, int], Lookup] = field(default_factory=dict)
     _leases: dict[int | None, Lookup] = field(default_factory=lambda: {None: Lookup()})
 
-    def look(self, rows: int) -> Standing:
+    def look(self, rows: int) -> TopView:
         began = time.monotonic()
         status = self.mpsd.ask(calls.status())
         self._hear_faults(status.started_at)
@@ -44,7 +44,7 @@ class Watch:
         self._forget_but({(each.pid, each.start_time) for each in shown}, {None, *(each.lease_id for each in shown)})
         self.took_seconds = time.monotonic() - began
         states = Counter(each.state for each in clients)
-        return Standing(self.session.out.surroundings.now(), status, states, found)
+        return TopView(self.session.out.surroundings.now(), status, states, found)
 
     def wait(self, seconds: float) -> None:
         """Wait this long, or until shortly after an event, since events come in groups."""

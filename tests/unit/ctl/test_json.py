@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import trio
-from mpsctl.standing import Row, Standing
 from mpsctl.table import COMMANDS
+from mpsctl.top_view import Row, TopView
 from mpsd_client import values
 
 from tests.unit.api.fake_services import NOW, UUIDS
@@ -52,7 +52,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "events": (("--count", "1"), values.Event, False),
     "status": ((), values.Status, False),
     "health": ((), values.Health, False),
-    "top": (("--once",), Standing, False),
+    "top": (("--once",), TopView, False),
 }
 
 

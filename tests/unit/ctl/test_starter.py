@@ -14,15 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 from mpsctl.session import NoMpsd
-from mpsctl.starter import scribe
+from mpsctl.starter import log_writer
+from mpsctl.starter.child_group import ChildGroup
 from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
-from mpsctl.starter.crew import Crew
 from mpsctl.starter.ending import Manner, end
 from mpsctl.starter.groups import eligible, groups, share_out
-from mpsctl.starter.line import Away, Line
+from mpsctl.starter.mpsd_connection import Away, MpsdConnection
 from mpsctl.starter.plan import Make
+from mpsctl.starter.reports import Reporter, differences, stopping
 from mpsctl.starter.settings import Given, Settings, changes, of_service
-from mpsctl.starter.telling import Teller, differences, stopping
 from mpsd_client import Client, Disconnected, calls, values
 
 from tests.integration.process import wait_for
@@ -34,7 +34,7 @@ WAITS_SECONDS = 20.0
 
 
 def write(text: bytes, *words: str) -> bytes:
-    program = [sys.executable, "-I", "-S", scribe.__file__, *words]
+    program = [sys.executable, "-I", "-S", log_writer.__file__, *words]
     return subprocess.run(program, input=text, stdout=subprocess.PIPE, timeout=WAITS_SECONDS, check=True).stdout
 
 
@@ -81,7 +81,7 @@ def test_another_users_file_gets_no_output(tmp_path: Path) -> None:
 def test_a_file_says_what_is_missing_in_it(tmp_path: Path) -> None:
     """As soon as the disk has room again. A limit of the process behaves like a full disk."""
     path = tmp_path / "llm-1.log"
-    program = [sys.executable, "-I", "-S", scribe.__file__, "file", str(path), "1000000"]
+    program = [sys.executable, "-I", "-S", log_writer.__file__, "file", str(path), "1000000"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
@@ -175,14 +175,15 @@ def test_a_child_that_may_not_be_signalled_is_left(tmp_path: Path, monkeypatch: 
 
     ended, told = threading.Event(), SimpleQueue[object]()
     place = Place("llm", ["sleep", "1000"], os.environ, str(tmp_path), 1)
-    crew = Crew(Line(None), place, Manner(grace_seconds=0.01), Teller(None, "llm"), told.put)  # type: ignore[arg-type]
-    child = crew.children[1] = place.begin(1, Make(), None, lambda child, status: ended.set(), unheard)
+    reporter = Reporter(None, "llm")  # type: ignore[arg-type]
+    group = ChildGroup(MpsdConnection(None), place, Manner(grace_seconds=0.01), reporter, told.put)  # type: ignore[arg-type]
+    child = group.children[1] = place.begin(1, Make(), None, lambda child, status: ended.set(), unheard)
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", refuse)
         assert end(child, no_mpsd, Manner(grace_seconds=0.01)).endswith(f"pid {child.pid} does not end")
-        crew.kill()
+        group.kill()
     assert child.is_left
-    crew.kill()
+    group.kill()
     assert not child.is_left
     assert ended.wait(WAITS_SECONDS)
 
@@ -201,7 +202,7 @@ def test_without_a_descriptor_mpsd_counts_as_away(error: OSError) -> None:
             pass
 
     with pytest.raises(Away):
-        Line(Lacking()).ask(calls.status())  # type: ignore[arg-type]
+        MpsdConnection(Lacking()).ask(calls.status())  # type: ignore[arg-type]
 
 
 def test_a_connection_that_mpsd_ended_is_made_anew() -> None:
@@ -217,7 +218,7 @@ def test_a_connection_that_mpsd_ended_is_made_anew() -> None:
             self.closed += 1
 
     session = Stale()
-    assert Line(session).ask(calls.status()) == "asked again"  # type: ignore[arg-type, comparison-overlap]
+    assert MpsdConnection(session).ask(calls.status()) == "asked again"  # type: ignore[arg-type, comparison-overlap]
     assert session.closed == 1
 
 

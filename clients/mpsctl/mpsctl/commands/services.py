@@ -25,7 +25,7 @@ from mpsctl.quantities import (
     show_duration,
 )
 from mpsctl.session import Session
-from mpsctl.starter import telling
+from mpsctl.starter import reports
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,7 +101,7 @@ def _ago(session: Session, moment: float) -> str:
 def _took(of: values.Promotion | None) -> str | None:
     """Return the time from the cause of a promotion until the new active served, as the sum of the known parts."""
     known = [each for each in (of.detect_ms, of.fence_ms, of.promote_ms) if each is not None] if of else []
-    return telling.milliseconds(sum(known)) if known else None
+    return reports.milliseconds(sum(known)) if known else None
 
 
 def show(session: Session) -> int:
@@ -127,7 +127,7 @@ def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
         "phase": found.phase,
         "active": f"{writer}, generation {found.generation}",
         "standbys": f"{ready(found)} ready of {settings.standbys} wanted",
-        "each with": telling.reservation(settings.sm_percent, settings.memory_bytes) or "nothing reserved",
+        "each with": reports.reservation(settings.sm_percent, settings.memory_bytes) or "nothing reserved",
         "heartbeat": f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none",
         "protected": protection(found),
         "promotions": f"{found.promotions} since mpsd began",
@@ -156,7 +156,7 @@ def _last(session: Session, last: values.Promotion) -> Mapping[str, object]:
 
 
 def _part(milliseconds: float | None) -> str | None:
-    return None if milliseconds is None else telling.milliseconds(milliseconds)
+    return None if milliseconds is None else reports.milliseconds(milliseconds)
 
 
 def _member_columns(session: Session) -> Sequence[Column[values.Member]]:
@@ -179,7 +179,7 @@ def hand_over(session: Session) -> int:
     wait = _WAITS_SECONDS if asked.wait is None else asked.wait
     session.mpsd.timeout_seconds = wait + _MARGIN_SECONDS
     done = session.ask(calls.service_handover(asked.name, asked.to, wait))
-    said = f"pid {done.to_pid} serves in place of pid {done.from_pid}, after {telling.milliseconds(done.seconds * 1000)}"
+    said = f"pid {done.to_pid} serves in place of pid {done.from_pid}, after {reports.milliseconds(done.seconds * 1000)}"
     session.out.document(done, lambda: said)
     return 0
 
@@ -198,7 +198,7 @@ def change(session: Session) -> int:
 
 def _sentence(found: values.Service) -> str:
     settings = found.settings
-    with_ = telling.reservation(settings.sm_percent, settings.memory_bytes)
+    with_ = reports.reservation(settings.sm_percent, settings.memory_bytes)
     each = f"each with {with_}" if with_ else "nothing reserved"
     heartbeat = f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none"
     standbys = "1 standby" if settings.standbys == 1 else f"{settings.standbys} standbys"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mpsd_client import values
 
-from mpsctl.starter import scribe
+from mpsctl.starter import log_writer
 from mpsctl.starter.groups import Process, groups
 from mpsctl.starter.plan import ILL_SECONDS, READY, Make, Own
 
@@ -112,14 +112,14 @@ class Place:
         environ = dict(self.environ) | {"MPSD_SERVICE": self.name}
         if lease is not None and lease.selector.value is not None:
             environ["MPSD_LEASE"] = lease.selector.value
-        writer = self._begin_scribe(number)
+        writer = self._begin_log_writer(number)
         try:
             process = subprocess.Popen(
                 self.command, env=environ, stdin=subprocess.DEVNULL, stdout=writer.stdin, stderr=writer.stdin, process_group=0
             )
         finally:
             if writer.stdin is not None:
-                writer.stdin.close()  # so that the scribe ends when the child does
+                writer.stdin.close()  # so that it ends when the child does
         child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time(), set())
         child.look(groups([child.pid])[child.pid])  # not reaped yet, so /proc still has it
         threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
@@ -127,13 +127,13 @@ class Place:
         time.sleep(_TICK_SECONDS)  # so that no two children have the same start time
         return child
 
-    def _begin_scribe(self, number: int) -> subprocess.Popen[bytes]:
+    def _begin_log_writer(self, number: int) -> subprocess.Popen[bytes]:
         """Start the process that writes the child's output, in a new session, so that it survives the starter and the
         terminal."""
         words, output = ["lines", f"{self.name}-{number}: "], self.terminal
         if (path := self.log(number)) is not None:
             words, output = ["file", path, str(MOST_LOG_BYTES)], subprocess.PIPE
-        program = [sys.executable, "-I", "-S", scribe.__file__, *words]
+        program = [sys.executable, "-I", "-S", log_writer.__file__, *words]
         return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=output, start_new_session=True)
 
     def log(self, number: int) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpsd_client import Client, ErrorCode, Refused, calls, values
 
-from mpsctl.starter.line import NO_ANSWER
+from mpsctl.starter.mpsd_connection import NO_ANSWER
 
 _POLL_SECONDS = 3.0  # length of a long poll; between two, the thread checks whether mpsd is stopping
 _AGAIN_SECONDS = 1.0

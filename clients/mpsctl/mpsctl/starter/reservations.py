@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mpsd_client import Lease, Refused, Selector, calls
 
 from mpsctl import words
-from mpsctl.starter.line import Away, Line
+from mpsctl.starter.mpsd_connection import Away, MpsdConnection
 from mpsctl.starter.plan import Make
 
 RENEW_SECONDS = 120.0
@@ -23,33 +23,33 @@ def is_wanted(make: Make) -> bool:
     return make.sm_percent is not None or make.memory_bytes is not None
 
 
-def reserve(line: Line, name: str, make: Make, gpus: Sequence[str], *, may_wait: bool) -> Lease:
+def reserve(connection: MpsdConnection, name: str, make: Make, gpus: Sequence[str], *, may_wait: bool) -> Lease:
     """Create a lease.  gpus: ordinals or UUIDs; empty: all GPUs.  may_wait: mpsd may queue the lease; its client then waits.
 
     Raises Away, Refused."""
     sizes = [("", make.memory_bytes)] if make.memory_bytes else []
-    return line.ask(
+    return connection.ask(
         calls.lease_create(
             name,
             Selector.of_token(secrets.token_hex(_TOKEN_BYTES)),
             gpus=gpus,
             sm_percent=make.sm_percent,
-            memory_bytes=words.spread(sizes, line.all(calls.device_list()), gpus) if sizes else None,
+            memory_bytes=words.spread(sizes, connection.all(calls.device_list()), gpus) if sizes else None,
             ttl_seconds=_TTL_SECONDS,
             wait_seconds=_WAIT_SECONDS if may_wait else 0.0,
         )
     )
 
 
-def renew(line: Line, lease_id: int) -> None:
+def renew(connection: MpsdConnection, lease_id: int) -> None:
     try:
-        line.ask(calls.lease_renew(lease_id))
+        connection.ask(calls.lease_renew(lease_id))
     except (Away, Refused):
         pass  # a client that runs under it keeps its resources
 
 
-def release(line: Line, lease_id: int) -> None:
+def release(connection: MpsdConnection, lease_id: int) -> None:
     try:
-        line.ask(calls.lease_release(lease_id))
+        connection.ask(calls.lease_release(lease_id))
     except (Away, Refused):
         pass  # it expires

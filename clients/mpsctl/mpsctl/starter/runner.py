@@ -1,7 +1,7 @@
 """The starter: its main thread processes events one by one, asks the planner what to do, and does it.
 
     follower   follows the state of the service       one thread, for ever
-    crew       waits for the end of each child, and ends children, in threads of their own
+    children   waits for the end of each child, and ends children, in threads of their own
     handover   requests a handover, in a thread of its own
 
 The other threads only put events into one queue.  While mpsd is away, children go on and no child is started.
@@ -21,11 +21,11 @@ from mpsd_client import Refused, calls, values
 from mpsctl.__main__ import DONE, REFUSED
 from mpsctl.session import Session
 from mpsctl.starter import leftovers, reservations
+from mpsctl.starter.child_group import ChildGroup, Ended, Muted, Stopped
 from mpsctl.starter.children import Child, Place
-from mpsctl.starter.crew import Crew, Ended, Muted, Stopped
 from mpsctl.starter.ending import Manner
 from mpsctl.starter.follower import Gone, Here, Seen, Stopping, follow
-from mpsctl.starter.line import NO_ANSWER, Away, Line
+from mpsctl.starter.mpsd_connection import NO_ANSWER, Away, MpsdConnection
 from mpsctl.starter.plan import (
     SERVING,
     Deed,
@@ -40,11 +40,11 @@ from mpsctl.starter.plan import (
     is_surge,
     plan,
 )
+from mpsctl.starter.reports import Reporter, reservation, stopping
 from mpsctl.starter.restarts import MOST_EARLY, Restarts, ended
 from mpsctl.starter.room import Room
 from mpsctl.starter.settings import Given, Settings, changes, of_service
 from mpsctl.starter.signals import heard
-from mpsctl.starter.telling import Teller, reservation, stopping
 
 _TICK_SECONDS = 1.0  # how often the main thread checks for due work without an event
 _SETTLE_SECONDS = 5.0  # after mpsd was away: time for the members to join again
@@ -80,10 +80,10 @@ class Starter:
     """Runs the members of a service.  It starts and ends none on knowledge from before mpsd went away."""
 
     def __init__(self, session: Session, place: Place, task: Task) -> None:
-        self._line, self._task = Line(session), task
-        self._teller, self._name = Teller(session.out, place.name), place.name
+        self._mpsd, self._task = MpsdConnection(session), task
+        self._reporter, self._name = Reporter(session.out, place.name), place.name
         self._news: SimpleQueue[Any] = SimpleQueue()
-        self._crew = Crew(self._line, place, task.manner, self._teller, self._news.put)
+        self._children = ChildGroup(self._mpsd, place, task.manner, self._reporter, self._news.put)
         self._given, self._settings = task.given, task.given.of(Settings())
         self._changed_at = 0  # the revision at which this starter changed the settings; older revisions are ignored
         self._here: Here | None = None
@@ -101,17 +101,17 @@ class Starter:
 
     def run(self) -> int:
         """Run until a signal ends the starter or nothing is left to do.  Return the exit status."""
-        threading.Thread(target=follow, args=(self._name, self._line.connect, self._news.put), daemon=True).start()
+        threading.Thread(target=follow, args=(self._name, self._mpsd.connect, self._news.put), daemon=True).start()
         with heard(lambda number: self._news.put(_Signal(number))):
             while (status := self._is_over()) is None:
                 for deed in plan(self._situation()):
                     self._do(deed)
                 if self._here is not None:
-                    self._crew.renew()
-                    self._crew.miss()
+                    self._children.renew()
+                    self._children.miss()
                 self._listen()
             if self._is_done and status == DONE:
-                leftovers.settle(self._line, self._name, self._teller, is_removed=self._task.removes_arena)
+                leftovers.settle(self._mpsd, self._name, self._reporter, is_removed=self._task.removes_arena)
         return status
 
     # -- what happened ---------------------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ class Starter:
                 self._take_here(news)
             case Gone(why):
                 if self._here is not None:
-                    then = "the members continue" if self._crew.children else "members are started when it is back"
-                    self._teller.tell("mpsd_gone", f"mpsd is away, {then}: {why}", why=why)
+                    then = "the members continue" if self._children.children else "members are started when it is back"
+                    self._reporter.report("mpsd_gone", f"mpsd is away, {then}: {why}", why=why)
                 self._here = None
             case Stopping():
                 self._take_stopping(news)
@@ -146,19 +146,19 @@ class Starter:
             case Ended():
                 self._take_end(news)
             case Stopped():
-                self._crew.take_stop(news)
+                self._children.take_stop(news)
             case Muted():
-                self._crew.take_silence(news)
+                self._children.take_silence(news)
             case _HandedOver(why):
                 self._free_at = time.monotonic() + _AGAIN_SECONDS if why else 0.0
                 if why:
-                    self._teller.tell("handover_failed", f"no handover: {why}", why=why)
+                    self._reporter.report("handover_failed", f"no handover: {why}", why=why)
             case _Signal(number):
                 self._take_signal(number)
 
     def _take_here(self, here: Here) -> None:
         if self._knows_service and self._here is None:
-            self._teller.tell("mpsd_back", "mpsd is back")
+            self._reporter.report("mpsd_back", "mpsd is back")
             self._settled_at = time.monotonic() + _SETTLE_SECONDS
         self._here, self._stopping, self._knows_service, self._changed_at = here, None, False, 0
         self._given = replace(self._given, until_done=self._task.until_done)  # a restarted mpsd has lost it
@@ -167,20 +167,20 @@ class Starter:
         """Record that mpsd is stopping.  If mpsd will end members by force, the planner ends them before that, so that they
         lose no work; otherwise people decide when the service ends."""
         self._stopping = of
-        self._teller.tell("mpsd_stopping", stopping(of.ends_at, time.time()), ends_at=of.ends_at)
+        self._reporter.report("mpsd_stopping", stopping(of.ends_at, time.time()), ends_at=of.ends_at)
 
     def _see(self, service: values.Service | None) -> None:
         before, self._service, self._knows_service = self._service, service, True
         if not self._is_gathering(service):
-            self._teller.tell_differences(before, service)
+            self._reporter.report_differences(before, service)
         if service is None:
             if before is not None:  # the next arena of this name gets the settings of this one
                 self._given = Given(**asdict(self._settings), until_done=self._task.until_done)
-            self._others = self._crew.see((), is_same_namespace=True)
+            self._others = self._children.see((), is_same_namespace=True)
             return
         self._take_settings(service)
         is_same = self._here is None or self._here.is_same_namespace
-        self._others = self._crew.see(service.members, is_same_namespace=is_same)
+        self._others = self._children.see(service.members, is_same_namespace=is_same)
 
     def _is_gathering(self, service: values.Service | None) -> bool:
         """Return whether mpsd has just started and the running members have yet to join: the starter then does not report the
@@ -190,11 +190,11 @@ class Starter:
     def _take_settings(self, service: values.Service) -> None:
         if wanted := changes(self._given, service.settings):
             try:
-                service = self._line.ask(calls.service_change(self._name, **wanted))
+                service = self._mpsd.ask(calls.service_change(self._name, **wanted))
             except Away:
                 return
             except Refused as exc:
-                self._teller.tell("refused", f"the service keeps its settings: {exc.message}", why=exc.message)
+                self._reporter.report("refused", f"the service keeps its settings: {exc.message}", why=exc.message)
             self._changed_at = service.revision
         self._given = Given()
         found = of_service(service.settings)
@@ -203,11 +203,11 @@ class Starter:
             each = reservation(found.sm_percent, found.memory_bytes)
             members = f"{found.standbys + 1} members" if found.standbys else "1 member"
             text = f"wanted now: {members}" + (f", each with {each}" if each else "")
-            self._teller.tell("wanted", text, members=found.standbys + 1, sm_percent=found.sm_percent,
+            self._reporter.report("wanted", text, members=found.standbys + 1, sm_percent=found.sm_percent,
                               memory_bytes=found.memory_bytes)  # fmt: skip
 
     def _take_end(self, of: Ended) -> None:
-        lived = self._crew.take_end(of)
+        lived = self._children.take_end(of)
         self._room.free(time.monotonic())
         if of.child.is_stopping or self._status is not None:
             return
@@ -221,7 +221,7 @@ class Starter:
         """Return whether the child served and did not hand over.  Ask mpsd, since the child may have served and ended before
         the last view of the service."""
         try:
-            last = self._line.ask(calls.service_get(self._name)).last
+            last = self._mpsd.ask(calls.service_get(self._name)).last
         except (Away, Refused):
             last = self._service.last if self._service else None
         if last is None:
@@ -235,28 +235,28 @@ class Starter:
         before, self._restarts = self._restarts, ended(self._restarts, lived_seconds, was_ready, time.monotonic())
         if self._restarts.has_given_up and not before.has_given_up:
             text = f"{MOST_EARLY} members in a row have ended early: no member is started until a setting is changed, or SIGHUP"
-            self._teller.tell("given_up", text)
+            self._reporter.report("given_up", text)
 
     def _take_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
             self._round, self._restarts = self._round + 1, Restarts()
-            self._teller.tell("restart", "SIGHUP: all members are restarted, one after the other")
+            self._reporter.report("restart", "SIGHUP: all members are restarted, one after the other")
         elif self._status is None:
             self._end(signal.Signals(number).name)
         else:
             self._status = REFUSED
-            self._teller.tell("kill", "second signal: the members are killed")
-            self._crew.kill()
+            self._reporter.report("kill", "second signal: the members are killed")
+            self._children.kill()
 
     def _end(self, why: str) -> None:
         self._status = DONE
-        self._teller.tell("ending", f"{why}: the members are ended, the active last", why=why)
+        self._reporter.report("ending", f"{why}: the members are ended, the active last", why=why)
         if self._others:
             text = f"{len(self._others)} members that were not started here stay"
-            self._teller.tell("others", text, members=len(self._others))
+            self._reporter.report("others", text, members=len(self._others))
 
     def _is_over(self) -> int | None:
-        children = self._crew.children.values()
+        children = self._children.children.values()
         if self._status is not None and all(child.is_left for child in children):
             return REFUSED if children else self._status
         if self._restarts.has_given_up and not children:
@@ -272,7 +272,7 @@ class Starter:
         if wanted != self._wanted:
             self._wanted, self._room = wanted, Room()
         self._room.look(now)
-        own = tuple(child.own() for child in self._crew.children.values())
+        own = tuple(child.own() for child in self._children.children.values())
         stays = own and (wanted == self._impossible or not self._room.may_make_way)
         is_ending = self._status is not None or (self._stopping is not None and self._stopping.ends_at is not None)
         may_start = is_known and self._stopping is None and now >= restarts.not_before and not restarts.has_given_up
@@ -294,7 +294,7 @@ class Starter:
             case Start():
                 self._start()
             case Stop(number, why):
-                self._crew.stop(number, why)
+                self._children.stop(number, why)
             case MakeWay(number):
                 self._make_way(number)
             case HandOver(number):
@@ -307,16 +307,16 @@ class Starter:
         is_enforced = self._here is not None and self._here.is_privileged
         if not is_enforced and not self._is_unenforced and reservations.is_wanted(situation.make):
             self._is_unenforced = True
-            self._teller.tell("not_enforced", "mpsd is not root: leases are not enforced, NOTHING LIMITS these members")
+            self._reporter.report("not_enforced", "mpsd is not root: leases are not enforced, NOTHING LIMITS these members")
         try:
-            self._crew.begin(situation.make, self._gpus(), is_enforced=is_enforced, may_wait=not is_surge(situation))
+            self._children.begin(situation.make, self._gpus(), is_enforced=is_enforced, may_wait=not is_surge(situation))
             self._made = situation.make
         except Away:
             self._settled_at = time.monotonic() + _TICK_SECONDS
         except Refused as exc:
             self._take_refusal(situation, exc)
         except OSError as exc:
-            self._teller.tell("trouble", f"a member cannot be started: {exc}", why=str(exc))
+            self._reporter.report("trouble", f"a member cannot be started: {exc}", why=str(exc))
             self._count(0.0, was_ready=False)
 
     def _gpus(self) -> Sequence[str]:
@@ -325,24 +325,24 @@ class Starter:
     def _take_refusal(self, situation: Situation, exc: Refused) -> None:
         if is_surge(situation):
             try:
-                why = self._crew.why_not(situation.make, self._gpus())
+                why = self._children.why_not(situation.make, self._gpus())
             except Away:
                 return
             if why:
                 self._impossible = situation.make
-                self._teller.tell("impossible", f"no member can get that, so all stay as they are: {why}", why=why)
+                self._reporter.report("impossible", f"no member can get that, so all stay as they are: {why}", why=why)
                 return
             self._room.refuse(time.monotonic(), exc.message)
             if is_one_ending(situation):
                 self._tell_of_room("waits_for_room", "no room for one more until another one has ended", exc.message)
         else:
-            self._teller.tell("trouble", f"no lease for a member: {exc.message}", why=exc.message)
+            self._reporter.report("trouble", f"no lease for a member: {exc.message}", why=exc.message)
             self._count(0.0, was_ready=False)
 
     def _make_way(self, number: int) -> None:
         """Stop the member if its end makes room for its successor."""
         try:
-            why = self._crew.why_no_room(number, self._wanted, self._gpus())
+            why = self._children.why_no_room(number, self._wanted, self._gpus())
         except Away:
             return
         if why:
@@ -352,25 +352,25 @@ class Starter:
         else:
             why = self._room.why
             text = f"no room for one more, so member {number} is ended first: {why}"
-            self._teller.tell("no_room", text, member=number, why=why)
-            self._crew.stop(number, "its successor has no room as long as it runs")
+            self._reporter.report("no_room", text, member=number, why=why)
+            self._children.stop(number, "its successor has no room as long as it runs")
 
     def _tell_of_room(self, event: str, text: str, why: str) -> None:
         if self._room.is_news(why):
-            self._teller.tell(event, f"{text}: {why}", why=why)
+            self._reporter.report(event, f"{text}: {why}", why=why)
 
     def _hand_over(self, number: int) -> None:
-        member = self._crew.children[number].member
+        member = self._children.children[number].member
         if member is not None:
             self._free_at = float("inf")
             text = f"member {number} (pid {member.pid}) is to take over"
-            self._teller.tell("handover", text, member=number, pid=member.pid)
+            self._reporter.report("handover", text, member=number, pid=member.pid)
             ask = lambda: self._news.put(self._ask_handover(member.pid))  # noqa: E731
             threading.Thread(target=ask, daemon=True).start()
 
     def _ask_handover(self, pid: int) -> _HandedOver:
         try:
-            with self._line.connect() as mpsd:
+            with self._mpsd.connect() as mpsd:
                 mpsd.timeout_seconds = 2 * _HANDOVER_SECONDS
                 mpsd.ask(calls.service_handover(self._name, pid, _HANDOVER_SECONDS))
         except (*NO_ANSWER, Refused) as exc:

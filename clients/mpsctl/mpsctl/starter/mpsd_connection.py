@@ -18,7 +18,7 @@ class Away(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MpsdConnection:
     """A connection to mpsd.  `ask` and `all` raise Away and Refused."""
 
     session: Session

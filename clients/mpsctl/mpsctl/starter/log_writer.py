@@ -1,7 +1,7 @@
 """A process that writes the output of one member, and outlives the starter.
 
-    python -I -S scribe.py lines PREFIX             each line to standard output, after a prefix
-    python -I -S scribe.py file PATH MOST_BYTES     to a file, mode 0600; a full file becomes PATH.1
+    python -I -S log_writer.py lines PREFIX             each line to standard output, after a prefix
+    python -I -S log_writer.py file PATH MOST_BYTES     to a file, mode 0600; a full file becomes PATH.1
 
 It reads standard input to its end.  It drops data that it cannot write: a member must not wait for a full disk or a closed
 terminal.  In file mode it reports that once on standard output, and in the file as soon as it can write there again.  It

@@ -41,7 +41,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TopView:
     """One view.  states: the number of clients in each state.  clients: the first ones in order, as many as fit."""
 
     time: float

@@ -13,7 +13,7 @@ from mpsctl.starter.plan import SERVING
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Report:
     """A report.  event, facts: for programs.  text: for people."""
 
     event: str
@@ -22,13 +22,13 @@ class Told:
 
 
 @dataclass(slots=True)
-class Teller:
+class Reporter:
     """Prints reports.  It ignores errors of the output, so that a closed terminal does not end the starter."""
 
     out: Output
     name: str
 
-    def tell(self, event: str, text: str, **facts: Any) -> None:
+    def report(self, event: str, text: str, **facts: Any) -> None:
         now = self.out.surroundings.now()
         clock = time.strftime("%H:%M:%S", time.localtime(now))
         try:
@@ -36,16 +36,16 @@ class Teller:
         except OSError:
             pass
 
-    def tell_differences(self, before: values.Service | None, after: values.Service | None) -> None:
+    def report_differences(self, before: values.Service | None, after: values.Service | None) -> None:
         for each in differences(before, after):
-            self.tell(each.event, each.text, **each.facts)
+            self.report(each.event, each.text, **each.facts)
 
 
-def differences(before: values.Service | None, after: values.Service | None) -> Iterator[Told]:
+def differences(before: values.Service | None, after: values.Service | None) -> Iterator[Report]:
     """Return the reports for the changes between two views of a service; None: the service does not exist."""
     if after is None:
         if before is not None:
-            yield Told("gone", "the service no longer exists", {})
+            yield Report("gone", "the service no longer exists", {})
         return
     if before is None:
         yield _found(after)
@@ -55,16 +55,16 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
         yield _lost(after.lost, after.losses)
     if before is not None and _is_unserved_anew(before, after):
         text = after.protection or f"no member serves now: {after.phase}"
-        yield Told("unserved", text, {"phase": after.phase, "why": after.protection})
+        yield Report("unserved", text, {"phase": after.phase, "why": after.protection})
     was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
         if each.standing == "ready" and each.pid not in was_ready and not each.is_writer:
             where = f" in domain {each.domain}" if each.domain else ""
-            yield Told("ready", f"pid {each.pid}{where} is ready", {"pid": each.pid, "domain": each.domain})
+            yield Report("ready", f"pid {each.pid}{where} is ready", {"pid": each.pid, "domain": each.domain})
     known = before.protection if before and before.phase == SERVING else ""
     if after.phase == SERVING and after.protection != known:
         text = f"unprotected: {after.protection}" if after.protection else "protected"
-        yield Told("protection", text, {"protection": after.protection})
+        yield Report("protection", text, {"protection": after.protection})
 
 
 def _is_unserved_anew(before: values.Service, after: values.Service) -> bool:
@@ -74,21 +74,21 @@ def _is_unserved_anew(before: values.Service, after: values.Service) -> bool:
     return before.phase == SERVING and after.phase in ("idle", "fencing")
 
 
-def _lost(of: values.Loss, losses: int) -> Told:
+def _lost(of: values.Loss, losses: int) -> Report:
     times = "once" if losses == 1 else f"{losses} times"
     text = f"THE STATE WAS LOST ({times} since mpsd began): pid {of.pid} begins anew, generation {of.generation}: {of.why}"
-    return Told("state_lost", text, {**plain(of), "losses": losses})
+    return Report("state_lost", text, {**plain(of), "losses": losses})
 
 
-def _found(of: values.Service) -> Told:
+def _found(of: values.Service) -> Report:
     pids = [each.pid for each in of.members]
     who = "no member serves yet" if of.writer_pid is None else f"pid {of.writer_pid} serves"
     text = f"the service exists, generation {of.generation}: {who}; members: {', '.join(map(str, pids)) or 'none'}"
-    return Told("found", text, {"writer_pid": of.writer_pid, "generation": of.generation, "pids": pids})
+    return Report("found", text, {"writer_pid": of.writer_pid, "generation": of.generation, "pids": pids})
 
 
-def _promoted(of: values.Promotion) -> Told:
-    return Told("promoted", f"pid {of.to_pid} serves, generation {of.generation}: {promotion(of)}", plain(of))
+def _promoted(of: values.Promotion) -> Report:
+    return Report("promoted", f"pid {of.to_pid} serves, generation {of.generation}: {promotion(of)}", plain(of))
 
 
 def promotion(of: values.Promotion) -> str:

@@ -11,10 +11,10 @@ from mpsd_client import Lease, Refused, values
 from mpsctl.starter import ending, reservations
 from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
 from mpsctl.starter.groups import groups, share_out
-from mpsctl.starter.line import Line
+from mpsctl.starter.mpsd_connection import MpsdConnection
 from mpsctl.starter.plan import Make
+from mpsctl.starter.reports import Reporter, reservation
 from mpsctl.starter.room import lacking
-from mpsctl.starter.telling import Teller, reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,19 @@ class Muted:
     why: str
 
 
-class Crew:
+class ChildGroup:
     """Keeps each child in `children`, and its lease alive, from its start until its end was processed."""
 
     def __init__(
-        self, line: Line, place: Place, manner: ending.Manner, teller: Teller, put: Callable[[Ended | Stopped | Muted], None]
+        self,
+        connection: MpsdConnection,
+        place: Place,
+        manner: ending.Manner,
+        reporter: Reporter,
+        put: Callable[[Ended | Stopped | Muted], None],
     ) -> None:
         """put: takes the events of children; called from other threads."""
-        self._line, self._place, self._manner, self._teller, self._put = line, place, manner, teller, put
+        self._mpsd, self._place, self._manner, self._reporter, self._put = connection, place, manner, reporter, put
         self._renewed_at = time.monotonic()
         self.children: dict[int, Child] = {}
 
@@ -56,7 +61,7 @@ class Crew:
         """Start a child, with a lease if it is to have a reservation that mpsd enforces.  Raises Away, Refused, OSError."""
         number, lease = free_number(self.children), None
         if is_enforced and reservations.is_wanted(make):
-            lease = reservations.reserve(self._line, f"{self._place.name}-{number}", make, gpus, may_wait=may_wait)
+            lease = reservations.reserve(self._mpsd, f"{self._place.name}-{number}", make, gpus, may_wait=may_wait)
         try:
             child = self._place.begin(
                 number,
@@ -67,10 +72,10 @@ class Crew:
             )
         except OSError:
             if lease:
-                reservations.release(self._line, lease.id)
+                reservations.release(self._mpsd, lease.id)
             raise
         self.children[number] = child
-        self._teller.tell("started", f"member {number} has started, pid {child.pid}{_with(lease, make)}",
+        self._reporter.report("started", f"member {number} has started, pid {child.pid}{_with(lease, make)}",
                           member=number, pid=child.pid, lease_id=child.lease_id)  # fmt: skip
 
     def why_not(self, make: Make, gpus: Sequence[str]) -> str:
@@ -85,10 +90,10 @@ class Crew:
 
     def _why_refused(self, make: Make, gpus: Sequence[str], may_wait: bool) -> str:
         try:
-            lease = reservations.reserve(self._line, self._place.name, make, gpus, may_wait=may_wait)
+            lease = reservations.reserve(self._mpsd, self._place.name, make, gpus, may_wait=may_wait)
         except Refused as exc:
             return exc.message
-        reservations.release(self._line, lease.id)
+        reservations.release(self._mpsd, lease.id)
         return ""
 
     def miss(self) -> None:
@@ -97,14 +102,14 @@ class Crew:
             if not child.is_stopping and child.miss():
                 late = f"has not joined after {MISSED_SECONDS:.0f} s: does its program make a Service and open it?"
                 text = f"member {child.number} (pid {child.pid}) {late}"
-                self._teller.tell("not_joined", text, member=child.number, pid=child.pid)
+                self._reporter.report("not_joined", text, member=child.number, pid=child.pid)
 
     def stop(self, number: int, why: str) -> None:
         """Begin to end a child.  A Stopped follows, and an Ended if the child has ended."""
         child = self.children[number]
         child.is_stopping = True
         self._tell_of(child, "stopping", f"is ended: {why}", why=why)
-        end = lambda: self._put(Stopped(child, ending.end(child, self._line.connect, self._manner)))  # noqa: E731
+        end = lambda: self._put(Stopped(child, ending.end(child, self._mpsd.connect, self._manner)))  # noqa: E731
         threading.Thread(target=end, daemon=True).start()
 
     def kill(self) -> None:
@@ -116,7 +121,7 @@ class Crew:
         child, lived = of.child, time.monotonic() - of.child.began_at
         del self.children[child.number]
         if child.lease_id is not None:
-            reservations.release(self._line, child.lease_id)
+            reservations.release(self._mpsd, child.lease_id)
         how = f"with status {of.status}" if of.status >= 0 else f"by signal {-of.status}"
         self._tell_of(child, "ended", f"has ended {how} after {lived:.3g} s", status=of.status, seconds=lived)
         return lived
@@ -138,7 +143,7 @@ class Crew:
             self._renewed_at = now
             for child in self.children.values():
                 if child.lease_id is not None:
-                    reservations.renew(self._line, child.lease_id)
+                    reservations.renew(self._mpsd, child.lease_id)
 
     def see(self, members: Iterable[values.Member], *, is_same_namespace: bool) -> tuple[values.Member, ...]:
         """Record which member each child is.  Return the members that are not children of this starter."""
@@ -152,7 +157,8 @@ class Crew:
         return others
 
     def _tell_of(self, child: Child, event: str, text: str, **facts: object) -> None:
-        self._teller.tell(event, f"member {child.number} (pid {child.pid}) {text}", member=child.number, pid=child.pid, **facts)
+        text = f"member {child.number} (pid {child.pid}) {text}"
+        self._reporter.report(event, text, member=child.number, pid=child.pid, **facts)
 
 
 def _with(lease: Lease | None, make: Make) -> str:
