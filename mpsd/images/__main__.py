@@ -153,11 +153,8 @@ def _verify(images: Images, asked: argparse.Namespace) -> int:
 
 def _export(images: Images, asked: argparse.Namespace) -> int:
     with images.reader(asked.name) as image:
-        names = [each.facts.name for each in image.manifest.arenas]
-        if asked.arena is None and len(names) > 1:
-            raise BadRequest(f"image {asked.name} has the arenas {', '.join(names)}: choose one with --arena")
         progress = _Progress("wrote")
-        written = export(image, image.arena(asked.arena or names[0]), asked.file, is_raw=asked.raw, told=progress.add)
+        written = export(image, image.arena(asked.arena), asked.file, is_raw=asked.raw, told=progress.add)
         progress.end()
     _report(asked, {"file": str(asked.file), "bytes": written}, f"{asked.file}: {_size(written)}")
     return DONE

@@ -55,12 +55,14 @@ class ImageReader:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def arena(self, name: str) -> int:
-        """Return the number of the arena of that name.  Raise BadRequest."""
-        for number, each in enumerate(self.manifest.arenas):
-            if each.facts.name == name:
-                return number
-        raise BadRequest(f"image {self.manifest.name} has no arena {name}")
+    def arena(self, name: str | None = None) -> int:
+        """Return the number of the arena of that name; None: of the only one.  Raise BadRequest."""
+        names = [each.facts.name for each in self.manifest.arenas]
+        if name is None and len(names) > 1:
+            raise BadRequest(f"image {self.manifest.name} has the arenas {', '.join(names)}: choose one")
+        if name is not None and name not in names:
+            raise BadRequest(f"image {self.manifest.name} has no arena {name}, but {', '.join(names)}")
+        return 0 if name is None else names.index(name)
 
     def read_into(self, arena: int, offset: int, into: Bytes, *, check: bool = True) -> None:
         """Read the block at the offset.  check: compare its hash, at some 2 GB/s.  Raise ImageDamaged, BadRequest."""

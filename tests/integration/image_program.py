@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from arena_looks import MIB, cuda, poke, refusal, say
-from mpsd_client import Arena, Service, State
+from mpsd_client import Arena, Service, State, StateReader
 
 BLOCK = 2 * MIB
 
@@ -111,6 +111,42 @@ def serve(directory: str, count: str) -> None:
             say(**said)
 
 
+def keep(directory: str) -> None:
+    """Take an image of an arena with memory in several places, a layout and a forward state."""
+    chosen = random.Random(3)
+    with Arena.create("kept", 64 * MIB) as arena:
+        blocks = [arena.allocate(size * MIB) for size in (6, 2, 4)]
+        for _ in range(20):
+            change(arena, chosen)
+        arena.free(blocks[1])  # a gap
+        state = State.create({"step": "uint64", "text": "text[16]"}, generation=arena.generation)
+        state.publish(step=7, text="seven")
+        arena.commit(b"layout of kept")
+        arena.keep_state(state)
+        taking = arena.image("kept", directory)
+        taking.barrier()
+        say(expected=digests(arena))
+        taking.wait()
+
+
+def look(name: str) -> None:
+    """Adopt an arena, print what it has, and change it."""
+    with Arena.open(name) as arena:
+        fetched = arena.fetch_state()
+        step = text = None
+        if fetched:
+            with StateReader.open(fetched[0]) as reader:
+                record = reader.read()
+                assert record is not None
+                step, text = record["step"], record["text"]
+            os.close(fetched[0])
+        layout = None if arena.layout is None else arena.layout.decode()
+        say(expected=digests(arena), layout=layout, step=step, text=text)
+        change(arena, random.Random(4))
+        arena.allocate(2 * MIB)
+        arena.commit(b"another")
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -151,5 +187,5 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = {"many": many, "fill": fill, "serve": serve, "die_after_barrier": die_after_barrier, "refusals": refusals}
-    verbs[sys.argv[1]](*sys.argv[2:])
+    verbs = (many, fill, keep, look, serve, die_after_barrier, refusals)
+    {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

@@ -20,7 +20,7 @@ from mpsctl.top import follow as top
 
 GROUPS = {"lease": "make, renew, release or show one lease", "domain": "start, drain or recycle a fault domain",
           "limits": "limits of clients without a lease", "arena": "show, make, change or remove one arena",
-          "image": "take an image of an arena",
+          "image": "take an image of an arena, or restore one",
           "service": "run, show, change or hand over one service"}  # fmt: skip
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
     from mpsd_client._imager import ImageError, Imager, image_name, images_directory
+    from mpsd_client._restoring import restore_image
     from mpsd_client._service import Service
     from mpsd_client._session import CudaError
     from mpsd_client._state import State
@@ -67,6 +68,7 @@ __all__ = [
     "calls",
     "image_name",
     "images_directory",
+    "restore_image",
     "values",
 ]
 
@@ -87,6 +89,7 @@ _LAZY = {
     "adopt": "_arena",
     "image_name": "_imager",
     "images_directory": "_imager",
+    "restore_image": "_restoring",
 }
 
 

@@ -49,12 +49,11 @@ def image_name(arena: str) -> str:
     return f"{arena[:100]}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() // 1_000_000 % 1000:03}"
 
 
-class Imager:
-    """One process for one arena, which lasts from image to image.  Not for several threads at a time."""
+class ImagerProcess:
+    """A running imager, and the socket to it.  Not for several threads at a time."""
 
-    def __init__(self, arena: Mapping[str, Any], directory: Path) -> None:
-        """arena: its facts, by the names of `open`.  Raises ImageError."""
-        self._rows: dict[int, Row] = {}
+    def __init__(self) -> None:
+        """Start it.  Raises ImageError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -65,12 +64,6 @@ class Imager:
                     raise ImageError(f"the imager could not be started: {exc}") from None
                 raise
         self._socket = ours
-        try:
-            self.ask({"do": "open", "directory": str(directory.absolute()), **arena})
-            self.answer("ready", START_SECONDS)
-        except BaseException:
-            self.close()
-            raise
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
@@ -79,20 +72,24 @@ class Imager:
             raise self._ended() from None
 
     def answer(self, kind: str, timeout: float | None) -> dict[str, Any]:
-        """Return the next answer, which has to be of this kind.  Raises ImageError, TimeoutError."""
+        """Return the next answer, which has to be of this kind and without descriptors.  Raises ImageError, TimeoutError."""
+        return self.answer_with_files(kind, timeout)[0]
+
+    def answer_with_files(self, kind: str, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
+        """Return the next answer and its descriptors, which the caller closes.  Raises ImageError, TimeoutError."""
         self._socket.settimeout(timeout)
         try:
-            data = self._socket.recv(MOST_BYTES)
+            data, files, _, _ = socket.recv_fds(self._socket, MOST_BYTES, ROWS_AT_ONCE, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             raise TimeoutError(f"the imager did not answer `{kind}` within {timeout} s") from None
         except ConnectionResetError:
-            data = b""
+            data, files = b"", []
         if not data:
             raise self._ended()
         found: dict[str, Any] = json.loads(data)
         if found["is"] != kind:
             raise ImageError(found.get("why", f"the imager answered {found['is']} instead of {kind}"))
-        return found
+        return found, files
 
     @property
     def has_answered(self) -> bool:
@@ -101,6 +98,37 @@ class Imager:
         except BlockingIOError:
             return False
         return True  # also at its end, which `answer` reports
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _ended(self) -> ImageError:
+        try:
+            status: object = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        return ImageError(f"the imager has ended, with status {status}: its standard error says why")
+
+    def close(self) -> None:
+        """Let the imager end by itself; an image that is staged is finished before."""
+        self._socket.close()
+        self._process.poll()
+
+
+class Imager(ImagerProcess):
+    """An imager of one arena, which lasts from image to image."""
+
+    def __init__(self, arena: Mapping[str, Any], directory: Path) -> None:
+        """arena: its facts, by the names of `open`.  Raises ImageError."""
+        super().__init__()
+        self._rows: dict[int, Row] = {}
+        try:
+            self.ask({"do": "open", "directory": str(directory.absolute()), **arena})
+            self.answer("ready", START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
 
     def follow(self, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
         """Give the imager the arena's allocations, and take those from it that are no more.
@@ -129,19 +157,3 @@ class Imager:
         descriptors = [each for each in (layout, state[0] if state else None) if each is not None]
         asked = {"do": "stage", "commit": commit, "generation": generation, "state_generation": state[1] if state else 0}
         self.ask(asked | {"has_layout": layout is not None, "has_state": state is not None}, descriptors)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def _ended(self) -> ImageError:
-        try:
-            status: object = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            status = "unknown"
-        return ImageError(f"the imager has ended, with status {status}: its standard error says why")
-
-    def close(self) -> None:
-        """Let the imager end by itself; an image that is staged is finished before."""
-        self._socket.close()
-        self._process.poll()

@@ -6,6 +6,7 @@ for the error; without room, MemoryError.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from cuda.bindings import driver
@@ -86,6 +87,36 @@ class DeviceMemory:
 
     def close(self) -> None:
         call(driver.cuMemFree, self.address)
+
+
+class ExportedMemory:
+    """New memory on the GPU for another process, mapped here to be filled; who has its descriptor keeps it."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        made = driver.CUmemAllocationProp()
+        made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.location.id = device.device_id
+        made.requestedHandleTypes = DESCRIPTOR
+        access = driver.CUmemAccessDesc()
+        access.location = made.location
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        with ExitStack() as undo:
+            self._handle = call(driver.cuMemCreate, size, made, 0)
+            undo.callback(call, driver.cuMemRelease, self._handle)
+            self.address = int(call(driver.cuMemAddressReserve, size, 0, 0, 0))
+            undo.callback(call, driver.cuMemAddressFree, self.address, size)
+            call(driver.cuMemMap, self.address, size, 0, self._handle, 0)
+            undo.callback(call, driver.cuMemUnmap, self.address, size)
+            call(driver.cuMemSetAccess, self.address, size, [access], 1)
+            self._undo = undo.pop_all()
+
+    def export(self) -> int:
+        """Return a descriptor, which the caller closes."""
+        return int(call(driver.cuMemExportToShareableHandle, self._handle, DESCRIPTOR, 0))
+
+    def close(self) -> None:
+        self._undo.close()
 
 
 class PinnedMemory:

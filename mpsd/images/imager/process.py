@@ -1,9 +1,11 @@
-"""The imager: a process that takes images of one arena, one after the other, as its starter asks (requests.py).
+"""The imager: a process that takes images of one arena, one after the other, as its starter asks (requests.py);
+or that restores one.
 
 It runs as the arena's user and has the arena's memory by descriptors, so it outlives the process that asked.
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from mpsd.errors import MpsdError
 from mpsd.images.imager.device import ArenaMemory, device_of
 from mpsd.images.imager.requests import Channel, Request, read_file
+from mpsd.images.imager.restoring import Restorer
 from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
 from mpsd.images.rules.manifest import ArenaFacts
 from mpsd.images.store import Images
@@ -30,6 +33,7 @@ class Imager:
         self._images = Images.open(Path(asked["directory"]))
         self._taking: Taking | None = None
         self._writer: ImageWriter | None = None
+        channel.answer("ready")
 
     def allocations(self, request: Request) -> None:
         for (offset, size, since), descriptor in zip(request.asked["items"], request.descriptors, strict=True):
@@ -44,8 +48,7 @@ class Imager:
         writer = self._writer = self._images.begin(request.asked["name"])
         taking = self._taking = Taking(self._copier, self._memory, partial(writer.add, self._asked["arena"]))
         dirty = taking.prepare()
-        self._channel.answer(
-            **{"is": "prepared"}, dirty_bytes=dirty, room_bytes=taking.room_bytes, copied_bytes=taking.copied_bytes
+        self._channel.answer("prepared", dirty_bytes=dirty, room_bytes=taking.room_bytes, copied_bytes=taking.copied_bytes
         )
 
     def stage(self, request: Request) -> None:
@@ -55,12 +58,12 @@ class Imager:
             raise ValueError("no image was prepared")
         staged, direct = taking.stage()
         instant, facts = time.time(), self._facts(request)  # now: the client changes its forward state when it goes on
-        self._channel.answer(**{"is": "staged"}, staged_bytes=staged, direct_bytes=direct)
+        self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct)
         taking.finish()
         manifest = writer.finish(instant, [facts])
         new_bytes = writer.new_bytes
         self._taking = self._writer = None
-        self._channel.answer(**{"is": "complete"}, name=manifest.name, bytes=manifest.content_bytes, new_bytes=new_bytes)
+        self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=new_bytes)
 
     def _facts(self, request: Request) -> ArenaFacts:
         arena, asked, files = self._asked, request.asked, list(request.descriptors)
@@ -90,23 +93,26 @@ class Imager:
 def serve(descriptor: int) -> int:
     """Serve one process until it closes its end."""
     channel = Channel(descriptor)
-    imager: Imager | None = None
+    work: Imager | Restorer | None = None
     while request := channel.receive():
         with request:
             try:
-                if request.asked["do"] == "open":
-                    imager = Imager(channel, request.asked)
-                    channel.answer(**{"is": "ready"})
+                if begin := BEGINNINGS.get(request.asked["do"]):
+                    work = begin(channel, request.asked)
                 else:
-                    assert imager, "the first request has to be `open`"
-                    HANDLERS[request.asked["do"]](imager, request)
+                    assert work, "the first request has to be `open` or `restore`"
+                    HANDLERS[request.asked["do"]](work, request)
             except FAILURES as exc:
-                channel.answer(**{"is": "failed"}, why=str(exc) or type(exc).__name__)
-                if imager:
-                    imager.give_up()
-    if imager:
-        imager.give_up()
+                channel.answer("failed", why=str(exc) or type(exc).__name__)
+                if work:
+                    work.give_up()
+    if work:
+        work.give_up()
     return 0
 
 
-HANDLERS = {"allocations": Imager.allocations, "drop": Imager.drop, "prepare": Imager.prepare, "stage": Imager.stage}
+BEGINNINGS: dict[str, type[Imager | Restorer]] = {"open": Imager, "restore": Restorer}
+HANDLERS: dict[str, Callable[[Any, Request], None]] = {
+    "allocations": Imager.allocations, "drop": Imager.drop, "prepare": Imager.prepare, "stage": Imager.stage,
+    "fill": Restorer.fill,
+}  # fmt: skip

@@ -7,6 +7,11 @@
     stage        commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
                                     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 
+Or, to make an arena of an image:
+
+    restore      image, arena ("": the only one), directory     -> found: the arena's facts; descriptors: the layout, the state
+    fill         gpu, done: allocations that the starter has     -> filled: items: [offset, bytes] each; a descriptor for each
+
 An answer has `is`; instead of it comes `failed` with `why`, and the image of `prepare` is given up.  The imager ends when the
 process closes its end, but finishes an image that is staged.
 """
@@ -14,6 +19,7 @@ process closes its end, but finishes an image that is staged.
 import json
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 MOST_BYTES = 128 << 10  # of a datagram
@@ -56,10 +62,10 @@ class Channel:
                 raise ValueError(f"this is no request: {data[:80]!r}") from None
         return request
 
-    def answer(self, **facts: Any) -> None:
-        """Answer, if the process is still there."""
+    def answer(self, kind: str, descriptors: Sequence[int] = (), **facts: Any) -> None:
+        """Answer, if the process is still there.  The caller keeps the descriptors."""
         try:
-            self._socket.send(json.dumps(facts).encode())
+            socket.send_fds(self._socket, [json.dumps({"is": kind, **facts}).encode()], descriptors)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended: its image is finished without it
 

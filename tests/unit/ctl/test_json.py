@@ -57,7 +57,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
 
 
 def test_every_command_has_its_document() -> None:
-    assert {*DOCUMENTS, "completion", "env", "image take", "service run"} == {command.words for command in COMMANDS}
+    assert {*DOCUMENTS, "completion", "env", "image restore", "image take", "service run"} == {command.words for command in COMMANDS}
 
 
 @pytest.mark.parametrize("words", set(DOCUMENTS) - {"events"})

@@ -1,4 +1,4 @@
-"""The command image take."""
+"""The commands image take and image restore."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,11 +6,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpsd_client import Disconnected, ImageError, Imager, calls, image_name, images_directory, values
+from mpsd_client import Disconnected, ImageError, Imager, calls, image_name, images_directory, restore_image, values
 
 from mpsctl.arguments import Argument, Command
+from mpsctl.commands.arenas import parse_mode
 from mpsctl.output import visible
-from mpsctl.quantities import show_size
+from mpsctl.quantities import parse_duration, show_size
 from mpsctl.session import Session
 
 FAILED = 1
@@ -78,10 +79,36 @@ def _sentence(image: TakenImage) -> str:
     return f"image {image.name} of arena {image.arena}: {show_size(image.bytes)}, {show_size(image.new_bytes)} of it new"
 
 
+def restore(session: Session) -> int:
+    """Make an arena of an image."""
+    asked = session.asked
+    try:
+        arena = restore_image(
+            session, asked.image, asked.name or "", arena=asked.arena or "", gpu=asked.gpu or "", directory=asked.directory,
+            mode=asked.mode or 0o600, ttl=asked.ttl,
+        )  # fmt: skip
+    except ImageError as exc:
+        print(f"mpsctl image restore: {visible(str(exc))}", file=session.out.surroundings.stderr)
+        return FAILED
+    size = show_size(arena.used_bytes)
+    session.out.document(arena, lambda: f"arena {arena.name} on GPU {arena.gpu}: {size} of image {asked.image}")
+    return 0
+
+
+_DIRECTORY = Argument("--directory", "of images; otherwise $MPSD_IMAGES, or mpsd/images in ~/.local/state")
 COMMANDS = (
     Command("image take", "Take an image of an arena that no process writes", take, (
         Argument("arena", "as `mpsctl arenas` shows it"),
         Argument("--name", "of the image; otherwise the arena's with the time"),
-        Argument("--directory", "of images; otherwise $MPSD_IMAGES, or mpsd/images in ~/.local/state"),
+        _DIRECTORY,
     ), "No process can write the arena meanwhile. A process that writes it takes images itself (docs/images.md)."),
+    Command("image restore", "Make an arena of an image", restore, (
+        Argument("image", "as `mpsd-images list` shows it"),
+        Argument("--name", "of the new arena; otherwise as in the image"),
+        Argument("--arena", "which, if the image has several"),
+        Argument("--gpu", "an ordinal or a UUID; otherwise the GPU of the image"),
+        Argument("--mode", "who may adopt (r) and write (w) the arena, octal, as of a file", metavar="MODE", parse=parse_mode),
+        Argument("--ttl", "how long it stays while no process has it open", metavar="DURATION", parse=parse_duration),
+        _DIRECTORY,
+    ), "The arena has the memory, the layout and the forward state of the image, at other addresses."),
 )  # fmt: skip

@@ -1,0 +1,101 @@
+"""An arena made of an image: the imager fills memory, and this process gives it to mpsd.  It needs no CUDA.
+
+Prose: mpsd's docs/images.md, "Restoring an image".
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from mpsd_client import _calls as calls
+from mpsd_client import _values as values
+from mpsd_client._call import Call
+from mpsd_client._errors import MpsdError
+from mpsd_client._imager import START_SECONDS, ImagerProcess, images_directory
+from mpsd_client._native import ffi, lib
+from mpsd_client._state_reader import check
+
+FILL_SECONDS = 6 * 3600.0  # for one allocation, from a slow disk
+T = TypeVar("T")
+
+
+class Asks(Protocol):
+    """A Client, or what has its `ask`."""
+
+    def ask(self, call: Call[T], /) -> T: ...
+
+
+def restore_image(
+    mpsd: Asks, image: str, name: str = "", *, arena: str = "", gpu: str = "", mode: int = 0o600, ttl: float | None = None,
+    directory: str | os.PathLike[str] | None = None, told: Callable[[int], None] = lambda size: None,
+) -> values.Arena:  # fmt: skip
+    """Make an arena with the memory, the layout and the forward state of an image; return it committed, and held by no process.
+
+    name: of the new arena; "": as in the image.  arena: which, if the image has several.  gpu: ordinal or UUID; "": the same
+    GPU.  mode, ttl: as for Arena.create.  told: called with the bytes of each part.  Its addresses are others than before.
+    Raises ImageError (there is no such image, or it is damaged), Refused (an arena has the name; no room), TimeoutError.  Then
+    there is no new arena.
+    """
+    place = Path(directory) if directory else images_directory()
+    imager = ImagerProcess()
+    with ExitStack() as stack:
+        stack.callback(imager.close)
+        imager.ask({"do": "restore", "image": image, "arena": arena, "directory": str(place.absolute())})
+        found, files = imager.answer_with_files("found", START_SECONDS)
+        for each in files:
+            stack.callback(os.close, each)
+        sizes = found["capacity_bytes"], found["window_bytes"]
+        made = mpsd.ask(calls.arena_create(name or found["arena"], gpu or found["gpu"], *sizes, mode=mode, ttl_seconds=ttl))
+        try:
+            return _fill(mpsd, imager, made, found, files, told)
+        except BaseException:
+            with suppress(MpsdError):
+                mpsd.ask(calls.arena_close(made.id))
+            with suppress(MpsdError):
+                mpsd.ask(calls.arena_remove(made.name))
+            raise
+
+
+def _fill(
+    mpsd: Asks, imager: ImagerProcess, made: values.Arena, facts: dict[str, Any], files: list[int], told: Callable[[int], None]
+) -> values.Arena:
+    generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
+    done = 0
+    while True:
+        imager.ask({"do": "fill", "gpu": made.gpu, "done": done})
+        part, descriptors = imager.answer_with_files("filled", FILL_SECONDS)
+        if not descriptors:
+            break
+        try:
+            mpsd.ask(calls.arena_put(made.id, generation, part["items"], descriptors))
+        finally:
+            for each in descriptors:
+                os.close(each)
+        done += len(descriptors)
+        told(sum(size for _, size in part["items"]))
+    state = _State(files[-1], generation) if facts["has_state"] else None
+    layout = files[0] if facts["has_layout"] else None
+    mpsd.ask(calls.arena_commit(made.id, generation, layout, None if state is None else state.descriptor))
+    return mpsd.ask(calls.arena_close(made.id))
+
+
+class _State:
+    """A forward state with the last record of another one, of this generation: mpsd keeps none of a generation that it has not
+    admitted yet."""
+
+    def __init__(self, descriptor: int, generation: int) -> None:
+        """Raises StateError if the other one is damaged."""
+        reader, fresh = ffi.new("struct mpsd_state_reader **"), ffi.new("struct mpsd_state **")
+        check(lib.mpsd_state_open(descriptor, ffi.NULL, 0, reader))
+        before = ffi.gc(reader[0], lib.mpsd_state_reader_close)
+        size = lib.mpsd_state_reader_bytes(before)
+        check(lib.mpsd_state_create(lib.mpsd_state_schema(before), size, generation, fresh))
+        self._state = ffi.gc(fresh[0], lib.mpsd_state_close)
+        record, stamp = ffi.new("const void **"), ffi.new("struct mpsd_state_stamp *")
+        if lib.mpsd_state_latest(before):
+            check(lib.mpsd_state_read(before, record, stamp))
+            ffi.memmove(lib.mpsd_state_record(self._state), record[0], size)
+            check(lib.mpsd_state_update(self._state, 0, size))
+        self.descriptor = int(lib.mpsd_state_fd(self._state))

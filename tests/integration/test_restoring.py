@@ -1,0 +1,67 @@
+"""Arenas made of images: the imager fills them, another process adopts them; nothing stays of one that fails."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpsd.images.rules.manifest import BLOCK_BYTES
+from tests.integration.machine import Machine
+from tests.integration.test_images import mpsctl, run, vault
+from tests.integration.test_images import pytestmark as needs_cuda_python
+from tests.unit.images.making import flip
+
+__all__ = ["vault"]
+
+pytestmark = [needs_cuda_python, pytest.mark.deadline(120)]  # each imager loads cuda-python
+Taken = tuple[Path, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def taken(vault: Machine, tmp_path_factory: pytest.TempPathFactory) -> Taken:
+    """Return a directory with the image `kept`, and the hash of each of its blocks; its arena is removed."""
+    directory = tmp_path_factory.mktemp("images")
+    [said] = run(vault, "keep", str(directory))
+    assert mpsctl(vault, "arena", "remove", "kept").returncode == 0
+    return directory, said["expected"]
+
+
+def arenas(machine: Machine) -> list[str]:
+    return [each["name"] for each in json.loads(mpsctl(machine, "arenas", "--json").stdout)]
+
+
+def test_another_process_adopts_what_was_restored(vault: Machine, taken: Taken) -> None:
+    """And what it changes is not in the image."""
+    directory, expected = taken
+    restore = ["image", "restore", "kept", "--directory", str(directory)]
+    for name, words in (("kept", ["--mode", "640", "--ttl", "1h"]), ("again", ["--name", "again"])):
+        done = mpsctl(vault, *restore, *words, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        restored = json.loads(done.stdout)
+        assert (restored["name"], restored["writer_pid"], restored["used_bytes"]) == (name, None, 10 << 20)
+        assert (restored["mode"], restored["ttl_seconds"]) == ((0o640, 3600.0) if name == "kept" else (0o600, None))
+        [found] = run(vault, "look", name)
+        assert found == {"expected": expected, "layout": "layout of kept", "step": 7, "text": "seven"}
+    refused = mpsctl(vault, *restore)
+    assert refused.returncode == 1
+    assert "an arena has the name kept already" in refused.stderr
+    assert "kept" in arenas(vault), "the other one is not touched"
+
+
+@pytest.mark.parametrize("words", [("none",), ("kept", "--arena", "other")])
+def test_an_image_that_is_not_there(vault: Machine, taken: Taken, words: tuple[str, ...]) -> None:
+    directory, _ = taken
+    done = mpsctl(vault, "image", "restore", *words, "--name", "missing", "--directory", str(directory))
+    assert done.returncode == 1
+    assert done.stderr.startswith("mpsctl image restore: ")
+    assert "missing" not in arenas(vault)
+
+
+def test_a_damaged_image_leaves_no_arena(vault: Machine, taken: Taken, tmp_path: Path) -> None:
+    shutil.copytree(taken[0], tmp_path / "images")
+    flip(tmp_path / "images/packs/1", 2 * BLOCK_BYTES + 7)
+    done = mpsctl(vault, "image", "restore", "kept", "--name", "damaged", "--directory", str(tmp_path / "images"))
+    assert done.returncode == 1
+    assert "image kept, arena kept, offset" in done.stderr
+    assert "damaged" not in arenas(vault)
