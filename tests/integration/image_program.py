@@ -15,6 +15,7 @@ from arena_looks import MIB, cuda, poke, refusal, say
 from mpsd_client import Arena, Service, State, StateReader
 
 BLOCK = 2 * MIB
+MOST_BESIDE = 10  # steps while the arena is copied: the simulator's GPU is the tests' processor
 
 
 def cuda_context() -> None:
@@ -51,9 +52,10 @@ def many(directory: str, count: str) -> None:
             block = arena.allocate(2 * MIB)
             arena.commit(b"layout %d" % number)
             taking = arena.image(f"many.{number}", directory)
-            change(arena, chosen)
-            while not taking.is_prepared:
+            beside = 0
+            while not taking.is_prepared and beside < MOST_BESIDE:
                 change(arena, chosen)
+                beside += 1
             arena.free(block)
             arena.allocate(4 * MIB)  # partly where the other one was
             change(arena, chosen)
@@ -65,7 +67,8 @@ def many(directory: str, count: str) -> None:
                 change(arena, chosen)
             state.publish(step=999)
             image = taking.wait()
-            say(name=image.name, bytes=image.bytes, staged=barrier.staged_bytes, direct=barrier.direct_bytes, expected=expected)
+            sizes = {"bytes": image.bytes, "staged": barrier.staged_bytes, "direct": barrier.direct_bytes}
+            say(name=image.name, beside=beside, expected=expected, **sizes)
 
 
 def fill(name: str, ending: str) -> None:
@@ -100,8 +103,7 @@ def serve(directory: str, count: str) -> None:
 
         for number in range(int(count)):
             taking = term.arena.image(f"served.{number}", directory)
-            decode()
-            while not taking.is_prepared:
+            for _ in range(MOST_BESIDE):
                 decode()
             taking.barrier()
             said = {"name": taking.name, "step": step, "expected": digests(term.arena)}
@@ -169,10 +171,9 @@ def refusals(directory: str) -> None:
         first.wait()
         again = arena.image("same", directory)
         said["same name"] = refusal(again.barrier)
-        early = arena.image("early", directory)
-        said["another process after a failure"] = early._imager is not again._imager
-        said["wait before the barrier"] = refusal(early.wait)
         killed = arena.image("killed", directory)
+        said["another process after a failure"] = killed._imager is not again._imager
+        said["wait before the barrier"] = refusal(killed.wait)
         os.kill(killed._imager._process.pid, signal.SIGKILL)
         said["killed imager"] = refusal(killed.barrier)
         after = arena.image("after", directory)

@@ -5,6 +5,7 @@ The messages are those of mpsd/images/imager/requests.py.  Prose: mpsd's docs/im
 
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -93,11 +94,9 @@ class ImagerProcess:
 
     @property
     def has_answered(self) -> bool:
-        try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True  # also at its end, which `answer` reports
+        look = select.poll()
+        look.register(self._socket, select.POLLIN)
+        return bool(look.poll(0))  # also at its end, which `answer` reports
 
     @property
     def is_alive(self) -> bool:

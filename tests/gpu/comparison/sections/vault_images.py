@@ -1,0 +1,122 @@
+"""Images of an arena whose client never pauses: its stall, the whole time, and its speed, by size and by dirty share."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.gpu.comparison import figures, vault
+from tests.gpu.comparison.clients import Client, Event
+from tests.gpu.comparison.pytorch import has_torch, python_path
+from tests.gpu.comparison.stage import ROOT, Stage
+
+PROGRAM = ROOT / "tests/gpu/image_client.py"
+SIZES = (20, 60)  # GiB
+PERMILLES = (0, 10, 50, 250, 1000)  # of the arena's bytes, in each step
+TRIALS = 10
+TRIAL_SECONDS = 400.0  # most: of one image, on a slow disk
+SPARE = 2  # as much as the arena's bytes stay free on the disk
+STAGING_RATE = 1.5e12  # bytes a second
+SCAN_MS = {20: 12.0}  # the stall's goal, before the dirty bytes
+MOST_STALL_MS = {(20, 50): 20.0}
+LEAST_SPEED = 0.97
+
+
+def run(stage: Stage) -> None:
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    place = Path(os.environ.get("IMAGES_DIRECTORY", stage.work))
+    few = stage.options.is_simulated  # which is no measure
+    for gib in _numbers("IMAGES_GIB", SIZES[:1] if few else SIZES):
+        size = gib * vault.unit(stage)
+        disk = shutil.disk_usage(place).free
+        if size * SPARE > disk or 2 * size > vault.free_bytes(stage.mpsd):
+            stage.add(f"{vault.size_text(stage, size)}: left out", remark=f"{disk >> 30} GiB are free on the disk")
+            continue
+        for permille in _numbers("IMAGES_PERMILLE", PERMILLES[-2:] if few else PERMILLES):
+            _take(stage, place / "images", gib, permille)
+        if not stage.options.is_simulated:
+            _baselines(stage, place, size)
+
+
+def _numbers(variable: str, numbers: Sequence[int]) -> list[int]:
+    return [int(word) for word in os.environ[variable].split(",")] if os.environ.get(variable) else list(numbers)
+
+
+def _take(stage: Stage, directory: Path, gib: int, permille: int) -> None:
+    """Take some images of one client."""
+    trials, size = 1 if stage.options.is_simulated else stage.trials(TRIALS), gib * vault.unit(stage)
+    words = ("take", str(size), str(permille), str(trials), str(directory))
+    client = _python(stage, stage.options.python, *words, PYTHONPATH=str(ROOT))
+    status = client.wait(min(stage.left(), TRIAL_SECONDS * trials))
+    found = client.events("image")
+    stage.mpsd.clients.remove(client)
+    vault.remove(stage.mpsd, "imaged")
+    shutil.rmtree(directory, ignore_errors=True)
+    what = f"{vault.size_text(stage, size)}, {permille / 10:g} % dirty"
+    stage.keep(what, found)
+    if not found:
+        stage.add(what, met=False, remark=f"no image: {client.trouble}"[:300])
+        return
+    _report(stage, what, found, _goal(gib, permille) if not stage.options.is_simulated else None)
+    right = sum(bool(event["is_right"]) for event in found)
+    stage.add(f"{what}: images right", mpsd=figures.of(right, trials), goal="all", met=right == trials and status == 0)
+
+
+def _goal(gib: int, permille: int) -> float | None:
+    """Return the most milliseconds of a stall."""
+    if gib not in SCAN_MS:
+        return None
+    dirty_ms = (gib << 30) * permille / 1000 / STAGING_RATE * 1e3
+    return min(SCAN_MS[gib] + dirty_ms, MOST_STALL_MS.get((gib, permille), float("inf")))
+
+
+def _report(stage: Stage, what: str, found: Sequence[Event], most_ms: float | None) -> None:
+    def median(key: str) -> float:
+        return figures.median([float(event[key]) for event in found]) or 0.0
+
+    stall, speed = median("stall_ms"), median("speed")
+    worst = max(float(event["stall_ms"]) for event in found)
+    moved = f"staged {median('staged_bytes') / (1 << 20):.0f} MiB, direct {median('direct_bytes') / (1 << 20):.0f} MiB"
+    stage.add(
+        f"{what}: stall, ms",
+        mpsd=f"{stall:.1f} (worst {worst:.1f})",
+        goal=f"<= {most_ms:.1f}" if most_ms else "",
+        met=stall <= most_ms if most_ms else None,
+        remark=moved,
+    )
+    is_judged = most_ms is not None
+    stage.add(
+        f"{what}: the client's speed while it is copied",
+        mpsd=f"{speed:.3f}",
+        goal=f">= {LEAST_SPEED}" if is_judged else "",
+        met=speed >= LEAST_SPEED if is_judged else None,
+        remark=f"prepared after {median('prepared_s'):.2f} s, on the disk after {median('total_s'):.2f} s",
+    )
+
+
+def _baselines(stage: Stage, place: Path, size: int) -> None:
+    """The same bytes by the ways without mpsd, in which the client stands still throughout."""
+    what, directory = vault.size_text(stage, size), place / "saved"
+    checkpoint = _python(stage, stage.options.python, "checkpoint", str(size), PYTHONPATH=str(ROOT))
+    checkpoint.wait(stage.left())
+    ends = {name: event["seconds"] for name in ("checkpoint", "unlock") for event in checkpoint.events(name)}
+    stage.add(f"{what}: cuda-checkpoint", vendor=_seconds(ends), remark=checkpoint.trouble if len(ends) < 2 else "without MPS")
+    if not has_torch(stage) or stage.options.torch_python is None:
+        return
+    directory.mkdir()
+    saved = _python(
+        stage, stage.options.torch_python, "save", str(size), str(directory), PYTHONPATH=python_path(stage)
+    )
+    saved.wait(stage.left())
+    ends = {name: event["seconds"] for name in ("torch.save", "safetensors") for event in saved.events(name)}
+    stage.add(f"{what}: saved by PyTorch", vendor=_seconds(ends), remark="" if ends else saved.trouble[:300])
+    shutil.rmtree(directory)
+
+
+def _seconds(ends: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in ends.items()) or "failed"
+
+
+def _python(stage: Stage, python: Path, *words: str, **more: str) -> Client:
+    return stage.mpsd.spawn([str(python), str(PROGRAM), *words], {**stage.mpsd.environment(), **more})

@@ -1,0 +1,173 @@
+"""A client whose arena is imaged while it works; a JSON object a line.
+
+    image_client.py take BYTES PERMILLE TRIALS DIRECTORY    images in a row; each step writes PERMILLE of the arena's bytes
+    image_client.py save BYTES DIRECTORY                    the same bytes by torch.save and by safetensors, in PyTorch's Python
+    image_client.py checkpoint BYTES                        a process without MPS with as many bytes, by the driver's checkpoint
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BLOCK = 2 << 20
+WORK_BYTES = 256 << 20  # copied in each step in addition: as limited by memory as anything can be
+RATE_SECONDS = 0.5
+SAMPLES = 32  # blocks of each image that are compared with the arena's at the barrier
+
+
+def say(event: str, **facts: object) -> None:
+    print(json.dumps({"event": event, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns(), **facts}), flush=True)
+
+
+class Worker:
+    """Guards nothing; writes its arena and copies memory of its own, step by step, without a pause."""
+
+    def __init__(self, size: int, permille: int) -> None:
+        from mpsd_client import Arena
+
+        self.arena = Arena.create("imaged", size)
+        self.block = self.arena.allocate(size)
+        self._dirty = size * permille // 1000 // BLOCK * BLOCK
+        work = min(WORK_BYTES, size)
+        self._from, self._to, self._work = _allocated(work), _allocated(work), work
+        self._steps = 0
+        _call("cuMemsetD32", self.block.address, 1, size // 4)
+        self.arena.commit(b"imaged")
+
+    def step(self) -> None:
+        self._steps += 1
+        if self._dirty:
+            _call("cuMemsetD32Async", self.block.address, self._steps, self._dirty // 4, 0)
+        _call("cuMemcpyDtoDAsync", self._to, self._from, self._work, 0)
+        _call("cuCtxSynchronize")
+
+    def rate(self) -> float:
+        """Steps per second of an undisturbed client."""
+        began, before = time.monotonic(), self._steps
+        while (passed := time.monotonic() - began) < RATE_SECONDS:
+            self.step()
+        return (self._steps - before) / passed
+
+    def sample(self, seed: int) -> dict[int, bytes]:
+        """Read some blocks, by their offset in the arena."""
+        blocks = random.Random(seed).choices(range(self.block.bytes // BLOCK), k=SAMPLES)
+        places = [each * BLOCK for each in blocks]
+        return {self.block.offset + at: self.arena.copy_out(self.block.address + at, BLOCK) for at in places}
+
+    def take(self, number: int, directory: Path, rate: float) -> dict[str, Any]:
+        began, before = time.monotonic(), self._steps
+        taking = self.arena.image(f"image.{number}", directory)
+        while not taking.is_prepared:
+            self.step()
+        prepared = time.monotonic() - began
+        steps = self._steps - before
+        barrier = taking.barrier()
+        expected = self.sample(number)
+        self.step()
+        image = taking.wait()
+        return {
+            "stall_ms": barrier.stall_seconds * 1e3,
+            "staged_bytes": barrier.staged_bytes,
+            "direct_bytes": barrier.direct_bytes,
+            "prepared_s": prepared,
+            "total_s": time.monotonic() - began,
+            "speed": steps / prepared / rate,
+            "new_bytes": image.new_bytes,
+            "is_right": _is_image(directory, image.name, expected),
+        }
+
+
+def _is_image(directory: Path, name: str, expected: dict[int, bytes]) -> bool:
+    from mpsd.images.store import Images
+
+    into = bytearray(BLOCK)
+    with Images.open(directory) as images, images.reader(name) as image:
+        for offset, data in expected.items():
+            image.read_into(0, offset, into)
+            if into != data:
+                return False
+    return True
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    from cuda.bindings import driver
+
+    status, *found = getattr(driver, name)(*arguments)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise SystemExit(f"{name}: {status.name}")
+    return found[0] if found else None
+
+
+def _allocated(size: int) -> int:
+    return int(_call("cuMemAlloc", size))
+
+
+def take(size: str, permille: str, trials: str, directory: str) -> None:
+    from cuda.core import Device
+
+    from mpsd.images.store import Images
+
+    Device(0).set_current()
+    worker = Worker(int(size), int(permille))
+    worker.rate()
+    for number in range(int(trials)):
+        rate = worker.rate()
+        say("image", **worker.take(number, Path(directory), rate))
+        with Images.open(Path(directory)) as images:  # each image has all of its bytes to write, as the first
+            images.remove(f"image.{number}")
+            images.collect()
+    say("end")
+
+
+def save(size: str, directory: str) -> None:
+    import torch
+
+    data = torch.ones(int(size), dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    path = Path(directory, "saved")
+    began = time.monotonic()
+    torch.save(data, path)
+    os.sync()
+    say("torch.save", seconds=time.monotonic() - began)
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        return
+    began = time.monotonic()
+    save_file({"data": data}, path)
+    os.sync()
+    say("safetensors", seconds=time.monotonic() - began)
+
+
+def hold(size: str) -> None:
+    from cuda.core import Device
+
+    Device(0).set_current()
+    _call("cuMemsetD8", _allocated(int(size)), 1, int(size))
+    _call("cuCtxSynchronize")
+    say("held")
+    sys.stdin.read()
+
+
+def checkpoint(size: str) -> None:
+    """The process stands still from the lock to the unlock: both directions are its stall."""
+    env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}  # it refuses clients of MPS (801)
+    command = [sys.executable, __file__, "hold", size]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        _call("cuInit", 0)
+        began = time.monotonic()
+        for name in ("Lock", "Checkpoint", "Restore", "Unlock"):
+            _call(f"cuCheckpointProcess{name}", process.pid, None)
+            say(name.lower(), seconds=time.monotonic() - began)
+        process.communicate(b"")
+
+
+if __name__ == "__main__":
+    {"take": take, "save": save, "hold": hold, "checkpoint": checkpoint}[sys.argv[1]](*sys.argv[2:])
