@@ -8,6 +8,7 @@ import ctypes
 import json
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpsd.images.imager.kernel import BLOCK_BYTES, expected_hash
 from mpsd.images.imager.taking import HASH_BYTES, PIECE_BLOCKS, ClientWroteError, Copier, Taking
 
 ALLOCATIONS = ((0, 3), (5, 4))  # first block, blocks
-SEEDS = 20
+SEEDS = 10
 BLOCKS = [block for first, count in ALLOCATIONS for block in range(first, first + count)]
 
 
@@ -183,7 +184,33 @@ def write_at_the_barrier(_: int) -> dict[str, Any]:
     return {"refused": ""}
 
 
-VERBS = {"hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room, "barrier": write_at_the_barrier}
+def fail(_: int) -> dict[str, Any]:
+    """Let the store fail, then a call of the driver; report the slots that are free then, and the next image."""
+    scene = Scene()
+    found: dict[str, Any] = {}
+
+    def full(offset: int, data: memoryview) -> None:
+        time.sleep(0.1)  # so that pieces are under way when the error is there
+        raise OSError("the disk is full")
+
+    def broken(function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is driver.cuMemcpyDtoDAsync and arguments[1] == scene.memory.base + BLOCKS[-1] * BLOCK_BYTES:
+            raise OSError("the context is lost")
+        return call(function, *arguments)
+
+    for what, save, used in (("store", full, call), ("driver", lambda *_: time.sleep(0.1), broken)):
+        taking.call = used
+        try:
+            Taking(scene.copier, scene.memory, save).prepare()
+        except OSError as exc:
+            found[what] = [str(exc), scene.copier._free.qsize()]
+    taking.call = call
+    scene.taking.prepare()
+    return found | {"saved": len(scene.saved)}
+
+
+VERBS = {"fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
+VERBS |= {"barrier": write_at_the_barrier}
 
 if __name__ == "__main__":
     print(json.dumps(VERBS[sys.argv[1]](int(sys.argv[2]))))

@@ -53,5 +53,10 @@ def test_hashing_the_arena_after_the_copy_would_lose_writes(machine: Machine) ->
     assert run(machine, "naive")["wrong"] > 0
 
 
+def test_a_failure_waits_for_the_pieces_under_way(machine: Machine) -> None:
+    """They use the store, which is closed next."""
+    assert run(machine, "fail") == {"store": ["the disk is full", 8], "driver": ["the context is lost", 8], "saved": 7}
+
+
 def test_a_client_that_writes_during_the_barrier_gets_no_image(machine: Machine) -> None:
     assert run(machine, "barrier") == {"refused": "1 blocks changed during the barrier, the first at 0x0"}

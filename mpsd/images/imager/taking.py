@@ -76,24 +76,23 @@ class Copier:
 
         The bytes last until `done` returns.  Raises what `done` raised first, after all threads are through."""
         failed: list[BaseException] = []
-        running = threading.Semaphore(0)
-        pieces = range(0, len(addresses), PIECE_BLOCKS)
+        ended = threading.Semaphore(0)
         begun = 0
-        for first in pieces:
+        for first in range(0, len(addresses), PIECE_BLOCKS):
             slot = self._free.get()
-            if failed:
-                self._free.put(slot)
-                break
             piece = addresses[first : first + PIECE_BLOCKS]
             try:
-                event = self._enqueue(slot, piece)
-            except BaseException:
+                event = None if failed else self._enqueue(slot, piece)
+            except BaseException as exc:
+                event = None
+                failed.append(exc)
+            if event is None:
                 self._free.put(slot)
-                raise
+                break
             begun += 1
-            self._pool.submit(self._deliver, slot, first, len(piece), event, done, failed, running)
+            self._pool.submit(self._deliver, slot, first, len(piece), event, done, failed, ended)
         for _ in range(begun):
-            running.acquire()
+            ended.acquire()
         if failed:
             raise failed[0]
 
@@ -112,7 +111,7 @@ class Copier:
 
     def _deliver(
         self, slot: int, first: int, count: int, event: Event, done: Callable[[int, Any, memoryview], None],
-        failed: list[BaseException], running: threading.Semaphore,
+        failed: list[BaseException], ended: threading.Semaphore,
     ) -> None:  # fmt: skip
         try:
             event.sync()
@@ -125,7 +124,7 @@ class Copier:
             failed.append(exc)
         finally:
             self._free.put(slot)
-            running.release()
+            ended.release()
 
 
 class BlockTable:
