@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.export import export
@@ -23,6 +23,8 @@ from mpsd.images.rules.manifest import Manifest
 from mpsd.images.store import Images
 
 DONE, FAILED = 0, 1
+_NONE = "none"
+_SHIFTS = {"M": 20, "G": 30, "T": 40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Run = Callable[[Images, argparse.Namespace], int]
 
@@ -83,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     pruning = verb("prune", _prune, "remove old images, and free their disk space; the newest of each arena stays")
     pruning.add_argument("--keep", type=_count, metavar="N", help="this many of each arena stay")
     pruning.add_argument("--older-than", type=_seconds, metavar="DURATION", help="as 12h or 7d")
+    limiting = verb("limits", _limits, "show or set the limits of the directory, which apply to every image from then on")
+    limiting.add_argument("--quota", type=_or_none(_bytes), metavar="SIZE", help="of disk space, as 500G; none: no limit")
+    limiting.add_argument("--keep", type=_or_none(_count), metavar="N", help="this many of each arena stay; none: no limit")
+    limiting.add_argument("--older-than", type=_or_none(_seconds), metavar="DURATION", help="older ones go; none: no limit")
     verb("collect", _collect, "free what killed writers left behind")
     return parser
 
@@ -98,6 +104,17 @@ def _seconds(text: str) -> float:
     if found is None:
         raise argparse.ArgumentTypeError("a whole number and s, m, h or d, as 12h or 7d")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,9})([MGT])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError("a whole number and M, G or T, as 500G")
+    return int(found[1]) << _SHIFTS[found[2]]
+
+
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: _NONE if text == _NONE else parse(text)
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------------
@@ -176,6 +193,18 @@ def _after_removing(images: Images, asked: argparse.Namespace, names: Sequence[s
     freed = images.collect()
     text = f"{len(names)} images were removed, {_size(freed)} are free"
     _report(asked, {"removed": list(names), "freed_bytes": freed}, text)
+    return DONE
+
+
+def _limits(images: Images, asked: argparse.Namespace) -> int:
+    given = {"quota_bytes": asked.quota, "keep": asked.keep, "age_seconds": asked.older_than}
+    changes = {name: None if value == _NONE else value for name, value in given.items() if value is not None}
+    limits = replace(images.directory.limits(), **changes)
+    if changes:
+        images.set_limits(limits)
+    quota = _NONE if limits.quota_bytes is None else _size(limits.quota_bytes)
+    text = f"quota: {quota}\nimages of each arena: {limits.keep or _NONE}\nseconds: {limits.age_seconds or _NONE}"
+    _report(asked, asdict(limits), text)
     return DONE
 
 

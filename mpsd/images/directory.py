@@ -6,6 +6,8 @@
       complete/NAME       manifests
       removed/NAME.RANDOM manifests of removed images, as long as a process still uses them
       packs/NUMBER        blocks; flock: of the process that writes it
+      limits              what the user allows (rules/retention.py)
+      bad                 places where damage was found, as in a manifest
       manifest-new        a manifest that is being written, under the lock
 
 Prose: docs/images.md, "The directory".
@@ -15,22 +17,26 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from mpsd.errors import BadRequest, NoRoom, UnusablePath
 from mpsd.host.trusted_directories import open_directory
 from mpsd.images.rules.block_hash import KEY_BYTES, BlockHash
-from mpsd.images.rules.manifest import MOST_MANIFEST_BYTES, Manifest, decode, encode
+from mpsd.images.rules.manifest import MOST_MANIFEST_BYTES, BlockPlace, Manifest, decode, encode, read_places, write_places
 from mpsd.images.rules.naming import check_name
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
+from mpsd.images.rules.retention import Limits
 
 MANIFEST_IN_WORK = "manifest-new"
 LOCK_SECONDS = 60.0  # what others do under the lock takes far less than a second; a hung disk may take for ever
+_MOST_LIMITS_BYTES = 4096
 _POLL_SECONDS = 0.01
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: the name may be a FIFO's
 
@@ -90,10 +96,36 @@ class ImageDirectory:
         if os.listdir(self.complete):
             raise UnusablePath(f"{self.path}/key is missing: restore it from a backup; without it no image can be checked")
         key = os.urandom(KEY_BYTES)
-        write_file(self.top, "key.new", key)
-        os.rename("key.new", "key", src_dir_fd=self.top, dst_dir_fd=self.top)
-        os.fsync(self.top)
+        self.replace("key", key)
         return key
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file of the directory itself: the old content or the new one is there.  The lock is held.  Raise OSError."""
+        write_file(self.top, f"{name}-new", data)
+        os.rename(f"{name}-new", name, src_dir_fd=self.top, dst_dir_fd=self.top)
+        os.fsync(self.top)
+
+    def limits(self) -> Limits:
+        """Return what the user allows.  Raise UnusablePath if the file is none."""
+        try:
+            return msgspec.json.decode(read_file(self.top, "limits", _MOST_LIMITS_BYTES), type=Limits)
+        except FileNotFoundError:
+            return Limits()
+        except (msgspec.MsgspecError, ImageDamaged) as exc:
+            raise UnusablePath(f"{self.path}/limits: {exc}: set the limits again, or remove the file") from None
+
+    def bad_places(self) -> frozenset[BlockPlace]:
+        """Return the places where `verify` found damage."""
+        with suppress(FileNotFoundError, ImageDamaged, struct.error):  # without it, more blocks are shared
+            return frozenset(read_places(read_file(self.top, "bad", MOST_MANIFEST_BYTES)))
+        return frozenset()
+
+    def note_bad(self, places: Iterable[BlockPlace]) -> None:
+        """Let later images not share these blocks.  Raise OSError."""
+        with self.locked():
+            before = self.bad_places()
+            if fresh := set(places) - before:
+                self.replace("bad", write_places([*before, *fresh]))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

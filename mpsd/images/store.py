@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 from msgspec import Struct
 
 from mpsd.errors import NoRoom
@@ -21,7 +22,7 @@ from mpsd.images.reader import Damage, ImageReader
 from mpsd.images.rules.manifest import BlockPlace, Manifest
 from mpsd.images.rules.naming import check_name
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
-from mpsd.images.rules.retention import plan_removal
+from mpsd.images.rules.retention import Limits, plan_removal
 from mpsd.images.writer import ImageWriter
 
 MOST_IMAGES = 512  # of one directory; a writer has one descriptor of each open
@@ -37,17 +38,16 @@ class Listing(Struct, frozen=True):
 class Images:
     """Guards that an image is complete or absent, and that no block of one is freed while a process uses it."""
 
-    def __init__(self, directory: ImageDirectory, quota_bytes: int | None) -> None:
+    def __init__(self, directory: ImageDirectory) -> None:
         self.directory = directory
-        self._quota_bytes = quota_bytes
 
     @classmethod
-    def open(cls, path: Path, quota_bytes: int | None = None) -> Self:
-        """Open the directory, which is made if it is missing.  quota_bytes: of disk space for all images.
+    def open(cls, path: Path) -> Self:
+        """Open the directory, which is made if it is missing.
 
         Raise UnusablePath: others can write there, or the key is gone.
         """
-        return cls(ImageDirectory(path), quota_bytes)
+        return cls(ImageDirectory(path))
 
     def close(self) -> None:
         self.directory.close()
@@ -81,6 +81,7 @@ class Images:
         check_name(name)
         held: list[Held] = []
         directory = self.directory
+        quota_bytes = directory.limits().quota_bytes
         try:
             with directory.locked():
                 check_free(directory, name)
@@ -91,7 +92,7 @@ class Images:
                     with suppress(ImageDamaged):  # `verify` reports it; this image shares no block with it
                         held.append(directory.hold(each))
                 pack = Pack.create(directory.packs, 1 + max(_numbers(os.listdir(directory.packs)), default=0))
-            return ImageWriter(directory, name, group, held, pack, self._quota_bytes)
+            return ImageWriter(directory, name, group, held, pack, quota_bytes)
         except BaseException:
             for one in held:
                 os.close(one.descriptor)
@@ -103,24 +104,39 @@ class Images:
             return ImageReader(self.directory, self.directory.hold(name))
 
     def verify(self, names: Iterable[str] = (), told: Callable[[int], None] = lambda size: None) -> Iterator[Damage]:
-        """Read all blocks of these images, or of all; yield what is not as it was written.
+        """Read all blocks of these images, or of all; yield what is not as it was written.  Later images do not share that.
 
         told: called with the bytes of each block that was read.  Raise NoSuchImage for a name in `names`.
         """
         known: dict[BlockPlace, str] = {}
-        for name in names or self.directory.names():
-            try:
-                with self.reader(name) as image:
-                    yield from image.verify(known, told)
-            except ImageDamaged as exc:
-                yield Damage(name, "", 0, str(exc))
-            except NoSuchImage:
-                if names:
-                    raise
+        try:
+            for name in names or self.directory.names():
+                try:
+                    with self.reader(name) as image:
+                        yield from image.verify(known, told)
+                except ImageDamaged as exc:
+                    yield Damage(name, "", 0, str(exc))
+                except NoSuchImage:
+                    if names:
+                        raise
+        finally:
+            self.directory.note_bad(place for place, why in known.items() if why)
 
     def remove(self, name: str) -> None:
         """Remove an image, damaged or not; `collect` frees its disk space.  Raise NoSuchImage."""
         self.directory.remove(name)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Set what the user allows, for all processes that use the directory.  Raise OSError."""
+        with self.directory.locked():
+            self.directory.replace("limits", msgspec.json.encode(limits))
+
+    def tidy(self) -> None:
+        """After an image: remove the images that the limits do not allow, and free what no image uses."""
+        limits = self.directory.limits()
+        with suppress(ImageDamaged):  # `verify` and `list` report it
+            if self.retain(limits.keep, limits.age_seconds):
+                self.collect()
 
     def retain(self, keep: int | None, age_seconds: float | None) -> list[str]:
         """Remove the images that are too many or too old (rules/retention.py); return their names."""

@@ -46,7 +46,8 @@ class ImageWriter:
         self._quota_bytes = quota_bytes
         self._lock = threading.Lock()  # protects what follows; no system call is made under it
         self._places: dict[tuple[str, int], BlockPlace] = {}  # by arena and offset
-        self._known = {place.id: place for one in held for place in one.manifest.places()}
+        self._bad = directory.bad_places()
+        self._known = {place.id: place for one in held for place in one.manifest.places() if place not in self._bad}
         self._uses: Counter[int] = Counter()  # of this pack's slots, by how many blocks
         self._being_written: set[int] = set()
         self._free: list[int] = []
@@ -133,17 +134,19 @@ class ImageWriter:
     def reuse(self, arena: str, offset: int, base: str) -> None:
         """Declare that the block is the one that the image `base` has at this offset of this arena.
 
-        Raise BadRequest if that image did not exist when this one was begun, or has no such block.
+        Raise BadRequest if that image did not exist when this one was begun, or has no such block, or has it damaged.
         """
         for one in self._held:
             if one.manifest.name == base:
                 for each in one.manifest.arenas:
                     if each.facts.name == arena:
                         place = each.place(BlockNumbers(each.facts).number(offset))
+                        if place in self._bad:
+                            break
                         with self._lock:
                             self._use((arena, offset), place)
                         return
-        raise BadRequest(f"image {base} has no arena {arena} that this image could share blocks with")
+        raise BadRequest(f"image {base} has no such block of an arena {arena} that this image could share")
 
     def finish(self, instant: float, arenas: Sequence[ArenaFacts]) -> Manifest:
         """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.

@@ -16,6 +16,7 @@ import pytest
 from mpsd_client import StateReader
 
 from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
+from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
 from tests.integration.machine import Machine, open_machine
 from tests.integration.process import wait_for
@@ -127,6 +128,22 @@ def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine,
         1,
         "mpsctl image take: an image has the name second already: choose another, or remove that one\n",
     )
+
+
+def test_the_limits_of_the_directory_hold_for_every_image(vault: Machine, tmp_path: Path) -> None:
+    run(vault, "fill", "limited", "leave")
+    take = ("image", "take", "limited", "--directory", str(tmp_path), "--name")
+    with Images.open(tmp_path) as images:
+        images.set_limits(Limits(keep=1))
+        for name in ("first", "second"):
+            assert mpsctl(vault, *take, name).returncode == 0
+        wait_for("the first one to go", lambda: images.directory.names() == ["second"])
+        images.set_limits(Limits(quota_bytes=BLOCK_BYTES))
+        images.remove("second")
+        images.collect()
+        refused = mpsctl(vault, *take, "third")
+        assert (refused.returncode, "quota" in refused.stderr) == (1, True)
+        assert images.directory.names() == os.listdir(images.directory.packs) == []
 
 
 def test_an_arena_that_is_written_takes_its_images_itself(vault: Machine, tmp_path: Path) -> None:

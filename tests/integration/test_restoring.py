@@ -8,13 +8,11 @@ import pytest
 
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from tests.integration.machine import Machine
-from tests.integration.test_images import mpsctl, run, vault
-from tests.integration.test_images import pytestmark as needs_cuda_python
+from tests.integration.test_images import mpsctl, pytestmark, run, vault
 from tests.unit.images.making import flip
 
-__all__ = ["vault"]
+__all__ = ["pytestmark", "vault"]
 
-pytestmark = [needs_cuda_python, pytest.mark.deadline(120)]  # each imager loads cuda-python
 Taken = tuple[Path, dict[str, str]]
 
 

@@ -6,6 +6,7 @@ It runs as the arena's user and has the arena's memory by descriptors, so it out
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class Imager:
         new_bytes = writer.new_bytes
         self._taking = self._writer = None
         self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=new_bytes)
+        with suppress(*FAILURES):  # the image is complete; the next one tries again
+            self._images.tidy()
 
     def _facts(self, request: Request) -> ArenaFacts:
         arena, asked, files = self._asked, request.asked, list(request.descriptors)

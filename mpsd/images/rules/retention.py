@@ -2,8 +2,22 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from mpsd.images.rules.manifest import Manifest
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the user allows in a directory of images.  None: no limit.
+
+    quota_bytes: of disk space.  keep: images of each series.  age_seconds: since the instant of an image.
+    """
+
+    quota_bytes: Annotated[int, Meta(ge=0)] | None = None
+    keep: Annotated[int, Meta(ge=1)] | None = None
+    age_seconds: Annotated[float, Meta(ge=0)] | None = None
 
 
 def plan_removal(images: Iterable[Manifest], now: float, keep: int | None, age_seconds: float | None) -> list[Manifest]:

@@ -13,6 +13,7 @@ import pytest
 from mpsd.errors import NoRoom
 from mpsd.images import pack
 from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
 from tests.unit.images.making import block, contents_of, expected, facts, take
 
@@ -55,10 +56,16 @@ def collect(path: Path) -> None:
         images.collect()
 
 
+def set_limits(path: Path) -> None:
+    with Images.open(path) as images:
+        images.set_limits(Limits(keep=5))
+
+
 STEPS = {  # what was there before, and which images may be there after a death
     take_second: (prepare, [{"first", "third"}, {"first", "second", "third"}]),
     remove: (prepare, [{"first", "third"}, {"first"}]),
     collect: (prepare_removed, [{"first"}]),
+    set_limits: (prepare, [{"first", "third"}]),
 }
 
 
@@ -116,6 +123,7 @@ def test_a_death_at_any_call_leaves_every_image_whole_or_absent(step: Step, tmp_
 
 def check_whole(images: Images, allowed: list[set[str]]) -> None:
     listing = images.listing()
+    assert images.directory.limits() in (Limits(), Limits(keep=5))
     assert listing.damaged == {}
     names = {each.name for each in listing.images}
     assert names in allowed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import MpsdError
+from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.pack import Pack
 from mpsd.images.reader import Damage
 from mpsd.images.rules.manifest import BLOCK_BYTES
@@ -27,6 +27,24 @@ def test_a_flipped_bit_is_found_in_every_image_that_has_the_block(images: Images
     assert list(images.verify(["second"])) == found[1:]
     with images.reader("first") as image, pytest.raises(ImageDamaged, match="image first, arena model, offset 0x200000"):
         image.read_into(0, BLOCK_BYTES, bytearray(BLOCK_BYTES))
+
+
+def test_a_damaged_block_is_stored_again_by_the_next_image(images: Images, path: Path) -> None:
+    """Once `verify` has found it: to look for it at every image would mean to read all of them."""
+    take(images, "first", FIRST)
+    flip(path / "packs/1", BLOCK_BYTES + 12345)
+    take(images, "second", FIRST)
+    assert [each.image for each in images.verify()] == ["first", "second"]
+    with images.begin("third") as new:
+        new.reuse("model", 0, "first")
+        with pytest.raises(BadRequest):
+            new.reuse("model", BLOCK_BYTES, "first")
+        new.add("model", BLOCK_BYTES, block(11))
+        new.add("model", 7 * BLOCK_BYTES, block(12))
+        new.finish(3.0, [facts(0, 1, 7)])
+    assert contents_of(images, "third") == expected(FIRST)
+    assert stored_blocks(images) == 4
+    assert [each.image for each in images.verify()] == ["first", "second"]
 
 
 def test_a_pack_that_is_cut_off_or_missing_is_found(images: Images, path: Path) -> None:

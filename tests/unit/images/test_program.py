@@ -100,6 +100,17 @@ def test_removing_frees_the_disk(program: Program, images: Images) -> None:
     assert program("prune")[0] == 1
 
 
+def test_limits(program: Program, images: Images) -> None:
+    assert program.json("limits") == {"quota_bytes": None, "keep": None, "age_seconds": None}
+    program("limits", "--quota", "500G", "--older-than", "7d")
+    assert program("limits", "--keep", "3")[1] == "quota: 500 GiB\nimages of each arena: 3\nseconds: 604800.0\n"
+    assert program.json("limits", "--quota", "none") == {"quota_bytes": None, "keep": 3, "age_seconds": 604800.0}
+    for words in (("--keep", "0"), ("--quota", "5"), ("--older-than", "week")):
+        with pytest.raises(SystemExit):
+            program("limits", *words)
+    assert images.directory.limits().keep == 3
+
+
 def test_collect(program: Program, images: Images) -> None:
     take(images, "first", FIRST)
     images.remove("first")

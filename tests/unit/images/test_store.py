@@ -10,6 +10,7 @@ import pytest
 from mpsd.errors import BadRequest, NoRoom, UnusablePath
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
+from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
 from tests.unit.images.making import FIRST, block, contents_of, expected, facts, flip, stored_blocks, take
 
@@ -189,7 +190,8 @@ def test_an_image_that_does_not_exist(images: Images) -> None:
 
 def test_the_quota_is_of_disk_space(path: Path, images: Images) -> None:
     take(images, "first", FIRST)
-    with Images.open(path, quota_bytes=4 * BLOCK_BYTES) as bounded:
+    images.set_limits(Limits(quota_bytes=4 * BLOCK_BYTES))
+    with Images.open(path) as bounded:
         with bounded.begin("second") as new:
             new.add("model", 0, block(10))  # which the first one has
             new.add("model", BLOCK_BYTES, block(20))
@@ -265,9 +267,26 @@ def test_a_damaged_manifest_stops_the_collection(images: Images, path: Path) -> 
     assert images.collect() == 4 * BLOCK_BYTES
 
 
-def test_retention(images: Images) -> None:
+def test_tidying_removes_what_the_limits_do_not_allow(images: Images, path: Path) -> None:
     for number in range(4):
         take(images, f"image{number}", {0: number}, instant=number)
-    assert sorted(images.retain(2, None)) == ["image0", "image1"]
-    assert [each.name for each in images.listing().images] == ["image2", "image3"]
-    assert images.collect() == 2 * BLOCK_BYTES
+    images.tidy()
+    assert len(images.directory.names()) == 4
+    with Images.open(path) as others:
+        others.set_limits(Limits(keep=2))
+    images.tidy()
+    assert images.directory.names() == ["image2", "image3"]
+    assert stored_blocks(images) == 2
+    images.set_limits(Limits(age_seconds=3600.0))
+    images.tidy()
+    assert images.directory.names() == ["image3"], "the newest one stays"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"keep": 0}', b'{"keep": "2"}', b'{"kept": 2}', b"[" * 5000])
+def test_limits_that_cannot_be_read_are_not_taken_for_none(images: Images, path: Path, text: bytes) -> None:
+    (path / "limits").write_bytes(text)
+    with pytest.raises(UnusablePath, match="limits"):
+        images.begin("first")
+    images.set_limits(Limits(keep=2))
+    assert images.directory.limits() == Limits(keep=2)
+    assert os.listdir(images.directory.packs) == []
