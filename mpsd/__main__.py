@@ -44,6 +44,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     shared.add_argument("--backend", help="gpu or sim, over environment and file")
     report = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     report.add_argument("--json", action="store_true", help="check: print JSON")
+    tested = "check: cause an SM exception among clients of mpsd's own, and test that a sentinel contains it"
+    report.add_argument("--gpu", action="store_true", help=tested)
     title = "The daemon behind nvidia-cuda-mps-control, which starts it: see that program's --help.  mpsctl asks it things."
     parser = argparse.ArgumentParser(prog="mpsd", description=title, parents=[shared, report], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mpsd {__version__}")
@@ -100,7 +102,12 @@ def serve(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace) -> int:
     from mpsd.check import report as check
 
-    return check.main(parse_invocation(arguments), os.environ, as_json="json" in arguments)
+    more: list[check.Probe] = []
+    if "gpu" in arguments:
+        from mpsd.sentinel.self_test import probe_containment
+
+        more.append(probe_containment)
+    return check.main(parse_invocation(arguments), os.environ, more, as_json="json" in arguments)
 
 
 def show_config(arguments: argparse.Namespace) -> int:

@@ -23,8 +23,9 @@ class Ports(Struct, frozen=True, kw_only=True):
     namespaces_of: its pid namespaces, as processes.pid_namespaces() gives them.
     problems: why a client that starts now might not be served, in words; from mpsd's own state, without a wait.
     facts: further facts for `status`, such as the backend and the mode.
-    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover, keeper: None
-    in a daemon that keeps no memory.  ends_at: while mpsd is stopping, the time at which it ends clients' remaining work.
+    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  sentinels:
+    whether domains get one, in words.  arenas, failover, keeper: None in a daemon that keeps no memory.  ends_at: while mpsd is
+    stopping, the time at which it ends clients' remaining work.
     """
 
     leases: LeaseBook
@@ -40,6 +41,7 @@ class Ports(Struct, frozen=True, kw_only=True):
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)
     fault_sources: Callable[[], Mapping[str, str]] = dict
+    sentinels: Callable[[], str] = lambda: "off"
     arenas: Arenas | None = None
     keeper: Callable[[], KeeperView | None] = lambda: None
     failover: ServiceRequests | None = None

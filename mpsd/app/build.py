@@ -105,6 +105,7 @@ def build(found: Startup) -> Daemon:
         is_stopping=lambda: pool.is_stopping,
         problems=health.problems,
         fault_sources=faults.sources.standing,
+        sentinels=sentinels.status if sentinels else lambda: "off",
         arenas=vault.arenas,
         keeper=vault.view,
         failover=failover,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from mpsd.check.containment_proof import load_proofs
 from mpsd.config import paths as places
 from mpsd.config.options import Config
 from mpsd.errors import MpsdError
@@ -72,7 +73,7 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
     yield probe_pid_namespace()
     yield probe_privilege()
     yield from probe_private()
-    yield from probe_sentinel(config)
+    yield from probe_sentinel(config, environ)
     yield probe_descriptors(config)
 
 
@@ -269,8 +270,8 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
     yield Finding(area, Grade.NOTE, found, "let mpsd mount: CAP_SYS_ADMIN, and a security profile that allows it")
 
 
-def probe_sentinel(config: Config) -> Iterator[Finding]:
-    """Report whether the sentinel can be started, where it is configured.  Only a GPU shows whether it contains anything."""
+def probe_sentinel(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Report whether the sentinel can be started, where it is configured, and the last self-test."""
     area, program = "sentinel", places.sentinel()
     if config.sentinel.mode == "off":
         return
@@ -280,6 +281,20 @@ def probe_sentinel(config: Config) -> Iterator[Finding]:
         yield Finding(area, Grade.NOTE, "without root mpsd starts none", "start as root, or set sentinel.mode")
     else:
         yield Finding(area, Grade.GOOD, f"{program}, {config.sentinel.mode}")
+        yield from _probe_proof(config, environ)
+
+
+def _probe_proof(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        known = load_proofs(places.state_directory(config, os.geteuid(), environ))
+    except MpsdError:
+        return  # probe_state reports it
+    last = max(known, key=lambda each: each.at, default=None)
+    if last is None:
+        yield Finding("sentinel", Grade.NOTE, "not tested here yet", "mpsd check --gpu; the first start does it")
+    else:
+        advice = "" if last.is_good else "mpsd check --gpu"
+        yield Finding("sentinel", Grade.GOOD if last.is_good else Grade.NOTE, f"tested: {last}", advice)
 
 
 def probe_descriptors(config: Config) -> Finding:

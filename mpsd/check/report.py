@@ -5,7 +5,7 @@ probes.py has the individual checks.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import asdict
 
@@ -15,17 +15,18 @@ from mpsd.config.loading import ConfigError, Invocation, file_used
 from mpsd.config.options import Config
 from mpsd.model.visible_text import visible
 
+Probe = Callable[[Config, Mapping[str, str]], Iterator[Finding]]
 _SIGNS = {Grade.GOOD: "ok", Grade.NOTE: "note", Grade.BAD: "BAD"}
 
 
-def main(invocation: Invocation, environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print the report; return 0 if mpsd can work here, 1 if a finding is bad."""
-    findings = examine(invocation, environ)
+def main(invocation: Invocation, environ: Mapping[str, str], more: Sequence[Probe] = (), *, as_json: bool) -> int:
+    """Print the report; return 0 if mpsd can work here, 1 if a finding is bad.  more: probes that change something."""
+    findings = examine(invocation, environ, more)
     print(render_json(findings) if as_json else render_text(findings))
     return int(has_bad(findings))
 
 
-def examine(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]:
+def examine(invocation: Invocation, environ: Mapping[str, str], more: Sequence[Probe] = ()) -> list[Finding]:
     """Return all findings.  If the configuration is refused, the machine is checked against the defaults."""
     file = file_used(invocation.config_file, environ)
     try:
@@ -37,7 +38,7 @@ def examine(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]
         advice = "see docs/configuration.md; the rest of this report assumes the defaults"
         findings = [Finding("configuration", Grade.BAD, str(problem), advice) for problem in exc.problems]
     findings.append(Finding("backend", Grade.GOOD, config.backend))
-    return [*findings, *probe_machine(config, environ)]
+    return [*findings, *(found for probe in (probe_machine, *more) for found in probe(config, environ))]
 
 
 def has_bad(findings: Sequence[Finding]) -> bool:

@@ -17,6 +17,12 @@ class SentinelOptions:
         'reports it. "required": where that fails, clients wait. Needs root.',
         needs_restart=True,
     )
+    self_test: bool = option(
+        True,
+        "At the first start with this driver, GPU and kernel, cause an SM exception among clients of mpsd's own, and test that "
+        "a sentinel contains it (`mpsd check --gpu`). Where it does not, sentinels are off. false: use them untested.",
+        needs_restart=True,
+    )
     start_seconds: float = option(
         10.0, "How long a domain's first client waits for it.", accept=POSITIVE, needs_restart=True
     )

@@ -49,6 +49,20 @@ def read_devices(visible: str | None, library: Path | None = None) -> tuple[Devi
     return chosen
 
 
+def read_driver(library: Path | None = None) -> str:
+    """Return the driver's version.  Raise VendorFailed."""
+    try:
+        if library is not None:
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, OSError) as exc:
+        raise VendorFailed(f"the driver's version cannot be read: NVML reports {exc}") from None
+
+
 def choose_visible(devices: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
     """Choose as CUDA does: the words up to the first that names no device; a device twice makes none visible."""
     if visible is None:

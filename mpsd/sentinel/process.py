@@ -13,11 +13,17 @@ from mpsd.errors import VendorFailed
 from mpsd.host.inspector import Inspector
 
 _CONNECT_SECONDS = 1.0
+_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "LD_PRELOAD")  # of mpsd's environment
 
 
 def socket_path(home: Path, ordinal: int) -> Path:
     """Return the path of the socket of the sentinel of the domain's GPU with this ordinal."""
     return home / f"sentinel.{ordinal}"
+
+
+def environment_of(environment: Mapping[str, str], gpu: str) -> dict[str, str]:
+    """Return the environment of a sentinel's client on this GPU."""
+    return {name: value for name, value in environment.items() if name not in _LIMITS} | {"CUDA_VISIBLE_DEVICES": gpu}
 
 
 def start_sentinel(

@@ -1,7 +1,7 @@
 """The sentinels of one domain, one for each GPU: their start in its server, their clients, and their end."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,13 @@ from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.sentinel.messages import SentinelKind, SentinelReport
-from mpsd.sentinel.process import connect_sentinel, socket_path, start_sentinel
+from mpsd.sentinel.process import connect_sentinel, environment_of, socket_path, start_sentinel
 from mpsd.sentinel.watcher import Watcher
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
 _KNOWN_SECONDS = 2.0  # until a running one has reported its client's pid
 _LOOK_SECONDS = 0.02
-_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "LD_PRELOAD")  # of mpsd's environment
 
 
 class SentinelSettings(Struct, frozen=True):
@@ -160,7 +159,7 @@ class Protection(Struct):
     async def _start_one(self, gpu: str, ordinal: int, uid: int) -> None:
         control = self.domain.control
         command = control.reach(str(self.settings.program), "--fd", "0", "--uid", str(uid))
-        environment = _environment(control.environment(), gpu)
+        environment = environment_of(control.environment(), gpu)
         path, inspector = socket_path(control.home.path, ordinal), self.pool.program.inspector
         peer = await trio.to_thread.run_sync(start_sentinel, inspector, path, command, environment)
         watcher = Watcher(gpu, peer, self._hear, self._note_end)
@@ -240,7 +239,3 @@ class Protection(Struct):
             self.domain.fail()  # now the server ends its clients, as without a sentinel
         log.info("sentinel.gone", domain=self.domain.name, gpu=watcher.gpu, why=watcher.why)
         self.pool.notify()
-
-
-def _environment(environment: Mapping[str, str], gpu: str) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _LIMITS} | {"CUDA_VISIBLE_DEVICES": gpu}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.errors import VendorFailed
+from mpsd.errors import MpsdError, VendorFailed
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Observation
 from mpsd.model.xid import ENDS_SERVER, meaning_of
@@ -26,15 +26,21 @@ _HOLD_SECONDS = 0.25
 
 
 class Sentinels(Struct):
-    """Guards that each domain has one protection from its creation on."""
+    """Guards that each domain has one protection from its creation on, and that none is started unproven.
+
+    prove: returns why a sentinel is not proven to contain exceptions here; "": it is.  None: no proof is wanted.
+    """
 
     pool: Pool
     settings: SentinelSettings
+    prove: Callable[[], Awaitable[str]] | None = None
+    why_off: str = ""  # why the proof failed
     observed: Signal[[Observation]] = field(default_factory=lambda: Signal[[Observation]]())
     is_told: Callable[[str, int], bool] = lambda domain, time_ns: False  # whether a fault there and then is known
     _contained: dict[tuple[str, str], Containment] = field(default_factory=dict)  # by domain and GPU
     _protections: dict[str, Protection] = field(default_factory=dict)
     _nursery: trio.Nursery | None = None
+    _tested: trio.Event = field(default_factory=trio.Event)
 
     def protect(self, domain: Domain) -> Protection:
         """Return the sentinels of a new domain: none runs yet."""
@@ -47,12 +53,42 @@ class Sentinels(Struct):
         protection = self._protections.get(domain.name)
         if protection is None or not self.settings.is_on or protection.serves(uid):
             return
-        if protection.may_start:
+        with trio.move_on_after(self.settings.start_seconds):
+            await self._tested.wait()
+        if self._is_allowed and protection.may_start:
             ready = trio.Event()
             self._spawn(partial(_then, partial(protection.start, uid), ready))
             await ready.wait()  # a start ends within its seconds
         if self.settings.is_required and not protection.serves(uid):
-            raise VendorFailed(f"domain {domain.name} has no sentinel: {protection.why_not}")
+            raise VendorFailed(f"domain {domain.name} has no sentinel: {self._why_none() or protection.why_not}")
+
+    @property
+    def _is_allowed(self) -> bool:
+        return self.settings.is_on and self._tested.is_set() and not self.why_off
+
+    def _why_none(self) -> str:
+        """Return why no domain gets a sentinel; empty if they do."""
+        if not self._tested.is_set():
+            return "the self-test is not over"
+        return f"the self-test failed: {self.why_off}" if self.why_off else ""
+
+    def status(self) -> str:
+        """Return whether domains get sentinels, in words."""
+        if not self.settings.is_on:
+            return "off"
+        why = self._why_none()
+        return f"none is started: {why}" if why else "on" + ("" if self.prove is None else ", tested here")
+
+    async def _test(self) -> None:
+        if self.prove is not None:
+            try:
+                self.why_off = await self.prove()
+            except (MpsdError, OSError) as exc:
+                self.why_off = f"it could not be made: {exc}"
+            if self.why_off:
+                log.error("sentinel.off", why=self.why_off, effect="an SM exception ends all clients of its domain")
+        self._tested.set()
+        self.pool.notify()
 
     def give_way(self, seen: Observation) -> None:
         """End the sentinels of a domain with a proven memory fault: its server can then end its clients, as without them."""
@@ -91,6 +127,8 @@ class Sentinels(Struct):
         """Return the domains with clients that lack the sentinel that they should have."""
         if not self.settings.is_on:
             return []
+        if self.why_off:
+            return [f"sentinels are off, so that an SM exception ends all clients of its domain: {self._why_none()}"]
         return [
             f"domain {each.domain.name} has no sentinel, so that an SM exception there ends all its clients: {each.why_not}"
             for each in self._protections.values()
@@ -101,6 +139,7 @@ class Sentinels(Struct):
         """Run as long as mpsd; start it before the pool."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
+            self._nursery.start_soon(self._test)
             while True:
                 for name in self._protections.keys() - self.pool.domains.keys():
                     del self._protections[name]
@@ -116,7 +155,7 @@ class Sentinels(Struct):
             return False
         protection.find_server()
         is_new = await protection.name_clients()
-        if protection.server and domain.client_pids and not protection.is_ready and protection.may_start:
+        if protection.server and domain.client_pids and not protection.is_ready and protection.may_start and self._is_allowed:
             self._spawn(partial(protection.start, protection.server.uid))
         return is_new
 

@@ -36,6 +36,13 @@
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,
  * which it does when the last of them has ended. A death of the watcher kills the stopped client.
  *
+ * Self-test. `mpsd-sentinel --trial ROLE` is a client in the server of its environment; it writes lines to stdout:
+ *
+ *   ROLE    lines                                exits
+ *   count   "ready 0" after its first kernel     at the end of its stdin: "exact N", status 0, if N kernels counted to N; else "wrong N"
+ *   trap    "ready 0"                            after a byte on stdin it traps, "error CURESULT", and exits at the end of its stdin
+ *   both    "error CURESULT"                     at once, with status 1, if any call fails before
+ *
  * Exit status: 0 after END, the server's end or the last client's end; 1 after FAILED; 2 when it could not start, with one line on stderr.
  * In Python's struct a request is "=IIII", a report "=IIIiQQIIIIQ".
  */

@@ -18,8 +18,7 @@
 enum {
 	SETTLE_MS = 25, /* from the event to RESUME: the culprit sees its error before (measured: 11 to 18 ms after the launch) */
 	DRAIN_MS = 20,  /* one exception fires several events */
-	LAST_PEER_MS = 1000,
-	MOST_IN_A_ROW = 2, /* then requests are read again */
+	LAST_PEER_MS = 1000, MOST_IN_A_ROW = 2, /* then requests are read again */
 };
 
 enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
@@ -387,14 +386,15 @@ int main(int argc, char **argv)
 	bool has_uid = argc == 5 && strcmp(argv[3], "--uid") == 0;
 	int rc;
 
+	if (argc == 3 && strcmp(argv[1], "--trial") == 0)
+		return trial_run(argv[2]);
 	if ((argc != 3 && !has_uid) || strcmp(argv[1], "--fd") != 0) {
-		fprintf(stderr, "usage: mpsd-sentinel --fd N [--uid UID]\n");
+		fprintf(stderr, "usage: mpsd-sentinel --fd N [--uid UID]; mpsd-sentinel --trial count|trap\n");
 		return 2;
 	}
 	rc = start(atoi(argv[2]), has_uid ? (uid_t)strtoul(argv[4], NULL, 10) : geteuid());
-	if (rc) {
-		fprintf(stderr, "mpsd-sentinel: cannot start: %s\n", strerror(-rc));
-		return 2;
-	}
-	run();
+	if (!rc)
+		run();
+	fprintf(stderr, "mpsd-sentinel: cannot start: %s\n", strerror(-rc));
+	return 2;
 }

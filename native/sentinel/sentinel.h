@@ -4,6 +4,7 @@
  *   main.c     the watcher: requests, reports, the order of things
  *   client.c   the CUDA client that is stopped
  *   rm.c       RM on /dev/nvidiactl: the client's objects, the debugger session, the event
+ *   trial.c    a client for the self-test
  *   holders.c  one process for each client after an exception: holds its descriptors, looks the PC up
  */
 #ifndef SENTINEL_H
@@ -61,6 +62,9 @@ int rm_open_event(struct rm *rm);
 void rm_clear_event(const struct rm *rm);
 int rm_read(const struct rm *rm, struct exception *out);
 int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 20 to 60 ms */
+
+/* trial.c */
+int trial_run(const char *role); /* the exit status */
 
 /* holders.c */
 uint64_t now_ns(void); /* of CLOCK_MONOTONIC */

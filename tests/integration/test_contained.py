@@ -171,7 +171,7 @@ def test_a_co_runner_that_ends_does_not_harm_the_others(machine: Machine) -> Non
 
 
 def test_after_the_deadline_the_rest_is_ended(machine: Machine) -> None:
-    started(machine, '[sentinel]\nmode = "on"\ndrain_seconds = 2.0\n[faults]\nculprit = "leave"\n')
+    started(machine, LEAVE.replace('"on"', '"on"\ndrain_seconds = 2.0'))
     victim, _ = fault(machine)
     [told] = machine.journal("domain.contained")
     assert "its clients are ended at" in told["why"]

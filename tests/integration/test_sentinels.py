@@ -12,8 +12,9 @@ from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for
 
 pytestmark = pytest.mark.root
-ON = '[sentinel]\nmode = "on"\n'
-REQUIRED = '[sentinel]\nmode = "required"\nstart_seconds = 2.0\n'
+UNTESTED = "[sentinel]\nself_test = false\n"  # test_sentinel_proof.py has the test
+ON = f'{UNTESTED}mode = "on"\n'
+REQUIRED = f'{UNTESTED}mode = "required"\nstart_seconds = 2.0\n'
 NOWHERE = {"LD_LIBRARY_PATH": "/nonexistent"}  # of mpsd, so that its sentinel finds no libcuda.so.1
 
 

@@ -45,6 +45,7 @@ async def status(call: Call[Nothing]) -> Map:
         "facts": {
             **services.facts,
             "fault_sources": dict(services.fault_sources()),
+            "sentinels": services.sentinels(),
             "exposed_domains": ", ".join(view.name for view in views if view.is_exposed),
             "contained_domains": ", ".join(_contained(view) for view in views if view.state is DomainState.CONTAINED),
         },

@@ -11,6 +11,7 @@ import pytest
 
 from mpsd.check import probes
 from mpsd.check import report as check
+from mpsd.check.containment_proof import Proof, save_proof
 from mpsd.check.probes import Finding, Grade, probe_directory
 from mpsd.config import paths as places
 from mpsd.config.loading import Invocation
@@ -190,10 +191,15 @@ def test_this_machine_can_be_looked_at() -> None:
 @pytest.mark.root
 def test_a_sentinel_that_is_configured_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = Config(sentinel=SentinelOptions(mode="on"))
-    assert only(list(probes.probe_sentinel(config))).grade is Grade.GOOD
-    assert not list(probes.probe_sentinel(Config()))
+    monkeypatch.setattr(places, "state_directory", lambda *facts: tmp_path)
+    there, tested = probes.probe_sentinel(config, {})
+    assert (there.grade, tested.grade, tested.found) == (Grade.GOOD, Grade.NOTE, "not tested here yet")
+    assert not list(probes.probe_sentinel(Config(), {}))
+    for why, grade in (("", Grade.GOOD), ("it hung", Grade.NOTE)):
+        save_proof(tmp_path, Proof("580.1", "H200", "6.8", why))
+        assert list(probes.probe_sentinel(config, {}))[1].grade is grade
     monkeypatch.setattr(places, "sentinel", lambda: tmp_path / "nothing")
-    assert only(list(probes.probe_sentinel(config))).grade is Grade.BAD
+    assert only(list(probes.probe_sentinel(config, {}))).grade is Grade.BAD
 
 
 @pytest.mark.root
