@@ -149,6 +149,21 @@ def look(name: str) -> None:
         arena.commit(b"another")
 
 
+def live_through_a_fault(directory: str) -> None:
+    """An image before a fault of the domain that this process and its imager are in, and one begun after it."""
+    arena = Arena.create("shaken", 64 * MIB)
+    arena.allocate(6 * MIB)
+    arena.commit(b"layout")
+    first = arena.image("first", directory)
+    first.barrier()
+    first.wait()
+    say(expected=digests(arena))
+    sys.stdin.readline()
+    second = arena.image("second", directory)
+    say(second=refusal(second.barrier))
+    os._exit(0)  # its context is lost: there is nothing to close
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -188,5 +203,5 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (many, fill, keep, look, serve, die_after_barrier, refusals)
+    verbs = (many, fill, keep, look, serve, live_through_a_fault, die_after_barrier, refusals)
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

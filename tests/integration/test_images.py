@@ -109,6 +109,23 @@ def test_an_image_is_completed_without_the_client(vault: Machine, tmp_path: Path
         assert digests(images, images.find("orphan")) == said["expected"]
 
 
+def test_a_fault_of_the_domain_costs_no_complete_image(vault: Machine, tmp_path: Path) -> None:
+    """The imager loses its context with its client, and says so; the arena can be imaged again afterwards."""
+    command = [sys.executable, str(PROGRAM), "live_through_a_fault", str(tmp_path)]
+    with subprocess.Popen(command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout
+        said = json.loads(client.stdout.readline())
+        vault.client("faulter", "oob_write").wait("result")
+        out, _ = client.communicate("on\n", timeout=60)
+    assert json.loads(out)["second"].startswith(("ImageError: cu", "CudaError: cuCtxSynchronize failed"))
+    done = mpsctl(vault, "image", "take", "shaken", "--directory", str(tmp_path), "--name", "third")
+    assert done.returncode == 0, done.stderr
+    with Images.open(tmp_path) as images:
+        assert {each.name for each in images.listing().images} == {"first", "third"}
+        for name in ("first", "third"):
+            assert digests(images, images.find(name)) == said["expected"]
+
+
 @pytest.mark.parametrize("ending", ["leave", "seal"])
 def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine, tmp_path: Path, ending: str) -> None:
     [filled] = run(vault, "fill", f"idle-{ending}", ending)
