@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import os
 import random
+import select
 import signal
 import sys
 from pathlib import Path
@@ -164,6 +165,24 @@ def live_through_a_fault(directory: str) -> None:
     os._exit(0)  # its context is lost: there is nothing to close
 
 
+def leave_the_barrier(directory: str) -> None:
+    """Wait too short a time at the barrier, and write on: the imager is stopped meanwhile, so that the time is over first."""
+    arena = Arena.create("impatient", 64 * MIB)
+    block = arena.allocate(8 * MIB)
+    arena.commit(b"layout")
+    taking = arena.image("impatient", directory)
+    look = select.poll()
+    look.register(taking._imager._socket, select.POLLIN)
+    look.poll()  # prepared
+    imager = taking._imager._process
+    os.kill(imager.pid, signal.SIGSTOP)
+    said = {"barrier": refusal(lambda: taking.barrier(timeout=0.1))}
+    poke(arena, block.address, 9, block.bytes)
+    os.kill(imager.pid, signal.SIGCONT)
+    say(**said, status=imager.wait(20))
+    arena.close()
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -203,5 +222,5 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (many, fill, keep, look, serve, live_through_a_fault, die_after_barrier, refusals)
+    verbs = (many, fill, keep, look, serve, live_through_a_fault, leave_the_barrier, die_after_barrier, refusals)
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

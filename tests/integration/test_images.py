@@ -109,6 +109,14 @@ def test_an_image_is_completed_without_the_client(vault: Machine, tmp_path: Path
         assert digests(images, images.find("orphan")) == said["expected"]
 
 
+def test_a_client_that_leaves_the_barrier_gets_no_image(vault: Machine, tmp_path: Path) -> None:
+    """It may write while the imager still works: the image would be of no moment."""
+    [said] = run(vault, "leave_the_barrier", str(tmp_path))
+    assert said == {"barrier": "TimeoutError: the imager did not answer `staged` within 0.1 s", "status": 0}
+    with Images.open(tmp_path) as images:
+        assert not images.listing().images
+
+
 def test_a_fault_of_the_domain_costs_no_complete_image(vault: Machine, tmp_path: Path) -> None:
     """The imager loses its context with its client, and says so; the arena can be imaged again afterwards."""
     command = [sys.executable, str(PROGRAM), "live_through_a_fault", str(tmp_path)]

@@ -63,12 +63,16 @@ class Taking:
         if self._expected != "prepared":
             raise ImageError(f"image {self.name} has had its barrier, or has failed")
         self._expected = "failed"
-        self._imager.answer("prepared", timeout)
-        began = time.monotonic()
-        with self._arena._working():
-            _cuda.call("cuCtxSynchronize")
-            self._stage()
-            staged = self._imager.answer("staged", timeout)
+        try:
+            self._imager.answer("prepared", timeout)
+            began = time.monotonic()
+            with self._arena._working():
+                _cuda.call("cuCtxSynchronize")
+                self._stage()
+                staged = self._imager.answer("staged", timeout)
+        except BaseException:
+            self._imager.close()  # first: the imager then knows that this process may write
+            raise
         self._expected = "complete"
         return Barrier(time.monotonic() - began, staged["staged_bytes"], staged["direct_bytes"])
 

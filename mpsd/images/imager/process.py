@@ -49,8 +49,7 @@ class Imager:
         writer = self._writer = self._images.begin(request.asked["name"])
         taking = self._taking = Taking(self._copier, self._memory, partial(writer.add, self._asked["arena"]))
         dirty = taking.prepare()
-        self._channel.answer("prepared", dirty_bytes=dirty, room_bytes=taking.room_bytes, copied_bytes=taking.copied_bytes
-        )
+        self._channel.answer("prepared", dirty_bytes=dirty, room_bytes=taking.room_bytes, copied_bytes=taking.copied_bytes)
 
     def stage(self, request: Request) -> None:
         """Stage, let the client go on, and complete the image."""
@@ -59,7 +58,8 @@ class Imager:
             raise ValueError("no image was prepared")
         staged, direct = taking.stage()
         instant, facts = time.time(), self._facts(request)  # now: the client changes its forward state when it goes on
-        self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct)
+        if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):
+            raise ClientWroteError("the client no longer waits at the barrier")
         taking.finish()
         manifest = writer.finish(instant, [facts])
         new_bytes = writer.new_bytes

@@ -13,7 +13,7 @@ Or, to make an arena of an image:
     fill         gpu, done: allocations that the starter has     -> filled: items: [offset, bytes] each; a descriptor for each
 
 An answer has `is`; instead of it comes `failed` with `why`, and the image of `prepare` is given up.  The imager ends when the
-process closes its end, but finishes an image that is staged.
+process closes its end, but finishes an image that is staged.  A process that stops waiting for `staged` closes its end first.
 """
 
 import json
@@ -62,12 +62,13 @@ class Channel:
                 raise ValueError(f"this is no request: {data[:80]!r}") from None
         return request
 
-    def answer(self, kind: str, descriptors: Sequence[int] = (), **facts: Any) -> None:
-        """Answer, if the process is still there.  The caller keeps the descriptors."""
+    def answer(self, kind: str, descriptors: Sequence[int] = (), **facts: Any) -> bool:
+        """Answer, and return whether the process is still there.  The caller keeps the descriptors."""
         try:
             socket.send_fds(self._socket, [json.dumps({"is": kind, **facts}).encode()], descriptors)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended: its image is finished without it
+            return False
+        return True
 
 
 def read_file(descriptor: int) -> bytes:
