@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from mpsd.errors import BadRequest, MpsdError
+from mpsd.images.copying import copy
 from mpsd.images.export import export
 from mpsd.images.place import default_directory
 from mpsd.images.rules.manifest import Manifest
@@ -81,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("file", type=Path, help="must not exist")
     exporting.add_argument("--arena", help="which, if the image has several")
     exporting.add_argument("--raw", action="store_true", help="each allocation as bytes, if the layout names no tensors")
+    copying = verb("copy", _copy, "copy an image to another directory, as from host memory to disk")
+    copying.add_argument("name")
+    copying.add_argument("to", type=Path, metavar="DIRECTORY", help="made if it is missing")
+    copying.add_argument("--as", dest="new_name", metavar="NAME", help="otherwise the same name")
     verb("remove", _remove, "remove images, and free their disk space").add_argument("name", nargs="+")
     pruning = verb("prune", _prune, "remove old images, and free their disk space; the newest of each arena stays")
     pruning.add_argument("--keep", type=_count, metavar="N", help="this many of each arena stay")
@@ -174,6 +179,17 @@ def _export(images: Images, asked: argparse.Namespace) -> int:
         written = export(image, image.arena(asked.arena), asked.file, is_raw=asked.raw, told=progress.add)
         progress.end()
     _report(asked, {"file": str(asked.file), "bytes": written}, f"{asked.file}: {_size(written)}")
+    return DONE
+
+
+def _copy(images: Images, asked: argparse.Namespace) -> int:
+    progress = _Progress("copied")
+    with images.reader(asked.name) as image, Images.open(asked.to) as to:
+        made = copy(image, to, asked.new_name or asked.name, progress.add)
+        progress.end()
+        to.tidy()
+    text = f"image {made.name} in {asked.to}: {_size(made.content_bytes)}"
+    _report(asked, {"name": made.name, "directory": str(asked.to), "bytes": made.content_bytes}, text)
     return DONE
 
 

@@ -30,7 +30,7 @@ class ImageError(MpsdError):
 
 
 def _program() -> str:
-    """Find the program: $MPSD_IMAGER, the one beside this Python, or in PATH.  Raises ImageError if there is none."""
+    """Find the program: $MPSD_IMAGER, the one beside this Python, or in PATH.  Raises ImageError if it is missing."""
     beside = os.path.join(os.path.dirname(sys.executable), PROGRAM)
     found = os.environ.get("MPSD_IMAGER") or (beside if os.access(beside, os.X_OK) else shutil.which(PROGRAM))
     if not found:
@@ -130,7 +130,7 @@ class Imager(ImagerProcess):
             raise
 
     def follow(self, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
-        """Give the imager the arena's allocations, and take those from it that are no more.
+        """Give the imager the arena's allocations, and let it drop those that the arena does not have any more.
 
         pages: rows with a descriptor for each, which are closed here."""
         present: set[int] = set()

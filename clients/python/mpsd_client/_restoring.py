@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Asks(Protocol):
-    """A Client, or what has its `ask`."""
+    """A Client, or an object with its `ask`."""
 
     def ask(self, call: Call[T], /) -> T: ...
 
@@ -31,12 +31,12 @@ def restore_image(
     mpsd: Asks, image: str, name: str = "", *, arena: str = "", gpu: str = "", mode: int = 0o600, ttl: float | None = None,
     directory: str | os.PathLike[str] | None = None, told: Callable[[int], None] = lambda size: None,
 ) -> values.Arena:  # fmt: skip
-    """Make an arena with the memory, the layout and the forward state of an image; return it committed, and held by no process.
+    """Make an arena with the memory, the layout and the forward state of an image; return it committed and closed.
 
     name: of the new arena; "": as in the image.  arena: which, if the image has several.  gpu: ordinal or UUID; "": the same
-    GPU.  mode, ttl: as for Arena.create.  told: called with the bytes of each part.  Its addresses are others than before.
-    Raises ImageError (there is no such image, or it is damaged), Refused (an arena has the name; no room), TimeoutError.  Then
-    there is no new arena.
+    GPU.  mode, ttl: as for Arena.create.  told: called with the bytes of each part.  The new arena has addresses of its own.
+    Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError, and then
+    removes the new arena.
     """
     place = Path(directory) if directory else images_directory()
     imager = ImagerProcess()
@@ -82,11 +82,11 @@ def _fill(
 
 
 class _State:
-    """A forward state with the last record of another one, of this generation: mpsd keeps none of a generation that it has not
-    admitted yet."""
+    """A forward state of this generation with the last record of the image's: mpsd refuses a later generation than it has
+    admitted."""
 
     def __init__(self, descriptor: int, generation: int) -> None:
-        """Raises StateError if the other one is damaged."""
+        """Raises StateError if the image's state is damaged."""
         reader, fresh = ffi.new("struct mpsd_state_reader **"), ffi.new("struct mpsd_state **")
         check(lib.mpsd_state_open(descriptor, ffi.NULL, 0, reader))
         before = ffi.gc(reader[0], lib.mpsd_state_reader_close)

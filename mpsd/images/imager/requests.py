@@ -1,4 +1,4 @@
-"""What a process asks of its imager, one request in each datagram: JSON, and descriptors beside it.
+"""What a process asks of its imager, one request in each datagram: JSON, with descriptors.
 
     open         arena, gpu, base, window_bytes, capacity_bytes, directory    -> ready
     allocations  items: [offset, bytes, commit that it came with] each; a descriptor for each item
@@ -59,7 +59,7 @@ class Channel:
                 raise ValueError("a request is too long, or none")
         except (ValueError, AttributeError):
             with request:
-                raise ValueError(f"this is no request: {data[:80]!r}") from None
+                raise ValueError(f"not a request: {data[:80]!r}") from None
         return request
 
     def answer(self, kind: str, descriptors: Sequence[int] = (), **facts: Any) -> bool:

@@ -12,7 +12,7 @@ from mpsd.images.__main__ import main
 from mpsd.images.place import default_directory
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
-from tests.unit.images.making import FIRST, block, facts, flip, stored_blocks, take
+from tests.unit.images.making import FIRST, block, contents_of, expected, facts, flip, stored_blocks, take
 
 
 class Program:
@@ -87,6 +87,14 @@ def test_export(program: Program, images: Images, tmp_path: Path) -> None:
     assert program("export", "first", str(file), "--arena", "kv", "--raw")[0] == 0
     [(name, tensor)] = safetensors.deserialize(file.read_bytes())
     assert (name, bytes(tensor["data"])) == ("memory.0x0", block(2))
+
+
+def test_copy(program: Program, images: Images, tmp_path: Path) -> None:
+    take(images, "first", FIRST)
+    there = tmp_path / "there"
+    assert program("copy", "first", str(there), "--as", "copied")[1] == f"image copied in {there}: 6 MiB\n"
+    with Images.open(there) as others:
+        assert contents_of(others, "copied") == expected(FIRST)
 
 
 def test_removing_frees_the_disk(program: Program, images: Images) -> None:
