@@ -97,14 +97,20 @@ def _start_daemon(
 
 def _end_daemon(daemon: "subprocess.Popen[bytes]") -> None:
     servers = [found for pid in children(daemon.pid) if (found := processes.process_id(pid))]
-    daemon.kill()
-    daemon.wait(_END_SECONDS)
+    _kill(daemon)
     until = time.monotonic() + _END_SECONDS
     while any(map(processes.is_alive, servers)) and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
     for each in servers:
         with suppress(OSError):
             processes.kill(each)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and wait for its end; one that waits in the driver for ever is left to init."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
 
 
 def _cause_exception(
@@ -162,8 +168,7 @@ class _Trial:
         return self.line(_END_SECONDS)
 
     def _end(self) -> None:
-        self.process.kill()
-        self.process.wait(_END_SECONDS)
+        _kill(self.process)
         for each in (self.process.stdin, self.process.stdout):
             if each is not None:
                 each.close()
@@ -218,5 +223,4 @@ class _Sentinel:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_END_SECONDS)
+            _kill(self._process)
