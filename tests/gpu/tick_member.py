@@ -8,14 +8,16 @@ when its own first kernel is running.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import time
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+from cuda.bindings import driver
+from cuda.core import LEGACY_DEFAULT_STREAM, Device, LaunchConfig, ObjectCode, launch
 from mpsd_client import Dismissed, Service
 
 CYCLES_MS = 1_755_000  # of an H200 in a millisecond, about
@@ -23,41 +25,35 @@ WORDS = 2  # the counter, and in the process's memory the number of its changes
 
 
 class Gpu:
-    """The driver, a context, and the kernels by name."""
+    """The device, and the kernels by name."""
 
     def __init__(self, kernels: Path) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        context, module = c_void_p(), c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
-        self.call("cuCtxSetCurrent", context)
-        self.call("cuModuleLoadData", byref(module), kernels.read_bytes() + b"\0")
-        self._kernels = {name: c_void_p() for name in ("tick", "still")}
-        for name, kernel in self._kernels.items():
-            self.call("cuModuleGetFunction", byref(kernel), module, name.encode())
-
-    def call(self, name: str, *arguments: Any) -> None:
-        if status := getattr(self._driver, name)(*arguments):
-            raise RuntimeError(f"{name}: CUDA error {status}")
+        Device(0).set_current()
+        code = ObjectCode.from_ptx(kernels.read_bytes())
+        self._kernels = {name: code.get_kernel(name) for name in ("tick", "still")}
 
     def launch(self, name: str, *values: int) -> None:
-        words = [c_uint64(value) for value in values]
-        parameters = (c_void_p * len(words))(*(ctypes.addressof(word) for word in words))
-        self.call("cuLaunchKernel", self._kernels[name], *([1] * 6), 0, None, parameters, None)
+        launch(LEGACY_DEFAULT_STREAM, LaunchConfig(grid=1, block=1), self._kernels[name], *map(numpy.uint64, values))
 
     def wait(self) -> None:
-        self.call("cuCtxSynchronize")
+        LEGACY_DEFAULT_STREAM.sync()
 
     def zeroed(self) -> int:
-        memory = c_uint64()
-        self.call("cuMemAlloc_v2", byref(memory), c_size_t(8))
-        self.call("cuMemsetD32_v2", memory, 0, c_size_t(2))
-        return memory.value
+        address = int(call(driver.cuMemAlloc, 8))
+        call(driver.cuMemsetD32, address, 0, 2)
+        return address
 
     def read(self, address: int) -> int:
-        value = c_uint64()
-        self.call("cuMemcpyDtoH_v2", byref(value), c_uint64(address), c_size_t(8))
-        return value.value
+        value = numpy.zeros(1, numpy.uint64)
+        call(driver.cuMemcpyDtoH, value.ctypes.data, address, 8)
+        return int(value[0])
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    status, *found = function(*arguments)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{function.__name__}: {status.name}")
+    return found[0] if found else None
 
 
 def say(event: str, **facts: Any) -> None:

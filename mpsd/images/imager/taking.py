@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy
 from cuda.bindings import driver
-from cuda.core import Device, Event, StreamOptions
+from cuda.core import Device, Event, EventOptions, StreamOptions
 
 from mpsd.images.imager.device import ArenaMemory, DeviceMemory, PinnedMemory, call, free_bytes
 from mpsd.images.imager.kernel import BLOCK_BYTES, KEY_BYTES, HashKernel, new_key
@@ -107,7 +107,7 @@ class Copier:
         queue = self.stream.handle
         call(driver.cuMemcpyDtoHAsync, self._host.address + number * BLOCK_BYTES, ring, len(piece) * BLOCK_BYTES, queue)
         call(driver.cuMemcpyDtoHAsync, self._host_hashes.address + number * HASH_BYTES, out, len(piece) * HASH_BYTES, queue)
-        return self.stream.record()
+        return self.stream.record(options=EventOptions(blocking_sync=True))  # a thread for each piece in flight waits for it
 
     def _deliver(
         self, slot: int, first: int, count: int, event: Event, done: Callable[[int, Any, memoryview], None],
