@@ -111,7 +111,7 @@ class ImageDirectory:
             return msgspec.json.decode(read_file(self.top, "limits", _MOST_LIMITS_BYTES), type=Limits)
         except FileNotFoundError:
             return Limits()
-        except (msgspec.MsgspecError, ImageDamaged) as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, ImageDamaged) as exc:
             raise UnusablePath(f"{self.path}/limits: {exc}: set the limits again, or remove the file") from None
 
     def bad_places(self) -> frozenset[BlockPlace]:

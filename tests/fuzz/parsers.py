@@ -67,6 +67,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/sentinel/watcher.py": _BESIDE,
     "clients/python/mpsd_client/_imager.py": "reads answers of the imager, which it has started itself",
     "mpsd/images/__main__.py": _WORDS,
+    "mpsd/images/imager/restoring.py": "writes the files that it opens",
     "mpsd/images/imager/requests.py": "reads requests of the process that has started it, with that one's rights",
     "clients/python/mpsd_client/_peer.py": _KERNEL,
     "clients/python/mpsd_client/_vllm_loader.py": "reads options of the program that it is a part of",

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from mpsd.api.method_table import METHODS
 from mpsd.api.topics import parse_patterns
@@ -27,8 +27,10 @@ from mpsd.host import inspector_messages as inspector_wire
 from mpsd.host.cgroups import parse_cgroups
 from mpsd.host.process_exit import parse_stat
 from mpsd.images.rules.block_hash import KEY_BYTES, BlockHash
-from mpsd.images.rules.manifest import BLOCK_BYTES, BODY_AT, MAJOR, MINOR, decode
+from mpsd.images.rules.manifest import BLOCK_BYTES, BODY_AT, MAJOR, MINOR, ArenaFacts, decode
 from mpsd.images.rules.refusals import ImageDamaged
+from mpsd.images.rules.safetensors import Header
+from mpsd.images.rules.tensors import read_layout
 from mpsd.keeper import messages as keeper_wire
 from mpsd.model import stop
 from mpsd.model.cgroup_path import describe
@@ -161,6 +163,23 @@ def image_manifest(data: bytes) -> None:
         assert len(file) > BODY_AT
         assert sum(1 for _ in found.places()) * BLOCK_BYTES == found.content_bytes
         assert found.series
+
+
+@reads("mpsd/images/rules/tensors.py")
+def image_layout(data: bytes) -> None:
+    """An arena's layout, as it is exported."""
+    try:
+        tensors, _ = read_layout(ArenaFacts("arena", "", 0, 0, 0, (), layout=data))
+        header = Header(tensors, {})
+    except BadRequest:
+        return
+    assert header.data_bytes == sum(each.data_bytes for each in tensors.values())
+    assert len(header.data) % 8 == 0
+    for each in tensors.values():
+        words = each.in_words()
+        assert (words.data_bytes, words.span_bytes) == (each.data_bytes, each.span_bytes)
+        for first, count, stride in islice(words.rows(), 100 if each.data_bytes else 0):
+            assert (first + (count - 1) * stride + 1) * words.item_bytes <= words.span_bytes
 
 
 # -- the kernel's and the vendor's text, in which that of others can stand ---------------------------------------------

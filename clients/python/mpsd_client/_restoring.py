@@ -35,8 +35,8 @@ def restore_image(
 
     name: of the new arena; "": as in the image.  arena: which, if the image has several.  gpu: ordinal or UUID; "": the same
     GPU.  mode, ttl: as for Arena.create.  told: called with the bytes of each part.  The new arena has addresses of its own.
-    Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError, and then
-    removes the new arena.
+    Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
+    arena is then removed.
     """
     place = Path(directory) if directory else images_directory()
     imager = ImagerProcess()

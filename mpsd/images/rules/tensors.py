@@ -6,7 +6,6 @@ The layout is what a program committed: untrusted.  Pure.
 from collections.abc import Iterator, Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -82,21 +81,21 @@ class Tensor(Struct, frozen=True):
 class _Layout(Struct):
     format: str
     tensors: dict[str, Tensor]
-    extra: Any = None
+    extra: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def read_layout(facts: ArenaFacts) -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors by name, and the `extra` of the layout.  Raise BadRequest if the layout names no tensors."""
+def read_layout(facts: ArenaFacts) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors by name, and the layout's `extra` as JSON text.  Raise BadRequest if the layout names no tensors."""
     try:
         found = msgspec.json.decode(facts.layout, type=_Layout)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequest(f"the layout of arena {facts.name} names no tensors: {exc}") from None
     if found.format != _FORMAT:
         raise BadRequest(f"the layout of arena {facts.name} is not of the format {_FORMAT}")
     for name, each in found.tensors.items():
         if why := _why_not(each):
             raise BadRequest(f"arena {facts.name}, tensor {name:.80}: {why}")
-    return found.tensors, found.extra
+    return found.tensors, bytes(found.extra).decode(errors="replace")
 
 
 def _why_not(tensor: Tensor) -> str:

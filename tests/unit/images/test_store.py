@@ -282,7 +282,7 @@ def test_tidying_removes_what_the_limits_do_not_allow(images: Images, path: Path
     assert images.directory.names() == ["image3"], "the newest one stays"
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b'{"keep": 0}', b'{"keep": "2"}', b'{"kept": 2}', b"[" * 5000])
+@pytest.mark.parametrize("text", [b"", b"{", b'{"keep": 0}', b'{"keep": "2"}', b'{"kept": 2}', b'{"\xff": 2}', b"[" * 5000])
 def test_limits_that_cannot_be_read_are_not_taken_for_none(images: Images, path: Path, text: bytes) -> None:
     (path / "limits").write_bytes(text)
     with pytest.raises(UnusablePath, match="limits"):
