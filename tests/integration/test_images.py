@@ -38,9 +38,10 @@ def vault(programs: None) -> Iterator[Machine]:
 
 
 def run(machine: Machine, verb: str, *words: str, status: int = 0) -> list[dict[str, Any]]:
-    command = [sys.executable, str(PROGRAM), verb, *words]
+    command = [sys.executable, "-W", "default::ResourceWarning", str(PROGRAM), verb, *words]
     done = subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=80, check=False)
     assert done.returncode == status, done.stderr
+    assert "is still running" not in done.stderr, "an imager is left to the garbage collector"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -110,9 +111,10 @@ class ImagerProcess:
         return ImageError(f"the imager has ended, with status {status}: its standard error says why")
 
     def close(self) -> None:
-        """Let the imager end by itself; an image that is staged is finished before."""
+        """Let the imager end by itself; an image that is staged is finished before.  A thread reaps the process then."""
         self._socket.close()
-        self._process.poll()
+        if self._process.poll() is None:
+            threading.Thread(target=self._process.wait, name="mpsd-imager", daemon=True).start()
 
 
 class Imager(ImagerProcess):
