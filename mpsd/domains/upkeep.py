@@ -205,6 +205,8 @@ class Upkeep:
         if domain.number > 1:
             domain.state = DomainState.STOPPING
         await domain.control.kill()
+        if domain.state is DomainState.CONTAINED:
+            domain.state = DomainState.DEAD  # else it would be ended again before its task notices
 
     async def recycle(self, domain: Domain) -> None:
         """Replace its servers by fresh ones; it takes no clients in the meantime.
