@@ -194,6 +194,7 @@ def test_what_cannot_be_is_refused_in_words(vault: Machine, tmp_path: Path) -> N
         "no directory": f"{tmp_path}/file: it is not a directory",
     }
     assert said.pop("after it") == "after"
+    assert said.pop("below normal"), "its kernels would delay the client's"
     assert said.pop("another process after a failure"), "its context may be lost"
     assert said.keys() == beginnings.keys()
     assert not [what for what, words in beginnings.items() if not said[what].startswith(f"ImageError: {words}")]

@@ -21,6 +21,7 @@ from mpsd_client._errors import MpsdError
 PROGRAM = "mpsd-imager"
 MOST_BYTES = 128 << 10  # of a datagram
 ROWS_AT_ONCE = 128
+BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}  # of the vendor's MPS: the client's kernels come first
 START_SECONDS = 60.0  # cuda-python is loaded, and the hash kernel compiled
 
 Row = tuple[int, int, int]  # offset, bytes, the commit that the allocation came with
@@ -59,7 +60,9 @@ class ImagerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = subprocess.Popen([_program()], stdin=theirs.fileno(), start_new_session=True)  # no Ctrl-C
+                self._process = subprocess.Popen(
+                    [_program()], stdin=theirs.fileno(), env=os.environ | BELOW_NORMAL, start_new_session=True  # no Ctrl-C
+                )
             except BaseException as exc:
                 ours.close()
                 if isinstance(exc, OSError):
