@@ -55,6 +55,7 @@ class Protection(Struct):
     why_not: str = ""  # why no sentinel is ready
     _asides: int = 0  # blocks that forbid a start
     _retry_at: float = -math.inf  # trio time
+    _yielded_to: int | None = None  # the server with a memory fault for which the sentinels were ended last
     _one_at_a_time: trio.Lock = field(default_factory=trio.Lock)
 
     # -- for the domain (domains/sentinel_port.py) ---------------------------------------------------------------------
@@ -90,6 +91,7 @@ class Protection(Struct):
 
     async def give_way(self) -> None:
         """End it, and start none until the domain's server has reported the fault."""
+        self._yielded_to = self.server.pid if self.server else None
         self._retry_at = trio.current_time() + _AGAIN_SECONDS
         await self.end()
 
@@ -116,8 +118,13 @@ class Protection(Struct):
         return self.is_ready and self.server is not None and (self.pool.settings.is_multiuser or self.server.uid == uid)
 
     @property
+    def is_starting(self) -> bool:
+        return self._one_at_a_time.locked()
+
+    @property
     def may_start(self) -> bool:
-        is_due = trio.current_time() >= self._retry_at
+        is_gone = self._yielded_to is not None and processes.state(self._yielded_to) in "ZX"
+        is_due = trio.current_time() >= self._retry_at or is_gone
         return self.settings.is_on and not self._asides and is_due and self.domain.state is DomainState.READY
 
     async def start(self, uid: int) -> None:
@@ -171,7 +178,7 @@ class Protection(Struct):
     async def _give_up(self, why: str) -> None:
         if self._asides:
             return  # another part of mpsd ended it
-        self.why_not, self._retry_at = why, trio.current_time() + _AGAIN_SECONDS
+        self.why_not, self._retry_at, self._yielded_to = why, trio.current_time() + _AGAIN_SECONDS, None
         effect = "no client starts there" if self.settings.is_required else "an SM exception there ends all clients"
         log.error("sentinel.not_ready", domain=self.domain.name, why=why, effect=effect)
         await self.end()

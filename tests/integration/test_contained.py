@@ -282,3 +282,12 @@ def test_a_memory_fault_ends_the_sentinel_and_then_all_clients(machine: Machine)
     assert victim.error() == 700
     wait_for("its end", lambda: not any(map(is_running, before)))
     assert not machine.journal("domain.contained")
+
+
+def test_after_a_memory_fault_the_next_server_has_a_sentinel_at_once(machine: Machine) -> None:
+    started(machine, f"{LEAVE}[domains]\nspares = 0\nmax_domains = 1\n")
+    victim = machine.counter().ready()
+    machine.client("faulter", "oob_write", "--after", "0.3").ready()
+    assert victim.error() == 700
+    machine.counter().ready()
+    assert len(machine.journal("sentinel.ready")) == 2
