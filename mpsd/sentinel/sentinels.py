@@ -155,8 +155,11 @@ class Sentinels(Struct):
             return False
         protection.find_server()
         is_new = await protection.name_clients()
-        if protection.server and domain.client_pids and not protection.is_ready and protection.may_start and self._is_allowed:
-            self._spawn(partial(protection.start, protection.server.uid))
+        started = next((each for each in domain.servers.values() if each.status == "ACTIVE"), None)
+        server = (protection.server or started) if domain.client_pids else started  # of a spare: so that no client waits
+        is_due = not protection.is_ready and not protection.is_starting and protection.may_start
+        if server is not None and is_due and self._is_allowed:
+            self._spawn(partial(protection.start, server.uid))
         return is_new
 
     def _hear(self, protection: Protection, watcher: Watcher, report: SentinelReport) -> None:
@@ -169,7 +172,8 @@ class Sentinels(Struct):
             if report.kind is SentinelKind.HOLDS:
                 protection.restore(report.pid)
             self.pool.notify()
-        log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid)
+        log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid,
+                  status=report.status, count=report.count, at_ns=report.time_ns)  # fmt: skip
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None, "sentinels are started in run()"

@@ -48,6 +48,18 @@ def test_it_is_stopped_in_the_server_of_the_first_client_and_is_its_users(machin
     assert str(pid) in arrivals[0], "the sentinel had its context before any client came"
 
 
+def test_a_spare_has_one_before_any_client(machine: Machine) -> None:
+    """The first client of that domain then does not wait for it."""
+    started(machine)
+    machine.counter().ready()
+    wait_for("the spare's", lambda: len(machine.journal("sentinel.ready")) == 2)
+    of_client, of_spare = machine.journal("sentinel.ready")
+    assert of_client["domain"] != of_spare["domain"]
+    with machine.mpsd() as mpsd:
+        [spare] = [each for each in mpsd.ask(calls.domain_list()).items if each.is_spare]
+    assert (spare.name, spare.clients) == (of_spare["domain"], 0)
+
+
 def test_it_counts_nowhere(machine: Machine) -> None:
     started(machine, f'{ON}[metrics]\nlisten = "unix:{machine.place}/metrics"\n')
     client = machine.counter().ready()
