@@ -23,6 +23,7 @@ enum {
 	MOST_GAP = 0x300,
 	MOST_DEVICES = 16,
 	SMS_AT_A_TIME = 66,
+	MOST_SMS = 1024,
 	MIN_EVENT_FD = 700, /* RM identifies a client's events by this number, and the client itself uses some */
 };
 
@@ -179,6 +180,33 @@ static int share_compute(const struct rm *rm)
 	return device_call(rm->client_control, NUMBER(MPSD_RM_SHARE, call), &call) < 0 ? -errno : (int)call.status;
 }
 
+static int read_errors(const struct rm *rm, uint32_t first, uint32_t count, struct mpsd_rm_sm_errors *answer)
+{
+	memset(answer, 0, sizeof(*answer));
+	answer->count = count;
+	answer->first = first;
+	return control(rm->control, rm->own, rm->session, MPSD_RM_READ_ALL_SM_ERRORS, answer, sizeof(*answer));
+}
+
+/* The client sees only the SMs of its share, and a culprit can have others: RM refuses the first number that is no SM. */
+static void count_sms(struct rm *rm)
+{
+	static struct mpsd_rm_sm_errors answer;
+	uint32_t there = rm->sms, beyond = MOST_SMS;
+
+	if (read_errors(rm, beyond - 1, 1, &answer) == 0)
+		return; /* it refuses none */
+	while (there + 1 < beyond) {
+		uint32_t middle = there + (beyond - there) / 2;
+
+		if (read_errors(rm, middle - 1, 1, &answer) == 0)
+			there = middle;
+		else
+			beyond = middle;
+	}
+	rm->sms = there;
+}
+
 /* RM numbers the devices, and accepts the session only under the device of the compute object. */
 static int open_session_on(struct rm *rm, uint32_t instance)
 {
@@ -204,8 +232,10 @@ int rm_open_session(struct rm *rm)
 	for (uint32_t i = 0; !rc && i < MOST_DEVICES; i++) {
 		int found = open_session_on(rm, i);
 
-		if (found == 0)
+		if (found == 0) {
+			count_sms(rm);
 			return 0;
+		}
 		last = i == 0 ? found : last; /* with one GPU the first answer is the cause */
 	}
 	return last;
@@ -252,10 +282,7 @@ int rm_read(const struct rm *rm, struct exception *out)
 		uint32_t left = rm->sms - first, count = left < SMS_AT_A_TIME ? left : SMS_AT_A_TIME;
 		int rc;
 
-		memset(&answer, 0, sizeof(answer));
-		answer.count = count;
-		answer.first = first;
-		rc = control(rm->control, rm->own, rm->session, MPSD_RM_READ_ALL_SM_ERRORS, &answer, sizeof(answer));
+		rc = read_errors(rm, first, count, &answer);
 		if (rc)
 			return rc;
 		out->is_mmu |= answer.has_mmu_fault;
@@ -275,17 +302,12 @@ int rm_read(const struct rm *rm, struct exception *out)
 	return 0;
 }
 
-static int resume_once(const struct rm *rm)
-{
-	return control(rm->control, rm->own, rm->session, MPSD_RM_RESUME_CONTEXT, NULL, 0);
-}
-
+/* In this order nothing of the server's runs before the last call. With CLEAR after a RESUME one in seven trials beside PyTorch
+ * hung (docs/measurements.md, run L). */
 int rm_resume(const struct rm *rm)
 {
 	struct mpsd_rm_clear clear = { .count = rm->sms };
-	int rc = resume_once(rm);
+	int rc = control(rm->control, rm->own, rm->session, MPSD_RM_CLEAR_ALL_SM_ERRORS, &clear, sizeof(clear));
 
-	if (!rc)
-		rc = control(rm->control, rm->own, rm->session, MPSD_RM_CLEAR_ALL_SM_ERRORS, &clear, sizeof(clear));
-	return rc ? rc : resume_once(rm);
+	return rc ? rc : control(rm->control, rm->own, rm->session, MPSD_RM_RESUME_CONTEXT, NULL, 0);
 }

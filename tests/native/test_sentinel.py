@@ -357,6 +357,6 @@ def test_a_stall_is_as_long_as_the_sequence(mps: Machine, sentinel: Sentinel) ->
     contained = sentinel.comes(CONTAINED)
     assert contained
     (fault,) = sentinel.of(FAULT)
-    assert contained.time_ns - fault.time_ns >= 25_000_000
-    assert victim.end()["worst_ms"] >= 20
+    assert contained.time_ns - fault.time_ns >= 10_000_000
+    assert victim.end()["worst_ms"] >= 10
     assert time.monotonic_ns() > contained.time_ns

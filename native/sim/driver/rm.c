@@ -144,7 +144,6 @@ static uint32_t control_session(const struct mpsd_rm_control *call)
 		return read_errors(parameters);
 	if (call->command == MPSD_RM_CLEAR_ALL_SM_ERRORS && call->parameters_size == sizeof(struct mpsd_rm_clear)) {
 		__atomic_store_n(&own.debugged->has_error, 0, __ATOMIC_RELEASE);
-		__atomic_fetch_add(&own.debugged->clears, 1, __ATOMIC_RELEASE);
 		return MPSD_RM_DONE;
 	}
 	return call->command == MPSD_RM_RESUME_CONTEXT && !parameters ? resume() : MPSD_RM_BAD_ARGUMENT;

@@ -17,14 +17,12 @@ struct rm_page {
 	uint32_t shared_with; /* debugger: the RM client that may debug; 0: none */
 	uint32_t has_session; /* debugger */
 	uint32_t resumes;     /* debugger, release: how often it has resumed */
-	uint32_t clears;      /* debugger, release; each also clears the error below */
+	uint32_t has_error;   /* server, release; the debugger clears it */
 	uint64_t resumed_ns;  /* debugger, before `resumes`: the last time */
 	uint64_t pc;          /* server, before the event: of the error that the first SM reports */
 	uint32_t warp_esr;    /* server */
 	uint32_t global_esr;  /* server */
-	uint32_t has_error;   /* server, release */
-	uint32_t reserved;    /* 0 */
 };
-static_assert(sizeof(struct rm_page) == 56 && sizeof(struct rm_page) <= RM_PAGE_BYTES, "struct rm_page");
+static_assert(sizeof(struct rm_page) == 48 && sizeof(struct rm_page) <= RM_PAGE_BYTES, "struct rm_page");
 
 #endif

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { EVENT_MS = 4, LOOK_MS = 2, RESUMES = 2 };
+enum { EVENT_MS = 4, LOOK_MS = 2 };
 
 static struct {
 	bool is_blocked;
@@ -23,7 +23,7 @@ static struct {
 	uint64_t culprit_knows_ns;
 	uint64_t event_ns; /* 0: it has fired */
 	struct rm_page *page; /* of the stopped client; NULL: none */
-	uint32_t resumes, clears; /* of the page, before this exception */
+	uint32_t resumes; /* of the page, before this exception */
 } now_held;
 
 static bool is_exception(enum fault_class class)
@@ -79,7 +79,6 @@ static void show_error(const struct connection *stopped, const char *detail)
 		return;
 	now_held.page = page;
 	now_held.resumes = __atomic_load_n(&page->resumes, __ATOMIC_ACQUIRE);
-	now_held.clears = __atomic_load_n(&page->clears, __ATOMIC_ACQUIRE);
 	(void)sscanf(detail, "pc %llx", &pc);
 	page->pc = pc;
 	page->warp_esr = pc ? 1 : 0; /* a trap shows neither */
@@ -133,13 +132,15 @@ static void fire(struct server *server)
 	}
 }
 
-/* RESUME, CLEAR, RESUME. */
+static bool was_resumed_once(void)
+{
+	return now_held.page && __atomic_load_n(&now_held.page->resumes, __ATOMIC_ACQUIRE) != now_held.resumes;
+}
+
+/* All clients go on after one RESUME; the SMs show the exception until CLEAR. */
 static void look_for_debugger(struct server *server)
 {
-	const struct rm_page *page = now_held.page;
-
-	if (!page || now_held.is_resumed || __atomic_load_n(&page->resumes, __ATOMIC_ACQUIRE) - now_held.resumes < RESUMES ||
-	    __atomic_load_n(&page->clears, __ATOMIC_ACQUIRE) == now_held.clears)
+	if (now_held.is_resumed || !was_resumed_once())
 		return;
 	now_held.is_resumed = true;
 	if (!now_held.is_broken)
@@ -151,11 +152,6 @@ static bool was_resumed_early(void)
 	const struct rm_page *page = now_held.page;
 
 	return page && page->resumes != now_held.resumes && page->resumed_ns < now_held.culprit_knows_ns;
-}
-
-static bool was_resumed_once(void)
-{
-	return now_held.page && now_held.page->resumes != now_held.resumes;
 }
 
 static void look_for_space(struct server *server)
