@@ -1,17 +1,24 @@
 /* counter: counts on the device, one line a second; ends with the CUDA error that stops it.
  *
- *   counter [--seconds S] [--ms MS] [--kernel-us US] [--mem MiB] [--json] [--start-ns NS]
+ *   counter [--seconds S] [--until-release] [--ms MS] [--kernel-us US] [--grid BLOCKS] [--mem MiB] [--json]
+ *           [--start-ns NS]
+ *
+ * --until-release: ends when its standard input does, after S seconds at the latest.  --grid: so many blocks of 1024 threads.
  */
 #include "client.h"
 
+#include <poll.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { CYCLES_PER_US = 1755 };
 
 struct run {
 	double seconds;
+	bool until_release;
 	double tick_ms;
 	uint64_t cycles;
+	unsigned grid; /* 0: one small block */
 	uint64_t kernels;
 	double worst_ms;
 	CUdeviceptr count;
@@ -32,7 +39,7 @@ static void step(struct client *client, struct run *run)
 	uint64_t before = client_now_ns();
 	double ms;
 
-	CLIENT_CHECK(client, client_launch(run->spin, 1, 32, parameters), EXIT_WORK);
+	CLIENT_CHECK(client, client_launch(run->spin, run->grid ? run->grid : 1, run->grid ? 1024 : 32, parameters), EXIT_WORK);
 	CLIENT_CHECK(client, cuCtxSynchronize(), EXIT_WORK);
 	ms = client_ms_since(before);
 	run->worst_ms = ms > run->worst_ms ? ms : run->worst_ms;
@@ -56,11 +63,18 @@ static void prepare(struct client *client, struct run *run, size_t mem_bytes)
 		   client_ms_since(client->start_ns), client->init_ms, client->context_ms, client_sms(client));
 }
 
+static bool is_released(const struct run *run)
+{
+	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
+
+	return run->until_release && poll(&input, 1, 0) > 0;
+}
+
 static void count(struct client *client, struct run *run)
 {
 	uint64_t start = client_now_ns(), ticks = 0;
 
-	while (client_ms_since(start) < run->seconds * 1e3) {
+	while (client_ms_since(start) < run->seconds * 1e3 && !is_released(run)) {
 		step(client, run);
 		if (client_ms_since(start) < (double)(ticks + 1) * run->tick_ms)
 			continue;
@@ -80,12 +94,15 @@ int main(int argc, char **argv)
 	size_t mem_bytes;
 
 	client_options(&client, "counter", &argc, argv);
+	run.until_release = client_flag(&argc, argv, "--until-release");
 	run.seconds = atof(client_option(&argc, argv, "--seconds", "10"));
 	run.tick_ms = atof(client_option(&argc, argv, "--ms", "1000"));
 	run.cycles = (uint64_t)(atof(client_option(&argc, argv, "--kernel-us", "100")) * CYCLES_PER_US);
+	run.grid = (unsigned)strtoul(client_option(&argc, argv, "--grid", "0"), NULL, 10);
 	mem_bytes = strtoull(client_option(&argc, argv, "--mem", "0"), NULL, 10) << 20;
 	if (argc > 1 || run.tick_ms <= 0)
-		client_usage("counter [--seconds S] [--ms MS] [--kernel-us US] [--mem MiB] [--json] [--start-ns NS] [--device N]");
+		client_usage("counter [--seconds S] [--until-release] [--ms MS] [--kernel-us US] [--grid BLOCKS] [--mem MiB] [--json] "
+			     "[--start-ns NS] [--device N]");
 	prepare(&client, &run, mem_bytes);
 	count(&client, &run);
 	return 0;

@@ -54,17 +54,33 @@ class Listener:
         with self._changed:
             return [event for heard_ns, event in self._heard if event.topic == topic and heard_ns >= since_ns]
 
-    def culprit_since(self, since_ns: int, seconds: float) -> Verdict | None:
-        """Return the first incident with a culprit published after `since_ns`; None if none comes in time."""
+    def first(self, topic: str, since_ns: int, seconds: float) -> tuple[int, Event] | None:
+        """Return the first event of a topic received after `since_ns`, and when; None if none comes in time."""
         end = time.monotonic() + seconds
         with self._changed:
             while True:
                 for heard_ns, event in self._heard:
-                    if event.topic == "fault.culprit" and heard_ns >= since_ns:
-                        facts = event.facts
-                        return Verdict(int(facts["number"]), int(facts["culprit"]["pid"]), str(facts["confidence"]), heard_ns)
+                    if event.topic == topic and heard_ns >= since_ns:
+                        return heard_ns, event
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     return None
+
+    def verdict_on(self, number: int) -> Verdict | None:
+        """Return the last culprit of an incident that was published."""
+        found = None
+        with self._changed:
+            for heard_ns, event in self._heard:
+                if event.topic == "fault.culprit" and event.facts["number"] == number:
+                    found = Verdict(number, int(event.facts["culprit"]["pid"]), str(event.facts["confidence"]), heard_ns)
+        return found
+
+    def culprit_since(self, since_ns: int, seconds: float) -> Verdict | None:
+        """Return the first incident with a culprit published after `since_ns`; None if none comes in time."""
+        found = self.first("fault.culprit", since_ns, seconds)
+        if found is None:
+            return None
+        heard_ns, facts = found[0], found[1].facts
+        return Verdict(int(facts["number"]), int(facts["culprit"]["pid"]), str(facts["confidence"]), heard_ns)
 
     def wait_for_spare(self, seconds: float) -> bool:
         """True once a domain has a started server and no clients."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tests.gpu.comparison.sections import (
     blame,
+    containment,
     contract,
     cost,
     crowd,
@@ -27,6 +28,8 @@ from tests.gpu.comparison.sections import (
     pytorch,
     recovery,
     restart,
+    sentinel_cost,
+    sentinel_services,
     shim_shield,
     shim_torch,
     silence,
@@ -67,6 +70,10 @@ SECTIONS = (
     Section("faults", 100, faults.run),
     Section("memory_faults", 560, incidents.run_memory),
     Section("other_faults", 560, incidents.run_others),
+    Section("contained", 590, containment.run),
+    Section("contained_shares", 120, containment.run_shares),
+    Section("sentinel_cost", 150, sentinel_cost.run),
+    Section("sentinel_services", 150, sentinel_services.run),
     Section("blame", 120, blame.run),
     Section("watched", 60, watched.run),
     Section("recovery", 90, recovery.run),
