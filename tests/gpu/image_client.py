@@ -1,8 +1,8 @@
-"""A client whose arena is imaged while it works; a JSON object a line.
+"""Take images of an arena while its client writes it. Prints JSON lines.
 
-    image_client.py take BYTES PERMILLE TRIALS DIRECTORY    images in a row; each step writes PERMILLE of the arena's bytes
-    image_client.py save BYTES DIRECTORY                    the same bytes by torch.save and by safetensors, in PyTorch's Python
-    image_client.py checkpoint BYTES                        a process without MPS with as many bytes, by the driver's checkpoint
+    image_client.py take BYTES PERMILLE TRIALS DIRECTORY    take images in a row; each step writes PERMILLE of the bytes
+    image_client.py save BYTES DIRECTORY                    save as many bytes by torch.save and by safetensors
+    image_client.py checkpoint BYTES                        checkpoint a process without MPS by the driver's calls
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 2 << 20
-WORK_BYTES = 256 << 20  # copied in each step in addition: as limited by memory as anything can be
+WORK_BYTES = 256 << 20  # each step also copies these, limited by the GPU's memory bandwidth
 RATE_SECONDS = 0.5
 SAMPLES = 32  # blocks of each image that are compared with the arena's at the barrier
 
@@ -25,7 +25,7 @@ def say(event: str, **facts: object) -> None:
 
 
 class Worker:
-    """Guards nothing; writes its arena and copies memory of its own, step by step, without a pause."""
+    """Writes its arena and copies private memory, step by step."""
 
     def __init__(self, size: int, permille: int) -> None:
         from mpsd_client import Arena
@@ -47,7 +47,7 @@ class Worker:
         _call("cuCtxSynchronize")
 
     def rate(self) -> float:
-        """Steps per second of an undisturbed client."""
+        """Return the steps per second without an imager."""
         began, before = time.monotonic(), self._steps
         while (passed := time.monotonic() - began) < RATE_SECONDS:
             self.step()
@@ -155,7 +155,7 @@ def hold(size: str) -> None:
 
 
 def checkpoint(size: str) -> None:
-    """The process stands still from the lock to the unlock: both directions are its stall."""
+    """Checkpoint and restore a process; it stands still from the lock to the unlock."""
     env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}  # it refuses clients of MPS (801)
     command = [sys.executable, __file__, "hold", size]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
