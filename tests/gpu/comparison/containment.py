@@ -1,7 +1,7 @@
-"""One trial of containment: four clients in one server, one of them faults; what becomes of the others, and who is named.
+"""Make one trial of containment: four clients share a server, and one of them faults.
 
-    train, matmul (PyTorch), long (kernels of half a second)    work until they are released, after the fault; then they say
-                                                                what they computed
+    train, matmul (PyTorch), long (kernels of half a second)    work until they are released after the fault, and report their
+                                                                results
     the culprit                                                 faults when its input ends
 
 A co-runner is exact if it ran to its own end with the results of an undisturbed run.
@@ -22,7 +22,7 @@ from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 CONFIG = (
-    '[sentinel]\nmode = "on"\n[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit_seconds = 0.3\n'
+    '[sentinel]\nmode = "on"\nself_test = false\n[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit_seconds = 0.3\n'
     '[log]\nlevel = "debug"\n'  # the sentinel's reports
 )
 GPU_TESTS = Path(__file__).resolve().parents[1]
@@ -78,7 +78,7 @@ class Trial:
     seconds: float = 0.0
 
     def judge(self, listener: Listener) -> None:
-        """Note whom mpsd has named; after a trap it does so seconds later."""
+        """Note the culprit that mpsd has named; after a trap it names one seconds later."""
         verdict = listener.verdict_on(self.number)
         if verdict is not None:
             self.is_right, self.confidence = verdict.pid == self.culprit_pid, verdict.confidence
@@ -125,7 +125,7 @@ class Bench:
         return system.spawn([python, str(OURS), kind.mode, "--gate", "--linger", LINGER], None, True)
 
     def end_of(self, kind: str, client: Client, until: float) -> str:
-        """Return "exact", or what became of a co-runner."""
+        """Return "exact", or how a co-runner ended."""
         client.wait(max(0.05, until - time.monotonic()))
         ends = client.events("end")
         if not ends:
