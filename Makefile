@@ -157,7 +157,7 @@ install-files:
 		mv -n $(BINDIR)/$(PROGRAM) $(VENDOR); \
 	fi
 	@install -m 755 clients/control/build/install/$(PROGRAM) $(BINDIR)/$(PROGRAM)
-	@ln -sfn $(PREFIX)/venv/bin/mpsctl $(BINDIR)/mpsctl
+	@ln -sfn -t $(BINDIR) $(PREFIX)/venv/bin/mpsctl $(PREFIX)/venv/bin/mpsd-images
 	@install -d $(MANDIR)/man1
 	@$(PREFIX)/venv/bin/python -I -m mpsctl.manual > $(MANDIR)/man1/mpsctl.1
 	@install -m 644 clients/systemd/mpsd.service $(UNITDIR)/mpsd.service
@@ -175,7 +175,9 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 	elif [ -e $(VENDOR) ]; then \
 		mv -n $(VENDOR) $(BINDIR)/$(PROGRAM); \
 	fi
-	@if [ "$$(readlink $(BINDIR)/mpsctl)" = $(PREFIX)/venv/bin/mpsctl ]; then rm -f $(BINDIR)/mpsctl $(MANDIR)/man1/mpsctl.1; fi
+	@if [ "$$(readlink $(BINDIR)/mpsctl)" = $(PREFIX)/venv/bin/mpsctl ]; then \
+		rm -f $(BINDIR)/mpsctl $(BINDIR)/mpsd-images $(MANDIR)/man1/mpsctl.1; \
+	fi
 	@rm -rf $(PREFIX)/venv $(UNITDIR)/mpsd.service $(TMPFILESDIR)/mpsd.conf $(SYSCONFDIR)/logrotate.d/mpsd
 	@rmdir $(PREFIX) 2>/dev/null || true
 

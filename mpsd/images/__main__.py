@@ -47,6 +47,7 @@ def main(words: Sequence[str]) -> int:
     """Run a command line and return its exit status.  Exits for --help and wrong command lines."""
     asked = _parser().parse_args(words)
     try:
+        asked.directory = asked.directory or default_directory()
         if not asked.directory.is_dir():
             raise BadRequest(f"{asked.directory} is no directory: no image was taken there; name another with --directory")
         with Images.open(asked.directory) as images:
@@ -62,7 +63,7 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
-        "--directory", type=Path, default=default_directory(),
+        "--directory", type=Path,
         help="of the images; default: $MPSD_IMAGES, else mpsd/images in $XDG_STATE_HOME or ~/.local/state",
     )  # fmt: skip
     shared.add_argument("--json", action="store_true", help="print JSON")

@@ -72,6 +72,9 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert done.returncode == 0, done.stderr
     done = run(str(place / "bin/mpsctl"), "--socket", str(place / "no.sock"), "status", env={}, cwd="/")
     assert (done.returncode, done.stderr) == (3, f"mpsctl status: no mpsd at {place}/no.sock: No such file or directory\n")
+    done = run(str(place / "bin/mpsd-images"), "list", "--directory", str(place / "none"), env={}, cwd="/")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"mpsd-images list: {place}/none is no directory")
     assert (place / "man/man1/mpsctl.1").read_text().startswith(".TH MPSCTL 1")
 
     (place / "etc/mpsd/mpsd.toml").write_text("# mine\n")
@@ -82,7 +85,7 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert ours.read_bytes() == VENDOR
     assert not vendors.exists()
     assert not (place / "opt").exists()
-    assert not [*(place / "man").rglob("mpsctl*"), *(place / "bin").glob("mpsctl"), *(place / "tmpfiles").iterdir()]
+    assert not [*(place / "man").rglob("mpsctl*"), *(place / "bin").glob("mps*"), *(place / "tmpfiles").iterdir()]
     assert sorted(path.name for path in (place / "etc").rglob("*") if path.is_file()) == ["mpsd", "mpsd.toml"]
 
 
