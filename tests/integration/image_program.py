@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from arena_looks import MIB, cuda, poke, refusal, say
-from mpsd_client import Arena, Service, State, StateReader
+from mpsd_client import Arena, Client, Service, State, StateReader, restore_image
 
 BLOCK = 2 * MIB
 MOST_BESIDE = 10  # steps while the arena is copied: the simulator's GPU is the tests' processor
@@ -183,6 +183,12 @@ def leave_the_barrier(directory: str) -> None:
     arena.close()
 
 
+def die_restoring(directory: str) -> None:
+    """Killed when the first memory is in the new arena."""
+    with Client() as mpsd:
+        restore_image(mpsd, "kept", "half", directory=directory, told=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -224,5 +230,5 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (many, fill, keep, look, serve, live_through_a_fault, leave_the_barrier, die_after_barrier, refusals)
+    verbs = (many, fill, keep, look, serve, live_through_a_fault, leave_the_barrier, die_after_barrier, die_restoring, refusals)
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_an_image_that_is_not_there(vault: Machine, taken: Taken, words: tuple[s
     assert done.returncode == 1
     assert done.stderr.startswith("mpsctl image restore: ")
     assert "missing" not in arenas(vault)
+
+
+def test_an_arena_whose_maker_is_killed_expires(vault: Machine, taken: Taken) -> None:
+    """A minute after it: no process would remove it."""
+    directory, _ = taken
+    run(vault, "die_restoring", str(directory), status=-signal.SIGKILL)
+    found = json.loads(mpsctl(vault, "arena", "show", "half", "--json").stdout)
+    assert (found["ttl_seconds"], found["commit"]) == (60.0, 0)
 
 
 def test_a_damaged_image_leaves_no_arena(vault: Machine, taken: Taken, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mpsd_client._imager import START_SECONDS, ImagerProcess, images_directory
 from mpsd_client._native import ffi, lib
 from mpsd_client._state_reader import check
 
+KILLED_TTL = 60.0  # an arena that is not restored yet expires so soon after the end of this process
 FILL_SECONDS = 6 * 3600.0  # for one allocation, from a slow disk
 T = TypeVar("T")
 
@@ -46,10 +47,12 @@ def restore_image(
         found, files = imager.answer_with_files("found", START_SECONDS)
         for each in files:
             stack.callback(os.close, each)
-        sizes = found["capacity_bytes"], found["window_bytes"]
-        made = mpsd.ask(calls.arena_create(name or found["arena"], gpu or found["gpu"], *sizes, mode=mode, ttl_seconds=ttl))
+        wanted = name or found["arena"], gpu or found["gpu"], found["capacity_bytes"], found["window_bytes"]
+        made = mpsd.ask(calls.arena_create(*wanted, mode=mode, ttl_seconds=KILLED_TTL))
         try:
-            return _fill(mpsd, imager, made, found, files, told)
+            _fill(mpsd, imager, made, found, files, told)
+            mpsd.ask(calls.arena_change(made.id, ttl_seconds=ttl or 0.0))
+            return mpsd.ask(calls.arena_close(made.id))
         except BaseException:
             with suppress(MpsdError):
                 mpsd.ask(calls.arena_close(made.id))
@@ -60,7 +63,8 @@ def restore_image(
 
 def _fill(
     mpsd: Asks, imager: ImagerProcess, made: values.Arena, facts: dict[str, Any], files: list[int], told: Callable[[int], None]
-) -> values.Arena:
+) -> None:
+    """Put the memory into the arena, and commit it with layout and forward state."""
     generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
     done = 0
     while True:
@@ -78,7 +82,6 @@ def _fill(
     state = _State(files[-1], generation) if facts["has_state"] else None
     layout = files[0] if facts["has_layout"] else None
     mpsd.ask(calls.arena_commit(made.id, generation, layout, None if state is None else state.descriptor))
-    return mpsd.ask(calls.arena_close(made.id))
 
 
 class _State:
