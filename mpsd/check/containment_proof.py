@@ -46,7 +46,7 @@ def load_proofs(directory: Path) -> tuple[Proof, ...]:
     try:
         with (directory / FILE).open("rb") as file:
             return msgspec.json.decode(file.read(_MOST_BYTES), type=tuple[Proof, ...])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return ()
 
 

@@ -39,7 +39,7 @@ def test_one_kind_of_gpu_that_failed_or_was_not_tested_decides(tmp_path: Path) -
     assert find(tmp_path, "H200", "L4") == proof("it hung", gpu="L4")
 
 
-@pytest.mark.parametrize("text", [b"", b"[", b"{}", b'[{"driver": 1}]', b'[{"driver": "a"}]', b"\xff"])
+@pytest.mark.parametrize("text", [b"", b"[{\"why\":\"\xff\"}]", b"[", b"{}", b'[{"driver": 1}]', b'[{"driver": "a"}]', b"\xff"])
 def test_a_damaged_file_proves_nothing(tmp_path: Path, text: bytes) -> None:
     (tmp_path / FILE).write_bytes(text)
     assert load_proofs(tmp_path) == ()
