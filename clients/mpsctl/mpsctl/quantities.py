@@ -67,6 +67,11 @@ def parse_whole(text: str) -> int:
     return int(text)
 
 
+def parse_id_or_name(text: str) -> int | str:
+    """Return the number of a word of digits alone, else the word."""
+    return parse_whole(text) if text.isdecimal() else text
+
+
 def parse_number_of(least: int, most: int, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
         raise Unfit(f"a whole number, {least} to {most}")

@@ -10,6 +10,7 @@ from mpsctl.incident import CLASSES
 from mpsctl.quantities import (
     Unfit,
     parse_duration,
+    parse_id_or_name,
     parse_number_of,
     parse_percent,
     parse_share,
@@ -95,7 +96,11 @@ COMMANDS: tuple[Command, ...] = (
         _LEASE,
         Argument("--ttl", "how long; otherwise as long as it was made for", metavar=_DURATION, parse=parse_duration),
     )),
-    Command("lease release", "Release a lease; its clients keep their share until they end", leases.release, (_LEASE,)),
+    Command("lease release", "Release a lease; its clients keep their share until they end", leases.release, (
+        Argument("lease", "its id, or a name: then all your leases of that name", metavar="ID|NAME",
+                 parse=parse_id_or_name),
+        Argument("--owner", "with a name: release this user's leases; for operators", metavar="USER", parse=parse_user),
+    ), "A word of digits alone is an id."),
     Command("lease show", "Show one lease, with its token if it is yours", leases.show, (_LEASE,)),
     Command("queue", "List the leases and clients that wait, with the reasons", leases.list_queue),
     Command("clients", "List the processes that use CUDA through mpsd", clients.list_clients, (),

@@ -90,6 +90,18 @@ async def test_a_lease_is_renewed_and_given_back(tmp_path: Path, short_dir: Path
         assert 1 not in console.daemon.fakes.leases.made
 
 
+async def test_leases_are_given_back_by_name(tmp_path: Path, short_dir: Path) -> None:
+    """All of one owner; another user's lease with the same name stays."""
+    async with open_console(tmp_path, short_dir) as console:
+        for owner in ("1000", "1000", "2000"):
+            await console.answer("lease", "create", "job", "--user", owner, "--sm", "1%", "--owner", owner, peer=OPERATOR)
+        out = await console.answer("lease", "release", "job", "--owner", "1000", peer=OPERATOR)
+        assert out == "lease 3 is released; no client had it\nlease 4 is released; no client had it\n"
+        assert [lease.owner_uid for lease in console.daemon.fakes.leases.made.values() if lease.spec.name == "job"] == [2000]
+        done = await console.run("lease", "release", "job", "--owner", "1000", peer=OPERATOR)
+        assert (done.status, "has no lease with the name job (NO_SUCH_LEASE)" in done.err) == (1, True)
+
+
 async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
     """An omitted limit stays; `none` removes it; a limit for one GPU overrides the limit for each."""
     async with open_console(tmp_path, short_dir) as console:

@@ -1,10 +1,11 @@
 """The commands leases, lease create, lease renew, lease release, lease show, and queue."""
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpsd_client import Lease, Selector, calls, values
+from mpsd_client import ErrorCode, Lease, Refused, Selector, calls, values
 
 from mpsctl import words
 from mpsctl.output import Column, facts
@@ -101,9 +102,22 @@ def renew(session: Session) -> int:
 
 
 def release(session: Session) -> int:
-    lease = session.ask(calls.lease_release(session.asked.id))
-    session.out.document(lease, lambda: f"lease {lease.id} is released; {_those_who_run(lease)}")
+    word: int | str = session.asked.lease
+    ids = [word] if isinstance(word, int) else _ids_of(session, word)
+    leases = [session.ask(calls.lease_release(each)) for each in ids]
+    said = "\n".join(f"lease {lease.id} is released; {_those_who_run(lease)}" for lease in leases)
+    session.out.document(leases[0] if isinstance(word, int) else leases, lambda: said)
     return 0
+
+
+def _ids_of(session: Session, name: str) -> list[int]:
+    """Return the ids of the leases of that name that the user owns.  Raises Refused."""
+    owner = os.geteuid() if session.asked.owner is None else session.asked.owner
+    found = [lease.id for lease in session.all(calls.lease_list(limit=1000)) if (lease.name, lease.owner_uid) == (name, owner)]
+    if not found:
+        code = ErrorCode.NO_SUCH_LEASE
+        raise Refused(code, code.name, f"user {session.user_name(owner)} has no lease with the name {name}")
+    return found
 
 
 def _those_who_run(lease: Lease) -> str:
