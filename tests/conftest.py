@@ -117,11 +117,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What this machine cannot show is skipped, with the reason.  Virtual machines are run only by `-m kmod`."""
-    if "kmod" not in config.option.markexpr:
-        emulated = [item for item in items if item.get_closest_marker("kmod")]
-        config.hook.pytest_deselected(items=emulated)
-        items[:] = [item for item in items if item not in set(emulated)]
+    """What this machine cannot show is skipped, with the reason.  Some suites are run only by name, as `-m kmod`."""
+    for suite in ("kmod", "engines"):
+        if suite not in config.option.markexpr:
+            others = {item for item in items if item.get_closest_marker(suite)}
+            config.hook.pytest_deselected(items=list(others))
+            items[:] = [item for item in items if item not in others]
     lacking = {}
     if not os.path.exists("/dev/nvidiactl"):
         lacking["gpu"] = pytest.mark.skip(reason="no NVIDIA GPU here (/dev/nvidiactl)")

@@ -47,11 +47,11 @@ exec {SIMULATOR}/bin/mpsd-sim set-compute-mode "$gpu" "$mode"
 class Host:
     """Namespaces, and what runs in them."""
 
-    def __init__(self, place: Path, front_end: Path) -> None:
+    def __init__(self, place: Path, front_end: Path, first: str) -> None:
         self.place = place
         self._children: list[subprocess.Popen[bytes]] = []
         script = place / "set-up"
-        script.write_text(_set_up(place, front_end))
+        script.write_text(_set_up(place, front_end) + first.format(patient=PATIENT))
         words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-e", str(script)]
         self._first = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert self._first.stdout
@@ -165,7 +165,6 @@ ln -sf true /usr/bin/sleep
 cp {place}/mpsd.toml /etc/mpsd/mpsd.toml
 mount --rbind / {driver_root}
 echo ready
-exec {patient}/sleep 86400
 """
 
 
@@ -199,13 +198,14 @@ def build_front_end(directory: Path) -> Path:
 
 
 @contextmanager
-def open_host(front_end: Path, configuration: str = "") -> Iterator[Host]:
+def open_host(front_end: Path, configuration: str = "", first: str = "exec {patient}/sleep 86400") -> Iterator[Host]:
+    """first: what the host's first process does after the setup."""
     place = Path(tempfile.mkdtemp(prefix="mpsd-host-", dir="/tmp"))
     place.chmod(0o755)
     (place / "mpsd.toml").write_text(f'backend = "sim"\n{configuration}')
     (place / "nvidia-smi").write_text(NVIDIA_SMI)
     (place / "nvidia-smi").chmod(0o755)
-    host = Host(place, front_end)
+    host = Host(place, front_end, first)
     try:
         yield host
     finally:

@@ -10,7 +10,7 @@ from mpsd.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOTTED = re.compile(r"`([a-z]+\.[a-z_]+)`")
-FILE_NAME = re.compile(r"\.(py|md|toml|txt|log|db|c|h|def|so|json|sock|service)$")
+FILE_NAME = re.compile(r"\.(py|md|toml|conf|txt|log|db|c|h|def|so|json|sock|service)$")
 FOREIGN = {"cuda.core"}  # of cuda-python
 CHAPTER = re.compile(r'docs/([a-z0-9/-]+\.md)(?:, "([^"]+)")?')
 
