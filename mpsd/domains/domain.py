@@ -250,7 +250,7 @@ class Domain:
                 self.served_defaults = self.applied_defaults
             case log_lines.ServerReady(pid):
                 self._ready_since[pid] = -math.inf
-            case log_lines.ServerExited(pid) if processes.process_id(pid) is None:
+            case log_lines.ServerExited(pid) if not processes.lives(pid):
                 self.contexts.pop(pid, None)
         self.mark_stale()
 
@@ -371,7 +371,7 @@ class Domain:
     async def _ask(self) -> dict[int, ServerView]:
         """Ask the vendor daemon for its servers; the sentinel's clients are in no view of them."""
         if self.state is DomainState.CONTAINED:
-            return server_answers.living(self.servers, processes.process_id)
+            return server_answers.living(self.servers, processes.lives)
         views = {}
         for pid, uid, status, clients in await ask_servers(self.control, self.servers.keys(), self._is_started):
             listed = tuple(each for each in clients if each not in self.sentinel.pids)

@@ -34,9 +34,8 @@ class Leftovers:
         """Record servers that the daemon listed, or the daemon's children."""
         self._recorded = {each for each in self._recorded if processes.is_alive(each)}
         for pid in pids:
-            with suppress(OSError):
-                if len(self._recorded) < _MOST_RECORDED and (found := processes.process_id(pid)):
-                    self._recorded.add(found)
+            if len(self._recorded) < _MOST_RECORDED and (found := processes.find(pid)):
+                self._recorded.add(found)
 
     def record_children(self, daemon: ProcessId) -> None:
         """Record the daemon's children.  Call it before the daemon is killed: afterwards they have another parent."""
@@ -47,7 +46,7 @@ class Leftovers:
         recorded, self._recorded = self._recorded, set()
         swept = sum(kill(each) for each in recorded if is_vendors(each.pid))
         for pid in children(os.getpid()):
-            if is_vendors(pid) and (process := processes.process_id(pid)) and await self._is_ours(process):
+            if is_vendors(pid) and (process := processes.find(pid)) and await self._is_ours(process):
                 swept += kill(process)
         return swept
 

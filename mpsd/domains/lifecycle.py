@@ -89,7 +89,7 @@ def _take_over_clients(pool: Pool, domain: Domain) -> None:
 
     One of the latter may have a channel to a server and no context yet: its next connection belongs here.
     """
-    listed = {process: processes.real_uid(pid) for pid in domain.client_pids if (process := processes.process_id(pid))}
+    listed = {process: processes.real_uid(pid) for pid in domain.client_pids if (process := processes.find(pid))}
     placed = {process: uid for process, uid in pool.store.members(domain.name) if processes.is_alive(process)}
     for process, uid in (listed | placed).items():
         domain.join(process, uid, domain.key)

@@ -129,7 +129,7 @@ def _homeless() -> list[ProcessId]:
         and (found := processes.linked_file(pid, "root"))
         and found.identity == root
         and _has_removed_files(pid)
-        and (process := processes.process_id(pid)) is not None
+        and (process := processes.find(pid)) is not None
     ]
 
 
@@ -148,7 +148,7 @@ def _parents(process: ProcessId) -> set[int | None]:
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:
-    return [process for pid in children(daemon.pid) if is_vendors(pid) and (process := processes.process_id(pid))]
+    return [process for pid in children(daemon.pid) if is_vendors(pid) and (process := processes.find(pid))]
 
 
 async def _end(daemon: ProcessId) -> None:

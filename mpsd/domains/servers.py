@@ -19,7 +19,7 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
     for new answers.
     """
     known = _ready(domain.servers.values(), uid, is_multiuser)
-    if known and processes.process_id(known.pid):
+    if known and processes.lives(known.pid):
         return known
     told: set[int] = set()  # servers that were asked to shut down
     with trio.move_on_after(seconds):

@@ -57,7 +57,7 @@ class Strangers(Struct):
     async def look(self, domain: Domain) -> None:
         """Handle the strangers that the domain lists now; mpsd acts only on a second answer, some time after the first."""
         now = trio.current_time()
-        listed = {process for pid in domain.strangers if (process := processes.process_id(pid))}
+        listed = {process for pid in domain.strangers if (process := processes.find(pid))}
         for process in [each for name, each in self._known if name == domain.name and each not in listed]:
             del self._known[domain.name, process]
         for process in listed:

@@ -101,7 +101,7 @@ class Upkeep:
     @staticmethod
     def _lives(domain: Domain) -> bool:
         """Return whether a client of the domain lives."""
-        return any(processes.process_id(pid) for pid in domain.client_pids | {process.pid for process in domain.members})
+        return any(processes.lives(pid) for pid in domain.client_pids | {process.pid for process in domain.members})
 
     def _begin(self, nursery: trio.Nursery, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
         self._busy.add(domain.name)
@@ -199,7 +199,7 @@ class Upkeep:
 
     async def _end_contained(self, domain: Domain) -> None:
         """End what is left of a domain with a contained exception: its server serves no client any more."""
-        left = [pid for pid in sorted(domain.client_pids) if processes.process_id(pid)]
+        left = [pid for pid in sorted(domain.client_pids) if processes.lives(pid)]
         why = "sentinel.drain_seconds are over" if left else "its clients have ended after a contained exception"
         log.warning("domain.kill", domain=domain.name, why=why, clients=len(left))
         if domain.number > 1:

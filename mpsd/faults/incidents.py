@@ -190,7 +190,7 @@ class Incidents:
                 self.parties.meet(process, domain.name)
         for pid in domain.client_pids:
             known = self.parties.by_pid(pid)
-            found = processes.process_id(pid) if known is None or self.parties.is_gone(known) else None
+            found = processes.find(pid) if known is None or self.parties.is_gone(known) else None
             if found is not None and found != known:
                 self.parties.meet(found, domain.name)
                 self._pool.watch(domain, found)

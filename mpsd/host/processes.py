@@ -42,6 +42,22 @@ def process_id(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[_START_TIME - 3]))
 
 
+def find(pid: int) -> ProcessId | None:
+    """Return the process as `process_id` does; None also if it is not known: with some kernels its user prevents that."""
+    try:
+        return process_id(pid)
+    except OSError:
+        return None
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process has this pid and is not ending; True if that is not known."""
+    try:
+        return process_id(pid) is not None
+    except OSError:
+        return True
+
+
 def is_alive(process: ProcessId) -> bool:
     """Return whether the process lives; True if unknown: its resources may be reused only after it has certainly ended."""
     try:

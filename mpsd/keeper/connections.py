@@ -159,7 +159,7 @@ class KeeperClient:
 
     def kill(self) -> None:
         """Kill the keeper, whose socket was removed: a successor, which the next mpsd can reach, gets everything."""
-        keeper = processes.process_id(self.pid) if self._socket is not None else None
+        keeper = processes.find(self.pid) if self._socket is not None else None
         if keeper is not None:
             processes.kill(keeper)
 

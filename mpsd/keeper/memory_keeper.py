@@ -236,7 +236,7 @@ class VaultKeeper:
     async def _meet(self) -> None:
         [(stat, _)] = await self._link.exchange([KeeperRequest(KeeperOp.STAT)])
         self.pid, self.most_held = stat.keeper_pid(), stat.most_held()
-        if (found := processes.process_id(self.pid)) is not None and found != self._owner.known(self.number):
+        if (found := processes.find(self.pid)) is not None and found != self._owner.known(self.number):
             self._owner.met(self.number, found)
         self.names = set(await self._list())
         self.is_listed, self.is_silent = True, False

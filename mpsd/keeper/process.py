@@ -62,7 +62,7 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
         if processes.command(pid) != program.name or processes.sole_uid(pid) != os.geteuid():
             continue
-        if (process := processes.process_id(pid)) is None:
+        if (process := processes.find(pid)) is None:
             continue
         for inode, name in names.items():
             with suppress(OSError):  # it has gone, or is another user's, and mpsd is not root

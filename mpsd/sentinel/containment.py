@@ -66,7 +66,7 @@ class Containment(Struct):
             self.see(exception_seen(report, self.domain.name, self.gpu))
 
     def _note(self, report: SentinelReport) -> None:
-        process = next((each for each in self.clients if each.pid == report.pid), None) or processes.process_id(report.pid)
+        process = next((each for each in self.clients if each.pid == report.pid), None) or processes.find(report.pid)
         if process is not None and self._fault is not None:
             self.clients.add(process)  # the next mpsd learns of it in this way
             self._holds[process] = report

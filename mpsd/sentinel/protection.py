@@ -172,7 +172,7 @@ class Protection(Struct):
         watcher = Watcher(gpu, peer, self._hear, self._note_end)
         self._adopt(gpu, watcher)
         await watcher.known.wait()
-        if self.server and (server := processes.process_id(self.server.pid)):
+        if self.server and (server := processes.find(self.server.pid)):
             await watcher.attach(server)
 
     async def _give_up(self, why: str) -> None:
@@ -193,13 +193,13 @@ class Protection(Struct):
         owners = [found[0] for pid in self.pids if (found := processes.owner(pid))]
         fitting = (each for each in self.domain.servers.values() if self.pool.settings.is_multiuser or each.uid in owners)
         self.server = next(fitting, None)
-        if self.server and (server := processes.process_id(self.server.pid)):
+        if self.server and (server := processes.find(self.server.pid)):
             for watcher in self.watchers.values():
                 self.spawn(partial(watcher.attach, server))
 
     def restore(self, pid: int) -> None:
         """Note a client of a contained domain that a restarted mpsd cannot ask for."""
-        domain, vendor, process = self.domain, self.domain.control.process, processes.process_id(pid)
+        domain, vendor, process = self.domain, self.domain.control.process, processes.find(pid)
         if process is None or vendor is None:
             return
         for server_pid in [each for each in children(vendor.pid) if is_vendors(each)][:1]:
@@ -220,7 +220,7 @@ class Protection(Struct):
         is_new = False
         members = {each.pid: each for each in self.domain.members}
         strangers = self.domain.client_pids - members.keys()
-        listed = [found for pid in strangers if (found := processes.process_id(pid))]
+        listed = [found for pid in strangers if (found := processes.find(pid))]
         for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
             watcher.forget_gone()
             for process in (*members.values(), *listed):

@@ -95,7 +95,7 @@ class Watcher:
         match report.kind:
             case SentinelKind.STARTED:
                 self.client_pid = report.pid
-                self._process = processes.process_id(report.count)
+                self._process = processes.find(report.count)
                 self.known.set()
             case SentinelKind.ARMED:
                 self.is_armed = True

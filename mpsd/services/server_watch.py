@@ -55,7 +55,9 @@ class Servers:
                 self._coordinator.close(domain_name)
 
     def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
-        server = processes.process_id(pid)
+        server = processes.find(pid)
+        if server is None and processes.lives(pid):
+            return  # not known
         if server is None:
             known = next((each for each in self._clients if each.pid == pid), None)
             if known is None:

@@ -113,7 +113,7 @@ class Shutdown(Struct):
         for server in list(domain.servers.values()) if domain.state is not DomainState.CONTAINED else ():
             for client in server.client_pids:
                 await self._terminate(domain, server.pid, client)
-        servers = [process for pid in domain.servers if (process := processes.process_id(pid))]
+        servers = [process for pid in domain.servers if (process := processes.find(pid))]
         domain.state = DomainState.STOPPING
         self.pool.notify()
         if not await domain.control.quit(self.stop_seconds):

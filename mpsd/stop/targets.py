@@ -95,7 +95,7 @@ class Targets:
                 raise BadRequest(f"pid {process.pid} is mpsd's own or one that clients need; `quit` ends those")
 
     def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
-        process = processes.process_id(pid)
+        process = processes.find(pid)
         if process is None or start_time not in (0, process.start_time) or not _may_end(asker, pid):
             raise NoSuchClient(f"no client has pid {pid}")
         self.check_not_needed([process])
@@ -109,7 +109,7 @@ class Targets:
 
     def _clients(self) -> set[ProcessId]:
         pids = {pid for domain in self._pool.domains.values() for pid in domain.client_pids}
-        listed = {process for pid in pids if (process := processes.process_id(pid))}
+        listed = {process for pid in pids if (process := processes.find(pid))}
         placed = {process for domain in self._pool.domains.values() for process in domain.members}
         return {each for each in listed | placed | set(self._admitted()) if processes.is_alive(each)}
 

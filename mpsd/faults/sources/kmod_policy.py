@@ -129,7 +129,7 @@ class KmodPolicy:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _meet(self, pid: int) -> None:
-        process = processes.process_id(pid)
+        process = processes.find(pid)
         if process is None or process in self._exempt:
             return
         why = self._tell(EXEMPT, target(pid))

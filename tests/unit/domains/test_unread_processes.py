@@ -1,0 +1,85 @@
+"""Processes that cannot be read: with some kernels each user can keep mpsd from reading theirs (docs/decisions/029).
+
+Nothing is known of them then, and they count as alive.  An error of such a read ended mpsd.
+"""
+
+import errno
+import os
+from collections import Counter
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.rules.log_lines import ServerExited
+from mpsd.domains.rules.server_answers import living
+from mpsd.domains.servers import ensure_server
+from mpsd.domains.strangers import Strangers
+from mpsd.domains.upkeep import Upkeep
+from mpsd.host import processes
+from mpsd.host.process_reader import Unanswered
+from mpsd.model.domain import DomainState, ServerView
+from mpsd.services.server_watch import Servers
+
+GPUS = ("GPU-a",)
+SERVER, CLIENT = 1, os.getppid()
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(pid: int) -> bytes:
+        raise Unanswered(errno.ETIMEDOUT, f"pid {pid} was not read: its reader waits")
+
+    monkeypatch.setattr(processes.reader, "stat", wait)
+
+
+def a_domain(state: DomainState = DomainState.READY) -> Domain:
+    view = ServerView(SERVER, 1000, "ACTIVE", (CLIENT,), "default", GPUS)
+    return Domain("default", 1, GPUS, None, 48, state=state, servers={SERVER: view})
+
+
+def a_pool(domain: Domain) -> Pool:
+    pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
+    pool.domains[domain.name] = domain
+    return pool
+
+
+def test_nothing_is_known_of_them() -> None:
+    assert (processes.find(CLIENT), processes.lives(CLIENT)) == (None, True)
+
+
+@pytest.mark.parametrize("state", [DomainState.FAULT, DomainState.CONTAINED])
+async def test_their_domain_is_not_taken_for_deserted(state: DomainState) -> None:
+    domain = a_domain(state)
+    upkeep = Upkeep(a_pool(domain), 1.0, None)  # type: ignore[arg-type]
+    assert upkeep._lives(domain)
+    assert not upkeep._is_drained(domain, trio.current_time())
+    assert living(domain.servers, processes.lives) == domain.servers
+
+
+async def test_a_server_that_the_log_calls_gone_stays_known() -> None:
+    domain = a_domain()
+    domain.contexts[SERVER] = Counter([CLIENT])
+    domain.hear(ServerExited(SERVER, 0))
+    assert SERVER in domain.contexts
+
+
+async def test_the_next_client_gets_the_server_that_was_ready() -> None:
+    found = await ensure_server(a_domain(), 1000, is_multiuser=False, seconds=1.0)
+    assert found.pid == SERVER
+
+
+async def test_strangers_are_looked_at_again_later() -> None:
+    domain = a_domain()
+    assert domain.strangers == {CLIENT}
+    strangers = Strangers(a_pool(domain), lambda domain: True, print)
+    await strangers.look(domain)
+    assert not strangers._known
+
+
+async def test_a_server_of_members_is_not_taken_for_lost() -> None:
+    servers = Servers(None, a_pool(a_domain()))  # type: ignore[arg-type]
+    servers._watch(SERVER, "default", frozenset({CLIENT}))
+    assert not servers._clients
