@@ -295,7 +295,7 @@ def test_a_new_peer_has_room_for_all_reports(mps: Machine, sentinel: Sentinel) -
         eventually(lambda: count_of_descriptors(sentinel, "pidfd") <= 3)
     sentinel.connect()
     assert sentinel.comes(CONTAINED)
-    late = mps.client("counter", "--seconds", "60", "--ms", "20", uid=0)
+    late = mps.client("counter", "--seconds", "60", "--ms", "20")
     sentinel.add(late.pid)
     assert sentinel.wait_for(lambda reports: any(each.kind == HOLDS and each.pid == late.pid for each in reports))
 
