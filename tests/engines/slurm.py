@@ -29,6 +29,7 @@ SlurmctldHost=localhost
 SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=5
 CredType=cred/munge
 StateSaveLocation=/run/slurm/state
 SlurmdSpoolDir=/run/slurm/spool-%n
