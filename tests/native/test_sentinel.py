@@ -63,7 +63,7 @@ def hold(sentinel: Sentinel, count: int) -> bool:
 
 
 def lives_on(victim: Client) -> bool:
-    """Check that it ends by itself, and counted each of its kernels once."""
+    """Check that it ends by itself, and counted each kernel once."""
     last = victim.end()
     return last["event"] == "end" and last["count"] == last["kernels"]
 
@@ -260,7 +260,7 @@ def test_a_client_that_is_added_after_an_exception_is_held_too(mps: Machine, sen
 
 
 def test_only_devices_are_held_not_what_has_their_names(mps: Machine, sentinel: Sentinel, tmp_path: Path) -> None:
-    """A user who gives a file of theirs a device's name could keep the process that holds it in close(2) for ever."""
+    """A user who gives an own file a device's name could keep the process that holds it in close(2) for ever."""
     folder = tmp_path / "uvm"
     folder.mkdir()
     (folder / "1.space").touch()  # the simulator's devices are regular files and FIFOs

@@ -98,7 +98,7 @@ def stands_still(left: Writer) -> bool:
 
 
 def test_a_killed_writer_that_is_held_writes_on_until_the_holder_lets_go(mps: Machine) -> None:
-    """A readable pidfd alone is no fence."""
+    """A readable pidfd alone does not fence it."""
     with writer(mps, "count_for", "60000") as left:
         assert left.goes_on()
         left.kill()

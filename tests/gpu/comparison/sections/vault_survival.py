@@ -43,7 +43,7 @@ class Work(Protocol):
         """Has begun, in a new arena; it faults by itself, if it is to."""
 
     def reached(self, client: Client) -> bool:
-        """Return whether it is in the middle of its work."""
+        """Return whether it is working."""
 
     def fault(self, client: Client) -> None:
         """Now, where it does not by itself."""
