@@ -83,7 +83,7 @@ enum mpsd_sentinel_step { /* of FAILED */
 	MPSD_SENTINEL_AT_SESSION = 4,
 	MPSD_SENTINEL_AT_EVENT = 5,
 	MPSD_SENTINEL_AT_READ = 6,
-	MPSD_SENTINEL_AT_RESUME = 7,  /* CLEAR, or RESUME */
+	MPSD_SENTINEL_AT_RESUME = 7,  /* the first RESUME, CLEAR, or the second RESUME */
 	MPSD_SENTINEL_AT_END = 8,     /* the stopped client ended or was continued by others */
 };
 

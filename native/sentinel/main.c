@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum {
-	SETTLE_MS = 10, /* from the event to CLEAR: the clients' descriptors are held by then, and the culprit has seen its error */
+	SETTLE_MS = 10, /* from the event to RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
 	DRAIN_MS = 20,  /* one exception fires several events */
 	LAST_PEER_MS = 1000, MOST_IN_A_ROW = 2, /* then requests are read again */
 };

@@ -15,7 +15,7 @@ from tests.native.sim_fixtures import bare_machine, built_programs, machine_with
 from tests.native.sim_machine import CONTROL, SILENT_SECONDS, Client, Machine, eventually, open_machine
 from tests.native.sim_space import Space, duplicate
 
-RESUMES_AT, CLEARS_AT, RESUMED_NS_AT, PC_AT, HAS_ERROR_AT = 16, 20, 24, 32, 48
+RESUMES_AT, HAS_ERROR_AT, RESUMED_NS_AT, PC_AT = 16, 20, 24, 32
 
 
 def stopped_client(mps: Machine) -> Client:
@@ -46,8 +46,7 @@ class Debugger:
         struct.pack_into("<I", self.page, RESUMES_AT, resumes + 1)
 
     def clear(self) -> None:
-        (clears,) = struct.unpack_from("<I", self.page, CLEARS_AT)
-        struct.pack_into("<I", self.page, CLEARS_AT, clears + 1)
+        struct.pack_into("<I", self.page, HAS_ERROR_AT, 0)
 
 
 @pytest.fixture
@@ -108,24 +107,27 @@ def test_a_memory_fault_ends_all_as_ever(mps: Machine, mode: str) -> None:
     assert victim.end()["code"] == 700
 
 
-@pytest.mark.parametrize("steps", ["resume", "resume resume", "resume clear", "clear"])
-def test_half_a_sequence_changes_nothing(mps: Machine, steps: str) -> None:
+def test_clearing_alone_resumes_nobody(mps: Machine) -> None:
     victim, stopped = victim_of(mps), stopped_client(mps)
     debugger = Debugger(stopped)
     mps.client("faulter", "trap", "--linger", "60").wait_for("result")
     eventually(debugger.has_error)
-    for step in steps.split():
-        getattr(debugger, step)()
+    debugger.clear()
     assert victim.falls_silent()
 
 
-def contain(debugger: Debugger) -> None:
+def test_the_error_is_shown_until_it_is_cleared(mps: Machine) -> None:
+    """Measured on an H200: all clients go on after one RESUME."""
+    victim, stopped = victim_of(mps), stopped_client(mps)
+    debugger = Debugger(stopped)
+    mps.client("faulter", "misaligned", "--linger", "60").wait_for("result")
+    eventually(debugger.has_error)
     debugger.resume()
-    debugger.clear()
-    debugger.resume()
+    assert not victim.falls_silent()
+    assert debugger.has_error()
 
 
-def test_the_others_go_on_after_the_whole_sequence(mps: Machine) -> None:
+def test_the_others_go_on_and_lose_nothing(mps: Machine) -> None:
     victim, stopped = victim_of(mps, "1.5"), stopped_client(mps)
     debugger = Debugger(stopped)
     culprit = mps.client("faulter", "misaligned", "--linger", "60")
@@ -134,7 +136,8 @@ def test_the_others_go_on_after_the_whole_sequence(mps: Machine) -> None:
     lines = Path(f"/proc/{culprit.pid}/maps").read_text().splitlines()
     maps = [line.split()[0].split("-") for line in lines]
     assert any(int(low, 16) <= debugger.pc() < int(high, 16) for low, high in maps)
-    contain(debugger)
+    debugger.resume()
+    debugger.clear()
     culprit.kill()
     last = victim.end()
     assert (last["event"], last["count"]) == ("end", last["kernels"])
@@ -149,7 +152,7 @@ def test_a_resume_before_the_culprit_knows_is_too_early(slow_mps: Machine, is_he
     culprit.wait_for("fault")
     eventually(debugger.has_error)
     space = Space(culprit)
-    contain(debugger)
+    debugger.resume()
     assert not victim.falls_silent()
     if not is_held:
         space.close()
