@@ -162,11 +162,11 @@ def live_through_a_fault(directory: str) -> None:
     sys.stdin.readline()
     second = arena.image("second", directory)
     say(second=refusal(second.barrier))
-    os._exit(0)  # its context is lost: there is nothing to close
+    os._exit(0)  # its context is lost, and so is all that it would close
 
 
 def leave_the_barrier(directory: str) -> None:
-    """Wait too short a time at the barrier, and write on: the imager is stopped meanwhile, so that the time is over first."""
+    """Wait too short a time at the barrier, and write on: the imager is stopped, so that the time is over first."""
     arena = Arena.create("impatient", 64 * MIB)
     block = arena.allocate(8 * MIB)
     arena.commit(b"layout")

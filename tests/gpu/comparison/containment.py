@@ -53,7 +53,7 @@ class Trial:
     """One fault. Times in milliseconds: stall of each co-runner; event from the launch to the driver's event; resumed from that
     event until the GPU continued; contained and named from that event until a subscriber of mpsd heard it; newcomer from its
     start to its first kernel.
-    drained: mpsd took the GPU out of use. why: the reason for which there was no trial."""
+    drained: mpsd took the GPU out of use. why: the reason for which no trial was made."""
 
     mode: str
     system: str
@@ -104,7 +104,7 @@ class Bench:
     user: Sequence[str] = ()
 
     def start_torch(self, system: System) -> dict[str, Client]:
-        """Start PyTorch's co-runners as far as they go without a GPU; none if there is no PyTorch."""
+        """Start PyTorch's co-runners as far as they go without a GPU; none without PyTorch."""
         python = self.stage.options.torch_python
         if python is None or self.stage.options.is_simulated or self.without_torch:
             return {}
@@ -142,7 +142,7 @@ class Bench:
 
 
 def undisturbed_losses(bench: Bench, system: System, seconds: float) -> list[float]:
-    """Return the losses of a training that runs so long, alone; none if there is no PyTorch."""
+    """Return the losses of a training that runs so long, alone; none without PyTorch."""
     prepared = bench.start_torch(system)
     if not prepared:
         return []

@@ -1,8 +1,8 @@
 """Every class of fault in a domain with a sentinel, and on stock MPS: which co-runners continue, how long they stand still,
-whether the culprit is named, and what newcomers meet.
+whether the culprit is named, and how fast newcomers start.
 
 The classes take turns with a sentinel, and once on stock MPS; memory faults and deaths, which no sentinel contains, are once.
-CONTAINMENT_CLASSES="trap,graph" takes those classes alone that have one of the words in their name, CONTAINMENT_STOCK=0 leaves
+CONTAINMENT_CLASSES="trap,graph" takes those classes alone with one of the words in their name, CONTAINMENT_STOCK=0 leaves
 stock MPS out.
 """
 
@@ -199,8 +199,8 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def run_shares(stage: Stage) -> None:
-    """In a server with a default share of 50 %, whose sentinel sees half of the SMs; and among clients of another user, whose
-    stopped client is that user's too. Without PyTorch."""
+    """In a server with a default share of 50 %, where the sentinel sees half of the SMs; and among clients of another user, who
+    has the stopped client too. Without PyTorch."""
     half = stage.another("half", stage.options.front_end, stage.mpsd, config=CONFIG)
     half.start()
     half.ask("set_default_active_thread_percentage 50")
