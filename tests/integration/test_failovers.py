@@ -169,9 +169,9 @@ import sys
 import mpsd.services.fencing as fencing
 import mpsd.vault.fencing as holders
 
-def fence(self, entry, writer):
-    self._coordinator.ends.kill(writer)
-    self._coordinator.fenced(entry, writer)
+def fence(self, record, writer):
+    self._coordinator.process_watch.kill(writer)
+    self._coordinator.fenced(record, writer)
 
 fencing.Fencing.fence = fence
 holders.ArenaHolders.hurry = lambda self, process: None
