@@ -44,7 +44,8 @@ tree_is_applied() {
 tree_own() {
 	umask 022
 	mkdir -p "$1"
-	[ -O "$1" ] && [ -z "$(find "$1/" -maxdepth 0 -perm /022)" ] || fail "$1: another user owns it or may write to it"
+	[ -O "$1" ] && [ -z "$(find "$1/" -maxdepth 0 -perm /022)" ] ||
+		fail "$1: another user owns it or may write to it; remove it or name another folder"
 }
 
 # tree_copy FROM TO: without what was compiled and the closed part of nvidia.ko, which is large.  The copy is the caller's, and

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+import stat
 import subprocess
 import time
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ class Builder:
         self.work.mkdir(parents=True, exist_ok=True)
         once(self.work / "source", self.unpack)
         self.copy_kmod()
+        self.remove_open_tree()
         self.undo_other_hooks()
         for file in [*self.in_tree("nvidia-uvm").glob("mpsd_test*"), *self.in_tree("nvidia-uvm").glob("uvm_mpsd_test*.[ch]")]:
             file.unlink()  # a production build must not find them
@@ -161,6 +163,12 @@ class Builder:
             copy = there / file.relative_to(KMOD)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, copy)
+
+    def remove_open_tree(self) -> None:
+        """Remove a tree that others may write to: earlier versions of kmod/build left such trees here, and it refuses them."""
+        tree = self.in_tree("")
+        if tree.exists() and tree.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            shutil.rmtree(tree)
 
     def undo_other_hooks(self) -> None:
         """Most of a tree does not depend on them, and its checks of the kernel take as long as its compilation."""
