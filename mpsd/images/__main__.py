@@ -8,7 +8,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,8 @@ from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.copying import copy
 from mpsd.images.export import export
 from mpsd.images.place import default_directory
-from mpsd.images.rules.manifest import Manifest
+from mpsd.images.progress import Progress, size_text
+from mpsd.images.rules.manifest import BLOCK_BYTES, BlockPlace, Manifest
 from mpsd.images.store import Images
 
 DONE, FAILED = 0, 1
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--directory", type=Path,
         help="of the images; default: $MPSD_IMAGES, else mpsd/images in $XDG_STATE_HOME or ~/.local/state",
     )  # fmt: skip
-    shared.add_argument("--json", action="store_true", help="print JSON")
+    shared.add_argument("--json", action="store_true", help="print JSON; each second also the progress, on standard error")
     parser = argparse.ArgumentParser(prog="mpsd-images", description="Images of arenas, on disk.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
@@ -135,8 +135,8 @@ def _list(images: Images, asked: argparse.Namespace) -> int:
         })  # fmt: skip
     else:
         for each in listing.images:
-            print(f"{each.name}  {_moment(each.instant)}  {_size(each.content_bytes)}  {each.series}")
-        print(f"{len(listing.images)} images, {_size(stored)} on disk, in {asked.directory}")
+            print(f"{each.name}  {_moment(each.instant)}  {size_text(each.content_bytes)}  {each.series}")
+        print(f"{len(listing.images)} images, {size_text(stored)} on disk, in {asked.directory}")
     _complain(listing.damaged)
     return FAILED if listing.damaged else DONE
 
@@ -150,18 +150,18 @@ def _show(images: Images, asked: argparse.Namespace) -> int:
     if found.group:
         print(f"group: {found.group}")
     print(f"instant: {_moment(found.instant)}")
-    print(f"bytes: {found.content_bytes} ({_size(found.content_bytes)})")
+    print(f"bytes: {found.content_bytes} ({size_text(found.content_bytes)})")
     print(f"digest: {found.digest.hex()}")
     for each in found.arenas:
         facts = each.facts
-        memory = f"{_size(facts.content_bytes)} in {len(facts.allocations)} allocations of GPU {facts.gpu}"
+        memory = f"{size_text(facts.content_bytes)} in {len(facts.allocations)} allocations of GPU {facts.gpu}"
         more = f"layout of {len(facts.layout)} bytes, {'a' if facts.state else 'no'} forward state"
         print(f"arena {facts.name}: {memory}, commit {facts.commit}, {more}")
     return DONE
 
 
 def _verify(images: Images, asked: argparse.Namespace) -> int:
-    progress = _Progress("read")
+    progress = Progress("read", BLOCK_BYTES * len(_blocks(images, asked.name)), is_json=asked.json)
     damage = list(images.verify(asked.name, progress.add))
     progress.end()
     if asked.json:
@@ -170,26 +170,32 @@ def _verify(images: Images, asked: argparse.Namespace) -> int:
         for each in damage:
             where = f", arena {each.arena}, offset {each.offset:#x}" if each.arena else ""
             print(f"image {each.image}{where}: {each.why}")
-        print(f"{_size(progress.done)} were read, {len(damage)} blocks or manifests are damaged")
+        print(f"{size_text(progress.done)} were read, {len(damage)} blocks or manifests are damaged")
     return FAILED if damage else DONE
+
+
+def _blocks(images: Images, names: Sequence[str]) -> set[BlockPlace]:
+    """Return the blocks of these images, or of all, that can be read."""
+    return {place for each in images.listing().images if not names or each.name in names for place in each.places()}
 
 
 def _export(images: Images, asked: argparse.Namespace) -> int:
     with images.reader(asked.name) as image:
-        progress = _Progress("wrote")
-        written = export(image, image.arena(asked.arena), asked.file, is_raw=asked.raw, told=progress.add)
+        arena = image.arena(asked.arena)
+        progress = Progress("wrote", image.manifest.arenas[arena].facts.content_bytes, is_json=asked.json)
+        written = export(image, arena, asked.file, is_raw=asked.raw, told=progress.add)
         progress.end()
-    _report(asked, {"file": str(asked.file), "bytes": written}, f"{asked.file}: {_size(written)}")
+    _report(asked, {"file": str(asked.file), "bytes": written}, f"{asked.file}: {size_text(written)}")
     return DONE
 
 
 def _copy(images: Images, asked: argparse.Namespace) -> int:
-    progress = _Progress("copied")
     with images.reader(asked.name) as image, Images.open(asked.to) as to:
+        progress = Progress("copied", image.manifest.content_bytes, is_json=asked.json)
         made = copy(image, to, asked.new_name or asked.name, progress.add)
         progress.end()
         to.tidy()
-    text = f"image {made.name} in {asked.to}: {_size(made.content_bytes)}"
+    text = f"image {made.name} in {asked.to}: {size_text(made.content_bytes)}"
     _report(asked, {"name": made.name, "directory": str(asked.to), "bytes": made.content_bytes}, text)
     return DONE
 
@@ -208,7 +214,7 @@ def _prune(images: Images, asked: argparse.Namespace) -> int:
 
 def _after_removing(images: Images, asked: argparse.Namespace, names: Sequence[str]) -> int:
     freed = images.collect()
-    text = f"{len(names)} images were removed, {_size(freed)} are free"
+    text = f"{len(names)} images were removed, {size_text(freed)} are free"
     _report(asked, {"removed": list(names), "freed_bytes": freed}, text)
     return DONE
 
@@ -219,7 +225,7 @@ def _limits(images: Images, asked: argparse.Namespace) -> int:
     limits = replace(images.directory.limits(), **changes)
     if changes:
         images.set_limits(limits)
-    quota = _NONE if limits.quota_bytes is None else _size(limits.quota_bytes)
+    quota = _NONE if limits.quota_bytes is None else size_text(limits.quota_bytes)
     text = f"quota: {quota}\nimages of each arena: {limits.keep or _NONE}\nseconds: {limits.age_seconds or _NONE}"
     _report(asked, asdict(limits), text)
     return DONE
@@ -227,31 +233,11 @@ def _limits(images: Images, asked: argparse.Namespace) -> int:
 
 def _collect(images: Images, asked: argparse.Namespace) -> int:
     freed = images.collect()
-    _report(asked, {"freed_bytes": freed}, f"{_size(freed)} are free")
+    _report(asked, {"freed_bytes": freed}, f"{size_text(freed)} are free")
     return DONE
 
 
 # -- output ----------------------------------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """Shows on a terminal, each second, how much is done."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._next = time.monotonic() + 1.0
-        self._was_shown = False
-        self.done = 0
-
-    def add(self, size: int) -> None:
-        self.done += size
-        if sys.stderr.isatty() and time.monotonic() > self._next:
-            print(f"\r{self._what} {_size(self.done)}", end="", file=sys.stderr, flush=True)
-            self._next, self._was_shown = time.monotonic() + 1.0, True
-
-    def end(self) -> None:
-        if self._was_shown:
-            print(file=sys.stderr)
 
 
 def _facts(image: Manifest) -> dict[str, Any]:
@@ -287,13 +273,6 @@ def _complain(damaged: dict[str, str]) -> None:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _size(size: int) -> str:
-    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if size >= step:
-            return f"{size / step:.4g} {unit}"
-    return f"{size} bytes"
 
 
 if __name__ == "__main__":

@@ -68,8 +68,9 @@ def many(directory: str, count: str) -> None:
                 change(arena, chosen)
             state.publish(step=999)
             image = taking.wait()
+            copied, to_copy = taking.progress
             sizes = {"bytes": image.bytes, "staged": barrier.staged_bytes, "direct": barrier.direct_bytes}
-            say(name=image.name, beside=beside, expected=expected, **sizes)
+            say(name=image.name, beside=beside, expected=expected, copied=copied, to_copy=to_copy, **sizes)
 
 
 def fill(name: str, ending: str) -> None:
@@ -186,7 +187,7 @@ def leave_the_barrier(directory: str) -> None:
 def die_restoring(directory: str) -> None:
     """Killed when the first memory is in the new arena."""
     with Client() as mpsd:
-        restore_image(mpsd, "kept", "half", directory=directory, told=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        restore_image(mpsd, "kept", "half", directory=directory, told=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def die_after_barrier(directory: str) -> None:

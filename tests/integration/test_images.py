@@ -73,6 +73,7 @@ def test_each_image_is_the_arena_at_its_barrier(vault: Machine, tmp_path: Path) 
             assert facts.state
             assert (each["bytes"], each["direct"]) == (facts.content_bytes, 0)
             assert facts.commit == 2 * number + 2
+            assert each["copied"] == each["to_copy"] >= facts.content_bytes, "the blocks that changed meanwhile count again"
     assert len(said) == TAKEN
     assert all(each["beside"] for each in said), "the client did not write while it was copied"
 

@@ -54,6 +54,11 @@ class Taking:
         raises it."""
         return self._expected != "prepared" or self._imager.has_answered
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that are copied, and those to copy: of all blocks, and of those that change meanwhile again."""
+        return self._imager.progress
+
     def barrier(self, timeout: float = BARRIER_SECONDS) -> Barrier:
         """Make the image that of this moment, and return when this process may write again.
 

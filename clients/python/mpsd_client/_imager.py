@@ -8,11 +8,12 @@ import os
 import select
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ MOST_BYTES = 128 << 10  # of a datagram
 ROWS_AT_ONCE = 128
 BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}  # of the vendor's MPS: the client's kernels come first
 START_SECONDS = 60.0  # cuda-python is loaded, and the hash kernel compiled
+TELL_SECONDS = 0.5  # between two reports of the progress
 
 Row = tuple[int, int, int]  # offset, bytes, the commit that the allocation came with
+Told = Callable[[int, int], object]  # is called with the bytes that are copied, and those to copy, as known so far
 
 
 class ImageError(MpsdError):
@@ -69,6 +72,18 @@ class ImagerProcess:
                     raise ImageError(f"the imager could not be started: {exc}") from None
                 raise
         self._socket = ours
+        self._progress = os.memfd_create("progress", os.MFD_CLOEXEC)
+
+    def begin(self, request: Mapping[str, Any]) -> None:
+        """Send the first request."""
+        self.ask(request, [self._progress])
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that are copied, and those to copy, as known so far."""
+        data = b"" if self._progress < 0 else os.pread(self._progress, 16, 0)
+        copied, to_copy = struct.unpack("=QQ", data or bytes(16))
+        return copied, to_copy
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
@@ -76,13 +91,18 @@ class ImagerProcess:
         except (BrokenPipeError, ConnectionResetError):
             raise self._ended() from None
 
-    def answer(self, kind: str, timeout: float | None) -> dict[str, Any]:
+    def answer(self, kind: str, timeout: float, told: Told | None = None) -> dict[str, Any]:
         """Return the next answer, which has to be of this kind and without descriptors.  Raises ImageError, TimeoutError."""
-        return self.answer_with_files(kind, timeout)[0]
+        return self.answer_with_files(kind, timeout, told)[0]
 
-    def answer_with_files(self, kind: str, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
-        """Return the next answer and its descriptors, which the caller closes.  Raises ImageError, TimeoutError."""
-        self._socket.settimeout(timeout)
+    def answer_with_files(self, kind: str, timeout: float, told: Told | None = None) -> tuple[dict[str, Any], list[int]]:
+        """Return the next answer and its descriptors, which the caller closes.  told: is called meanwhile.
+
+        Raises ImageError, TimeoutError."""
+        end = time.monotonic() + timeout
+        while told and not self._is_readable(min(TELL_SECONDS, timeout)) and time.monotonic() < end:
+            told(*self.progress)
+        self._socket.settimeout(max(0.001, end - time.monotonic()))
         try:
             data, files, _, _ = socket.recv_fds(self._socket, MOST_BYTES, ROWS_AT_ONCE, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
@@ -98,9 +118,12 @@ class ImagerProcess:
 
     @property
     def has_answered(self) -> bool:
+        return self._is_readable(0)
+
+    def _is_readable(self, seconds: float) -> bool:
         look = select.poll()
         look.register(self._socket, select.POLLIN)
-        return bool(look.poll(0))  # also at its end, which `answer` reports
+        return bool(look.poll(seconds * 1000))  # also at its end, which `answer` reports
 
     @property
     def is_alive(self) -> bool:
@@ -116,6 +139,9 @@ class ImagerProcess:
     def close(self) -> None:
         """Let the imager end by itself; an image that is staged is finished before.  A thread reaps the process then."""
         self._socket.close()
+        if self._progress >= 0:
+            os.close(self._progress)
+            self._progress = -1
         if self._process.poll() is None:
             threading.Thread(target=self._process.wait, name="mpsd-imager", daemon=True).start()
 
@@ -128,7 +154,7 @@ class Imager(ImagerProcess):
         super().__init__()
         self._rows: dict[int, Row] = {}
         try:
-            self.ask({"do": "open", "directory": str(directory.absolute()), **arena})
+            self.begin({"do": "open", "directory": str(directory.absolute()), **arena})
             self.answer("ready", START_SECONDS)
         except BaseException:
             self.close()

@@ -4,7 +4,6 @@ Prose: mpsd's docs/images.md, "Restoring an image".
 """
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -13,7 +12,7 @@ from mpsd_client import _calls as calls
 from mpsd_client import _values as values
 from mpsd_client._call import Call
 from mpsd_client._errors import MpsdError
-from mpsd_client._imager import START_SECONDS, ImagerProcess, images_directory
+from mpsd_client._imager import START_SECONDS, ImagerProcess, Told, images_directory
 from mpsd_client._native import ffi, lib
 from mpsd_client._state_reader import check
 
@@ -30,12 +29,13 @@ class Asks(Protocol):
 
 def restore_image(
     mpsd: Asks, image: str, name: str = "", *, arena: str = "", gpu: str = "", mode: int = 0o600, ttl: float | None = None,
-    directory: str | os.PathLike[str] | None = None, told: Callable[[int], None] = lambda size: None,
+    directory: str | os.PathLike[str] | None = None, told: Told | None = None,
 ) -> values.Arena:  # fmt: skip
     """Make an arena with the memory, the layout and the forward state of an image; return it committed and closed.
 
     name: of the new arena; "": as in the image.  arena: which, if the image has several.  gpu: ordinal or UUID; "": the same
-    GPU.  mode, ttl: as for Arena.create.  told: called with the bytes of each part.  The new arena has addresses of its own.
+    GPU.  mode, ttl: as for Arena.create.  told: called with the bytes that are restored and all of them,
+    each half second and after each part.  The new arena has addresses of its own.
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
@@ -43,7 +43,7 @@ def restore_image(
     imager = ImagerProcess()
     with ExitStack() as stack:
         stack.callback(imager.close)
-        imager.ask({"do": "restore", "image": image, "arena": arena, "directory": str(place.absolute())})
+        imager.begin({"do": "restore", "image": image, "arena": arena, "directory": str(place.absolute())})
         found, files = imager.answer_with_files("found", START_SECONDS)
         for each in files:
             stack.callback(os.close, each)
@@ -62,14 +62,14 @@ def restore_image(
 
 
 def _fill(
-    mpsd: Asks, imager: ImagerProcess, made: values.Arena, facts: dict[str, Any], files: list[int], told: Callable[[int], None]
+    mpsd: Asks, imager: ImagerProcess, made: values.Arena, facts: dict[str, Any], files: list[int], told: Told | None
 ) -> None:
     """Put the memory into the arena, and commit it with layout and forward state."""
     generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
     done = 0
     while True:
         imager.ask({"do": "fill", "gpu": made.gpu, "done": done})
-        part, descriptors = imager.answer_with_files("filled", FILL_SECONDS)
+        part, descriptors = imager.answer_with_files("filled", FILL_SECONDS, told)
         if not descriptors:
             break
         try:
@@ -78,7 +78,8 @@ def _fill(
             for each in descriptors:
                 os.close(each)
         done += len(descriptors)
-        told(sum(size for _, size in part["items"]))
+        if told:
+            told(*imager.progress)
     state = _State(files[-1], generation) if facts["has_state"] else None
     layout = files[0] if facts["has_layout"] else None
     mpsd.ask(calls.arena_commit(made.id, generation, layout, None if state is None else state.descriptor))

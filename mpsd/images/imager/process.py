@@ -13,7 +13,7 @@ from typing import Any
 
 from mpsd.errors import MpsdError
 from mpsd.images.imager.device import ArenaMemory, device_of
-from mpsd.images.imager.requests import Channel, Request, read_file
+from mpsd.images.imager.requests import Channel, Progress, Request, read_file
 from mpsd.images.imager.restoring import Restorer
 from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
 from mpsd.images.rules.manifest import ArenaFacts
@@ -26,8 +26,9 @@ FAILURES = (MpsdError, ClientWroteError, OSError, ValueError, LookupError, Memor
 class Imager:
     """One arena, open to be read; at most one image is under way."""
 
-    def __init__(self, channel: Channel, asked: dict[str, Any]) -> None:
-        self._channel, self._asked = channel, asked
+    def __init__(self, channel: Channel, request: Request) -> None:
+        asked = request.asked
+        self._channel, self._asked, self._progress = channel, asked, Progress(request)
         self._device = device_of(asked["gpu"])
         self._copier = Copier(self._device)
         self._memory = ArenaMemory(self._device, asked["window_bytes"])
@@ -47,9 +48,14 @@ class Imager:
     def prepare(self, request: Request) -> None:
         self.give_up()
         writer = self._writer = self._images.begin(request.asked["name"])
-        taking = self._taking = Taking(self._copier, self._memory, partial(writer.add, self._asked["arena"]))
-        dirty = taking.prepare()
-        self._channel.answer("prepared", dirty_bytes=dirty, room_bytes=taking.room_bytes, copied_bytes=taking.copied_bytes)
+        self._progress.begin()
+        taking = self._taking = Taking(self._copier, self._memory, partial(self._save, writer), self._progress.expect)
+        taking.prepare()
+        self._channel.answer("prepared")
+
+    def _save(self, writer: ImageWriter, offset: int, data: memoryview) -> None:
+        writer.add(self._asked["arena"], offset, data)
+        self._progress.add(len(data))
 
     def stage(self, request: Request) -> None:
         """Stage, let the client go on, and complete the image."""
@@ -101,7 +107,7 @@ def serve(descriptor: int) -> int:
         with request:
             try:
                 if begin := BEGINNINGS.get(request.asked["do"]):
-                    work = begin(channel, request.asked)
+                    work = begin(channel, request)
                 else:
                     assert work, "the first request has to be `open` or `restore`"
                     HANDLERS[request.asked["do"]](work, request)

@@ -1,24 +1,29 @@
 """What a process asks of its imager, one request in each datagram: JSON, with descriptors.
 
-    open         arena, gpu, base, window_bytes, capacity_bytes, directory    -> ready
+    open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor: the progress    -> ready
     allocations  items: [offset, bytes, commit that it came with] each; a descriptor for each item
     drop         offsets: of allocations that the arena does not have any more
-    prepare      name: of the image                             -> prepared: dirty_bytes, room_bytes, copied_bytes
+    prepare      name: of the image                             -> prepared
     stage        commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
                                     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 
 Or, to make an arena of an image:
 
-    restore      image, arena ("": the only one), directory     -> found: the arena's facts; descriptors: the layout, the state
+    restore      image, arena ("": the only one), directory; descriptor: the progress
+                                    -> found: the arena's facts; descriptors: the layout, the state
     fill         gpu, done: allocations that the starter has     -> filled: items: [offset, bytes] each; a descriptor for each
 
 An answer has `is`; instead of it comes `failed` with `why`, and the image of `prepare` is given up.  The imager ends when the
 process closes its end, but finishes an image that is staged.  A process that stops waiting for `staged` closes its end first.
+
+The progress is a file in memory with two numbers of 64 bits: the bytes that are copied, and those to copy, as known so far.
 """
 
 import json
 import os
 import socket
+import struct
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +74,35 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
+
+
+class Progress:
+    """Says how much is copied, in the file that the process gave.  For several threads."""
+
+    def __init__(self, request: Request) -> None:
+        [descriptor] = request.descriptors
+        self._descriptor = os.dup(descriptor)
+        self._lock = threading.Lock()
+        self._copied = self._to_copy = 0
+
+    def begin(self) -> None:
+        """Begin another image."""
+        with self._lock:
+            self._copied = self._to_copy = 0
+            self._write()
+
+    def expect(self, size: int) -> None:
+        with self._lock:
+            self._to_copy += size
+            self._write()
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self._copied += size
+            self._write()
+
+    def _write(self) -> None:
+        os.pwrite(self._descriptor, struct.pack("=QQ", self._copied, self._to_copy), 0)
 
 
 def read_file(descriptor: int) -> bytes:

@@ -10,13 +10,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 from cuda.bindings import driver
 from cuda.core import Device
 
 from mpsd.images.imager.device import ExportedMemory, PinnedMemory, call, device_of
-from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Request
+from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
 from mpsd.images.reader import ImageReader
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
@@ -27,12 +26,14 @@ SLOTS = 16
 class Restorer:
     """One arena of an image.  The starter makes the arena, and asks for its memory."""
 
-    def __init__(self, channel: Channel, asked: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, request: Request) -> None:
         """Answer with the arena's facts, and files of its layout and forward state."""
-        self._channel = channel
+        asked = request.asked
+        self._channel, self._progress = channel, Progress(request)
         self._image = Images.open(Path(asked["directory"])).reader(asked["image"])
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
+        self._progress.expect(facts.content_bytes)
         self._filler: Filler | None = None
         with ExitStack() as stack:
             files = [_memory_file(data) for data in (facts.layout, facts.state) if data]
@@ -46,7 +47,7 @@ class Restorer:
     def fill(self, request: Request) -> None:
         """Answer with allocations after the first `done`, filled; none at the end."""
         if self._filler is None:
-            self._filler = Filler(device_of(request.asked["gpu"]), self._image, self._arena)
+            self._filler = Filler(device_of(request.asked["gpu"]), self._image, self._arena, self._progress)
         done = request.asked["done"]
         part = self._facts.allocations[done : done + MOST_DESCRIPTORS]
         with ExitStack() as stack:
@@ -63,8 +64,8 @@ class Restorer:
 class Filler:
     """Copies blocks of an image to new memory of a GPU, several at a time."""
 
-    def __init__(self, device: Device, image: ImageReader, arena: int) -> None:
-        self._device, self._image, self._arena = device, image, arena
+    def __init__(self, device: Device, image: ImageReader, arena: int, progress: Progress) -> None:
+        self._device, self._image, self._arena, self._progress = device, image, arena, progress
         self._host = PinnedMemory(SLOTS * BLOCK_BYTES)
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(SLOTS):
@@ -88,6 +89,7 @@ class Filler:
             with self._host.view[slot * BLOCK_BYTES : (slot + 1) * BLOCK_BYTES] as block:
                 self._image.read_into(self._arena, offset + at, block)
             call(driver.cuMemcpyHtoD, address + at, self._host.address + slot * BLOCK_BYTES, BLOCK_BYTES)
+            self._progress.add(BLOCK_BYTES)
         finally:
             self._free.put(slot)
 

@@ -157,8 +157,11 @@ class BlockTable:
 class Taking:
     """One image of one arena.  The methods are called in the order above; `close` at any time."""
 
-    def __init__(self, copier: Copier, memory: ArenaMemory, save: Save) -> None:
-        self._copier, self._memory, self._save = copier, memory, save
+    def __init__(
+        self, copier: Copier, memory: ArenaMemory, save: Save, expect: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """save: called for each block, in several threads.  expect: told how many bytes will be saved, before they are."""
+        self._copier, self._memory, self._save, self._expect = copier, memory, save, expect
         self._staging: DeviceMemory | None = None
         self._staged_places: BlockTable | None = None
         self._table: BlockTable | None = None
@@ -167,7 +170,6 @@ class Taking:
         self._saved = numpy.zeros((0, 2), numpy.uint64)  # the hashes of the bytes of each that were saved last
         self._is_saved = numpy.zeros(0, bool)
         self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks, in the order of their places
-        self.copied_bytes = 0
 
     def _look(self) -> None:
         """Note the blocks of the arena's allocations; what is saved of those that remain stays saved."""
@@ -200,8 +202,8 @@ class Taking:
             self._save(int(self._offsets[number]), data)
             self._saved[number], self._is_saved[number] = found, True
 
+        self._expect(len(numbers) * BLOCK_BYTES)
         self._copier.save(addresses.tolist(), done)
-        self.copied_bytes += len(numbers) * BLOCK_BYTES
 
     def _copy_from_arena(self, numbers: Any) -> None:
         self._copy(numbers, self._memory.base + self._offsets[numbers])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors
 
+from mpsd.images import progress
 from mpsd.images.__main__ import main
 from mpsd.images.place import default_directory
 from mpsd.images.rules.manifest import BLOCK_BYTES
@@ -95,6 +96,25 @@ def test_copy(program: Program, images: Images, tmp_path: Path) -> None:
     assert program("copy", "first", str(there), "--as", "copied")[1] == f"image copied in {there}: 6 MiB\n"
     with Images.open(there) as others:
         assert contents_of(others, "copied") == expected(FIRST)
+
+
+@pytest.mark.parametrize("verb", ["verify", "copy", "export"])
+def test_long_work_says_how_much_is_done(
+    program: Program, images: Images, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(images, "first", FIRST)
+    take(images, "same", FIRST)  # whose blocks are read once
+    there = str(tmp_path / "there")
+    words = {"verify": [], "copy": ["first", there], "export": ["first", there, "--raw"]}[verb]
+    monkeypatch.setattr(progress, "EACH_SECONDS", 0.0)
+    _, out, error = program(verb, "--json", *words)
+    json.loads(out)
+    found = [json.loads(line) for line in error.splitlines()]
+    assert found[0]["done_bytes"] < found[-1]["done_bytes"]
+    assert found[-1] == {"done_bytes": 3 * BLOCK_BYTES, "total_bytes": 3 * BLOCK_BYTES}
+    assert program("verify")[2] == "", "no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert program("verify")[2].endswith("\rread 6 MiB of 6 MiB \n")
 
 
 def test_removing_frees_the_disk(program: Program, images: Images) -> None:

@@ -1,6 +1,7 @@
 """The commands image take and image restore."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -10,12 +11,36 @@ from mpsd_client import Disconnected, ImageError, Imager, calls, image_name, ima
 
 from mpsctl.arguments import Argument, Command
 from mpsctl.commands.arenas import parse_mode
-from mpsctl.output import visible
+from mpsctl.output import Output, as_json, visible
 from mpsctl.quantities import parse_duration, show_size
 from mpsctl.session import Session
 
 FAILED = 1
+EACH_SECONDS = 1.0
 MOST_SECONDS = 6 * 3600.0  # for all bytes of an arena, on a slow disk
+
+
+class Progress:
+    """Says on standard error each second how much is copied: a line of JSON with --json, else a text on a terminal."""
+
+    def __init__(self, out: Output) -> None:
+        self._out, self._stderr = out, out.surroundings.stderr
+        self._next = time.monotonic() + EACH_SECONDS
+        self._was_shown = False
+
+    def __call__(self, copied: int, to_copy: int) -> None:
+        if time.monotonic() < self._next or not (self._out.is_json or self._stderr.isatty()):
+            return
+        if self._out.is_json:
+            print(as_json({"done_bytes": copied, "total_bytes": to_copy}), file=self._stderr, flush=True)
+        else:
+            print(f"\r{show_size(copied)} of {show_size(to_copy)} ", end="", file=self._stderr, flush=True)
+            self._was_shown = True
+        self._next = time.monotonic() + EACH_SECONDS
+
+    def end(self) -> None:
+        if self._was_shown:
+            print(file=self._stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +77,18 @@ def _take(session: Session, arena: values.Arena, name: str, directory: Path) -> 
     imager = Imager({"arena": arena.name, "gpu": arena.gpu, **facts}, directory)
     with ExitStack() as stack:
         stack.callback(imager.close)
+        progress = Progress(session.out)
+        stack.callback(progress.end)
         imager.follow(_pages(session, arena))
         layout, state = session.ask(calls.arena_layout(arena.id)).fd, session.ask(calls.arena_state(arena.id))
         for descriptor in (layout, state.fd):
             if descriptor is not None:
                 stack.callback(os.close, descriptor)
         imager.ask({"do": "prepare", "name": name})
-        imager.answer("prepared", MOST_SECONDS)
+        imager.answer("prepared", MOST_SECONDS, progress)
         imager.stage(arena.commit, arena.generation, layout, None if state.fd is None else (state.fd, state.generation))
-        imager.answer("staged", MOST_SECONDS)
-        found = imager.answer("complete", MOST_SECONDS)
+        imager.answer("staged", MOST_SECONDS, progress)
+        found = imager.answer("complete", MOST_SECONDS, progress)
     return TakenImage(found["name"], arena.name, found["bytes"], found["new_bytes"], str(directory))
 
 
@@ -81,15 +108,17 @@ def _sentence(image: TakenImage) -> str:
 
 def restore(session: Session) -> int:
     """Make an arena of an image."""
-    asked = session.asked
+    asked, progress = session.asked, Progress(session.out)
     try:
         arena = restore_image(
             session, asked.image, asked.name or "", arena=asked.arena or "", gpu=asked.gpu or "", directory=asked.directory,
-            mode=asked.mode or 0o600, ttl=asked.ttl,
+            mode=asked.mode or 0o600, ttl=asked.ttl, told=progress,
         )  # fmt: skip
     except ImageError as exc:
         print(f"mpsctl image restore: {visible(str(exc))}", file=session.out.surroundings.stderr)
         return FAILED
+    finally:
+        progress.end()
     size = show_size(arena.used_bytes)
     session.out.document(arena, lambda: f"arena {arena.name} on GPU {arena.gpu}: {size} of image {asked.image}")
     return 0
