@@ -156,6 +156,29 @@ def test_a_pipe_directory_in_slurmds_private_tmp_is_refused(cluster: Cluster) ->
     assert "slurmd's private /tmp" in output
 
 
+def test_a_user_cannot_write_a_part_of_the_gpu_into_the_job_s_texts(cluster: Cluster) -> None:
+    """The prolog took the last ` GRES=` of all that Slurm prints about a job, and the comment is printed last."""
+    state, output = cluster.run("--gres=shard:1", "--comment=a GRES=shard:8", "--job-name=b GRES=shard:7", script=COUNT)
+    assert (state, sms(output)) == ("COMPLETED", [16])
+
+
+def test_a_user_cannot_keep_the_lease_of_a_job_that_has_ended(cluster: Cluster) -> None:
+    """The epilog believed what the user had written into the job's file, and left root's lease there for ever."""
+    ticket = "/run/mpsd-slurm-$SLURMD_NODENAME/$SLURM_JOB_ID"
+    state, _ = cluster.run("--gres=mps:30", script=f"echo refused by me > {ticket}\n")
+    assert (state, cluster.leases("n1")) == ("COMPLETED", [])
+
+
+def test_what_has_no_lease_leaves_no_file(cluster: Cluster) -> None:
+    """A lease that was released by hand, or by a restart of the machine, is not looked for again by each later Prolog."""
+    job = cluster.submit("--gres=mps:30", script="echo begun; until [ -e /run/out/gone ]; do sleep 0.1; done\n")
+    cluster.wait_for_output(job, "begun")
+    cluster.mpsctl("n1", "lease", "release", f"slurm-{job}")
+    cluster.shell("touch /run/out/gone")
+    cluster.wait(job)
+    assert job not in cluster.shell("ls /run/mpsd-slurm-n1")
+
+
 def test_no_node_was_drained(cluster: Cluster) -> None:
     """Slurm drains a node whose Prolog or Epilog fails."""
     assert cluster.drained() == ""
