@@ -73,6 +73,13 @@ class Images:
         """Raise NoSuchImage or ImageDamaged."""
         return self.directory.read(name)
 
+    def newest(self, arena: str) -> Manifest:
+        """Return the newest image that has an arena of this name.  Raise NoSuchImage."""
+        for each in reversed(self.listing().images):
+            if any(one.facts.name == arena for one in each.arenas):
+                return each
+        raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}")
+
     def begin(self, name: str, group: str = "") -> ImageWriter:
         """Begin an image, which exists once its writer has finished.
 

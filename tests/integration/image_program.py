@@ -12,8 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from arena_looks import MIB, cuda, poke, refusal, say
-from mpsd_client import Arena, Client, Service, State, StateReader, restore_image
+from arena_looks import MIB, cuda, is_there, poke, refusal, say
+from mpsd_client import Arena, Client, ImageSchedule, Service, State, StateReader, calls, restore_image
+from mpsd_client._restoring import restore_if_missing
 
 BLOCK = 2 * MIB
 MOST_BESIDE = 10  # steps while the arena is copied: the simulator's GPU is the tests' processor
@@ -115,6 +116,35 @@ def serve(directory: str, count: str) -> None:
             say(**said)
 
 
+def serve_on(directory: str, kept: str, failed: str) -> None:
+    """The active of a service that takes images at its own times, until so many were kept and failed.
+
+    Its memory says its step, and it says what it found."""
+    images = ImageSchedule(0.05, directory)
+    service = Service("on", capacity=64 * MIB, schema={"step": "uint64"}, images=images)
+    cuda_context()
+    adopted = service.open().layout
+    with service.active() as term:
+        if adopted is None:
+            term.arena.allocate(8 * MIB)
+            term.arena.commit(b"layout")
+        [block] = term.arena.blocks()
+        step = int(term.record["step"]) if term.record else 0
+        was_step = step and is_there(term.arena, block.address, step % 250, block.bytes)
+        say(found=step, is_of_that_step=bool(was_step), generation=term.generation)
+        publish = term.publisher("step")
+        while images.taken < int(kept) or images.failed < int(failed):
+            step += 1
+            poke(term.arena, block.address, step % 250, block.bytes)
+            if step % 2:
+                publish(step)
+            else:
+                term.publish(step=step)
+            poke(term.arena, block.address, 251, MIB)  # the next step has begun
+            term.publish()
+        say(step=step, last=images.last and images.last.name, trouble=images.trouble)
+
+
 def keep(directory: str) -> None:
     """Take an image of an arena with memory in several places, a layout and a forward state."""
     chosen = random.Random(3)
@@ -190,6 +220,19 @@ def die_restoring(directory: str) -> None:
         restore_image(mpsd, "kept", "half", directory=directory, told=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def restore_missing(directory: str) -> None:
+    """Restore `kept`, which was made but never committed: while a process has it, then when none has it, and then again."""
+    with Client() as mpsd:
+        made = mpsd.ask(calls.arena_create("kept", "0", 64 * MIB))
+        opened, found = mpsd.ask(calls.arena_open("kept", "write")), []
+        for number in range(3):
+            restore_if_missing("kept", "0", None, directory, mode=0o600, ttl=0.0)
+            found.append(mpsd.ask(calls.arena_get("kept")))
+            if number == 0:
+                mpsd.ask(calls.arena_close(opened.id))
+        say(commits=[each.commit for each in found], is_same=[each.id == made.id for each in found])
+
+
 def die_after_barrier(directory: str) -> None:
     """Killed as soon as it may go on."""
     arena = Arena.create("orphan", 64 * MIB)
@@ -231,5 +274,6 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (many, fill, keep, look, serve, live_through_a_fault, leave_the_barrier, die_after_barrier, die_restoring, refusals)
+    verbs = (many, fill, keep, look, serve, serve_on, live_through_a_fault, leave_the_barrier, die_after_barrier, die_restoring,
+             restore_missing, refusals)  # fmt: skip
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

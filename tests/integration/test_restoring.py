@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.store import Images
 from tests.integration.machine import Machine
-from tests.integration.test_images import mpsctl, pytestmark, run, vault
+from tests.integration.test_images import mpsctl, pytestmark, run, step_of, vault
 from tests.unit.images.making import flip
 
 __all__ = ["pytestmark", "vault"]
@@ -63,6 +64,35 @@ def test_an_arena_whose_maker_is_killed_expires(vault: Machine, taken: Taken) ->
     run(vault, "die_restoring", str(directory), status=-signal.SIGKILL)
     found = json.loads(mpsctl(vault, "arena", "show", "half", "--json").stdout)
     assert (found["ttl_seconds"], found["commit"]) == (60.0, 0)
+
+
+def test_a_service_goes_on_from_its_newest_image_if_its_arena_is_gone(vault: Machine, tmp_path: Path) -> None:
+    """Each image is of one step, whatever the service wrote before and after; one that failed has cost nothing but itself."""
+    [found, ended] = run(vault, "serve_on", str(tmp_path), "2", "0")
+    assert (found["found"], found["generation"]) == (0, 1)
+    with Images.open(tmp_path) as images:
+        newest = images.newest("on")
+        assert newest.name == ended["last"]
+    assert mpsctl(vault, "arena", "remove", "on").returncode == 0
+    [again, ended] = run(vault, "serve_on", str(tmp_path), "1", "0")
+    assert again == {"found": step_of(newest), "is_of_that_step": True, "generation": 2}
+    vault.variables["MPSD_IMAGER"] = "/nonexistent"
+    try:
+        [kept, failed] = run(vault, "serve_on", str(tmp_path), "0", "2")
+        assert kept["found"] == ended["step"], "the arena was there, and is newer than the image"
+        assert failed["trouble"].startswith("the imager could not be started: ")
+    finally:
+        del vault.variables["MPSD_IMAGER"]
+
+
+def test_an_arena_of_a_killed_restorer_is_restored_again(vault: Machine, taken: Taken) -> None:
+    """One that was never committed, and that no process has.  One that a process has is left alone."""
+    directory, expected = taken
+    mpsctl(vault, "arena", "remove", "kept")  # if another test has left it
+    [said] = run(vault, "restore_missing", str(directory))
+    assert said == {"commits": [0, 1, 1], "is_same": [True, False, False]}
+    [found] = run(vault, "look", "kept")
+    assert found["expected"] == expected
 
 
 def test_a_damaged_image_leaves_no_arena(vault: Machine, taken: Taken, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpsd_client._async_client import AsyncClient
     from mpsd_client._imager import ImageError, Imager, image_name, images_directory
     from mpsd_client._restoring import restore_image
+    from mpsd_client._schedule import ImageSchedule
     from mpsd_client._service import Service
     from mpsd_client._session import CudaError
     from mpsd_client._state import State
@@ -45,6 +46,7 @@ __all__ = [
     "ErrorCode",
     "Event",
     "ImageError",
+    "ImageSchedule",
     "Imager",
     "Layout",
     "LayoutError",
@@ -79,6 +81,7 @@ _LAZY = {
     "Block": "_window",
     "CudaError": "_session",
     "ImageError": "_imager",
+    "ImageSchedule": "_schedule",
     "Imager": "_imager",
     "Service": "_service",
     "State": "_state",

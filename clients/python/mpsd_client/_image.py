@@ -1,6 +1,7 @@
 """Images of an arena that this process writes: started, brought to a barrier, and waited for.  Prose: mpsd's docs/images.md."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -53,6 +54,18 @@ class Taking:
         """Whether most is copied: a barrier now stalls this process for the shortest time.  A failure counts, and `barrier`
         raises it."""
         return self._expected != "prepared" or self._imager.has_answered
+
+    @property
+    def has_failed(self) -> bool:
+        return self._expected == "failed"
+
+    def wait_for_answer(self, stop: threading.Event, seconds: float) -> bool:
+        """Wait until the image is prepared or, after its barrier, complete, or has failed.  Look at `stop` so often; return
+        False if it is set."""
+        while not self._imager.waits_for_answer(seconds):
+            if stop.is_set():
+                return False
+        return True
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -145,7 +158,9 @@ def _pages(arena: "Arena") -> Iterator[tuple[list[Row], list[int]]]:
     after = None
     while True:
         params: dict[str, Any] = {"id": arena.id, "limit": ROWS_AT_ONCE} | ({} if after is None else {"after": after})
-        found, descriptors = arena._session.ask("arena.take", params)
+        with arena._lock:  # another thread may close it
+            arena._open_handle()
+            found, descriptors = arena._session.ask("arena.take", params)
         yield [(int(row[0]), int(row[1]), int(row[2])) for row in found["items"]], descriptors
         after = found.get("next")
         if after is None:

@@ -55,6 +55,10 @@ def image_name(arena: str) -> str:
     return f"{arena[:100]}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() // 1_000_000 % 1000:03}"
 
 
+class NoSuchImage(ImageError):
+    """The image does not exist, or none of the arena."""
+
+
 class ImagerProcess:
     """A running imager, and the socket to it.  Not for several threads at a time."""
 
@@ -100,7 +104,7 @@ class ImagerProcess:
 
         Raises ImageError, TimeoutError."""
         end = time.monotonic() + timeout
-        while told and not self._is_readable(min(TELL_SECONDS, timeout)) and time.monotonic() < end:
+        while told and not self.waits_for_answer(min(TELL_SECONDS, timeout)) and time.monotonic() < end:
             told(*self.progress)
         self._socket.settimeout(max(0.001, end - time.monotonic()))
         try:
@@ -113,14 +117,16 @@ class ImagerProcess:
             raise self._ended()
         found: dict[str, Any] = json.loads(data)
         if found["is"] != kind:
-            raise ImageError(found.get("why", f"the imager answered {found['is']} instead of {kind}"))
+            kind_of_failure = NoSuchImage if found.get("is_missing") else ImageError
+            raise kind_of_failure(found.get("why", f"the imager answered {found['is']} instead of {kind}"))
         return found, files
 
     @property
     def has_answered(self) -> bool:
-        return self._is_readable(0)
+        return self.waits_for_answer(0)
 
-    def _is_readable(self, seconds: float) -> bool:
+    def waits_for_answer(self, seconds: float) -> bool:
+        """Return whether there is an answer within this time."""
         look = select.poll()
         look.register(self._socket, select.POLLIN)
         return bool(look.poll(seconds * 1000))  # also at its end, which `answer` reports

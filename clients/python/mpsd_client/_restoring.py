@@ -3,6 +3,7 @@
 Prose: mpsd's docs/images.md, "Restoring an image".
 """
 
+import fcntl
 import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 from mpsd_client import _calls as calls
 from mpsd_client import _values as values
 from mpsd_client._call import Call
-from mpsd_client._errors import MpsdError
-from mpsd_client._imager import START_SECONDS, ImagerProcess, Told, images_directory
+from mpsd_client._client import Client
+from mpsd_client._errors import ErrorCode, MpsdError, Refused
+from mpsd_client._imager import START_SECONDS, ImagerProcess, NoSuchImage, Told, images_directory
 from mpsd_client._native import ffi, lib
 from mpsd_client._state_reader import check
 
@@ -33,9 +35,9 @@ def restore_image(
 ) -> values.Arena:  # fmt: skip
     """Make an arena with the memory, the layout and the forward state of an image; return it committed and closed.
 
-    name: of the new arena; "": as in the image.  arena: which, if the image has several.  gpu: ordinal or UUID; "": the same
-    GPU.  mode, ttl: as for Arena.create.  told: called with the bytes that are restored and all of them,
-    each half second and after each part.  The new arena has addresses of its own.
+    image: "": the newest one of `arena`.  name: of the new arena; "": as in the image.  arena: which, if the image has several.
+    gpu: ordinal or UUID; "": the same GPU.  mode, ttl: as for Arena.create.  told: called with the bytes that are restored and
+    all of them, each half second and after each part.  The new arena has addresses of its own.
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
@@ -59,6 +61,42 @@ def restore_image(
             with suppress(MpsdError):
                 mpsd.ask(calls.arena_remove(made.name))
             raise
+
+
+def restore_if_missing(
+    name: str, gpu: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None, *, mode: int, ttl: float
+) -> None:
+    """Make the arena `name` of the newest image of an arena of this name, if it does not exist, or was never committed and no
+    process has it: that of a restorer that was killed.  Does nothing without an image.  Raises as restore_image does.
+
+    It locks the directory: of several processes that miss the arena, one restores it, and the others find it complete.
+    """
+    place = Path(directory) if directory else images_directory()
+    if not place.is_dir():
+        return
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
+        with Client(path, program="mpsd_client") as mpsd:
+            if _is_missing(mpsd, name):
+                restore_image(mpsd, "", name, arena=name, gpu=gpu, mode=mode, ttl=ttl, directory=directory)
+    except NoSuchImage:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _is_missing(mpsd: Asks, name: str) -> bool:
+    try:
+        found = mpsd.ask(calls.arena_get(name))
+    except Refused as exc:
+        if exc.code != ErrorCode.NO_SUCH_ARENA:
+            raise
+        return True
+    if found.commit or found.unheld_since is None:
+        return False
+    mpsd.ask(calls.arena_remove(name))
+    return True
 
 
 def _fill(

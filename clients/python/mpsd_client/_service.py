@@ -21,16 +21,15 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
 
-from mpsd_client import _calls as calls
-from mpsd_client import _cuda
 from mpsd_client._arena import Arena, Path
-from mpsd_client._client import Client
 from mpsd_client._enlisting import enlist
 from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
 from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
 from mpsd_client._record import Schema
 from mpsd_client._rehearsal import TIMES, rehearse
+from mpsd_client._schedule import ImageSchedule
+from mpsd_client._service_arena import ServiceArena
 from mpsd_client._state import State
 from mpsd_client._term import Term
 from mpsd_client._values import Instruction
@@ -49,7 +48,8 @@ class Service:
     name: of the arena.  capacity: bytes, used by the member that creates the arena.  schema: of the forward state, as for
     State.create.  rank: mpsd prefers the ready standby with the lowest rank.  heartbeat: seconds after which mpsd treats an
     active that has published nothing as lost; 0: never.  gpu: mpsd's ordinal or a UUID; None: the GPU of the current context.
-    window, mode, ttl, path: as for Arena.create.
+    window, mode, ttl, path: as for Arena.create.  images: when the active takes images of the arena, at a `publish` of values;
+    `open` restores the newest one if the arena does not exist.
 
     Any thread may use it; only one thread at a time may call `standby`.  A forked child cannot use it.
 
@@ -69,11 +69,12 @@ class Service:
         mode: int = 0o600,
         ttl: float = 0.0,
         path: Path = None,
+        images: ImageSchedule | None = None,
     ) -> None:
         self.name, self.capacity, self.rank, self.heartbeat = name, capacity, rank, heartbeat
         self.schema = schema if isinstance(schema, Schema) else Schema.of(schema)
-        self._gpu, self._window, self._mode, self._ttl = gpu, window, mode, ttl
         self._path = socket_path(path)  # before enlisting, which may change the directory that CUDA uses
+        self._place = ServiceArena(name, capacity, gpu, window, mode, ttl, self._path, images)
         self._pid = os.getpid()
         self._lock = threading.RLock()  # protects the fields below
         self._waiting = threading.Lock()  # held by the thread inside standby() or rehearse(); never taken with _lock held
@@ -96,7 +97,7 @@ class Service:
         with self._lock:
             if self._arena is None:
                 State.create(self.schema, generation=1).close()  # find errors now, and make the next one faster
-                arena = self._open_arena()
+                arena = self._place.open()
                 following = Following(self._path, arena, self.rank, self.heartbeat)
                 try:
                     following.start()
@@ -213,40 +214,6 @@ class Service:
         if self._is_closed:
             raise RuntimeError(f"service {self.name} is closed")
 
-    def _open_arena(self) -> Arena:
-        """Open the arena for reading; create it if it does not exist."""
-        refused: Refused | None = None
-        for _ in range(2):
-            try:
-                return Arena.read(self.name, path=self._path)
-            except Refused as exc:
-                if exc.code != ErrorCode.NO_SUCH_ARENA:
-                    raise
-                if refused is not None:
-                    raise refused from None
-            refused = self._create_arena()
-        return Arena.read(self.name, path=self._path)
-
-    def _create_arena(self) -> Refused | None:
-        """Create the arena.  Return a BAD_REQUEST, since another member may have created the arena in between."""
-        gpu = _cuda.current_gpu() if self._gpu is None else str(self._gpu)
-        asked = calls.arena_create(
-            self.name,
-            gpu,
-            self.capacity,
-            window_bytes=self._window or None,
-            mode=self._mode,
-            ttl_seconds=self._ttl or None,
-        )
-        try:
-            with Client(self._path, program="mpsd_client") as mpsd:
-                mpsd.ask(asked)
-        except Refused as exc:
-            if exc.code != ErrorCode.BAD_REQUEST:
-                raise
-            return exc
-        return None
-
     @contextmanager
     def _as_waiter(self, is_nested: bool = False) -> Iterator[tuple[Arena, Following]]:
         """Make this thread the only one that waits or rehearses.  is_nested: it may be waiting, and be in a callback."""
@@ -319,7 +286,7 @@ class Service:
                 state.fill(record)
                 state.publish()
             arena._set_state(state)
-            term = Term(arena, generation, record, state, told.at_ns, self._leave)
+            term = Term(arena, generation, record, state, told.at_ns, self._leave, self._place.images)
             with self._lock:
                 self._term = term
             following.begin(term)

@@ -8,6 +8,7 @@ from typing import Any
 from mpsd_client._arena import Arena
 from mpsd_client._errors import Dismissed
 from mpsd_client._record import Record
+from mpsd_client._schedule import ImageSchedule
 from mpsd_client._state import State
 
 KEEP_SECONDS = 30.0  # how long the first publish waits for mpsd, which may be restarting
@@ -35,13 +36,14 @@ class Term:
         state: State,
         promoted_ns: int,
         leave: "Callable[[Term, BaseException | None], None]",
+        images: ImageSchedule | None = None,
     ) -> None:
         """Called by Service.standby."""
         self.arena, self.generation, self.record, self.state, self.promoted_ns = arena, generation, record, state, promoted_ns
         self.is_over = self.is_dismissed = False
         self.kept_serial = 0  # mpsd's serial of the state; 0: mpsd does not have it yet
         self.kept_generation = generation  # the arena's generation at mpsd; it changes after the death of mpsd's keeper
-        self._leave = leave
+        self._leave, self._images = leave, images
         self._lock = threading.Condition()  # protects the fields below
         self._may_publish = False
         self._why_not = ""
@@ -49,22 +51,27 @@ class Term:
     def publish(self, **values: Any) -> None:
         """Publish as State.publish does, after the GPU has finished the step: the record survives the end of this process.
 
-        Without values it is a heartbeat.  The first call waits until mpsd has this term's state, which another thread sends
+        Without values it is a heartbeat.  With values, a service with `images` may take one meanwhile: no other thread may
+        write the arena.  The first call waits until mpsd has this term's state, which another thread sends
         during the first step.  Raises Dismissed, and publishes nothing, if this process is not to serve any more; TimeoutError
         if mpsd could not be reached for KEEP_SECONDS.
         """
         if not self._may_publish:
             self._wait_until_kept()
         self.state.publish(**values)
+        if self._images and values:
+            self._images.step_done(self.arena)
 
     def publisher(self, *names: str) -> Callable[..., None]:
         """Return a fast function that publishes these values, as State.publisher does; it raises as `publish` does."""
-        publish = self.state.publisher(*names)
+        publish, images = self.state.publisher(*names), self._images
 
         def published(*values: Any) -> None:
             if not self._may_publish:
                 self._wait_until_kept()
             publish(*values)
+            if images:
+                images.step_done(self.arena)
 
         return published
 
@@ -104,3 +111,5 @@ class Term:
         with self._lock:
             self._why_not, self._may_publish, self.is_over = why, False, True
             self._lock.notify_all()
+        if self._images:
+            self._images.end()

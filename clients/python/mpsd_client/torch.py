@@ -13,7 +13,7 @@ Prose and limitations: mpsd's docs/python.md.  Needs torch 2.5 or newer, which m
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from mpsd_client import _cuda
 from mpsd_client._arena import Arena, Path, adopt
 from mpsd_client._errors import ErrorCode, Refused
 from mpsd_client._layout import LayoutError
+from mpsd_client._restoring import restore_if_missing
+from mpsd_client._schedule import ImageSchedule
 from mpsd_client._torch_graph import capture, shrink_stacks
 from mpsd_client._torch_load import load, load_into, tensor_of
 from mpsd_client._torch_pool import pool
@@ -47,12 +49,18 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The result of `keep`.  state: as `build` made it, in the arena.  is_adopted: an earlier process built it.  extra: the
-    JSON value saved with it."""
+    JSON value saved with it.  images: their schedule, with `images_every`."""
 
     arena: Arena
     state: dict[str, Any]
     is_adopted: bool
     extra: Any = None
+    images: ImageSchedule | None = None
+
+    def step_done(self) -> None:
+        """Call it between two steps: with `images_every`, it may be the moment of an image."""
+        if self.images:
+            self.images.step_done(self.arena)
 
 
 def keep(
@@ -65,6 +73,8 @@ def keep(
     mode: int = 0o600,
     ttl: float = 0.0,
     path: Path = None,
+    images_every: float | None = None,
+    directory: Path = None,
 ) -> Kept:
     """Return the result of `build` in the arena `name` on the current GPU: built at the first start, adopted later.
 
@@ -73,28 +83,36 @@ def keep(
     modules and tensors need no memory; give one if `build` names device="cuda" itself or reads files.  capacity: bytes, used at
     the first start.  wait: seconds to wait for the end of the previous process.  mode, ttl: as for Arena.create.
 
+    images_every: seconds from one image of the arena to the next; Kept.step_done sets their moments.  The newest image is
+    restored if the arena does not exist.  directory: of images, as for Arena.image.
+
     An arena without a commit, because its process died before, is built again.
     """
-    arena = _open_or_create(name, capacity, wait, mode, ttl, path)
+    images = None if images_every is None else ImageSchedule(images_every, directory)
+    arena = _open_or_create(name, capacity, wait, mode, ttl, path, images)
     try:
         if arena.layout is None:
-            return _build(arena, build)
-        return _adopt(arena, skeleton or build)
+            return replace(_build(arena, build), images=images)
+        return replace(_adopt(arena, skeleton or build), images=images)
     except BaseException:
         with suppress(BufferError):  # the traceback may hold tensors; the end of the process then closes the arena
             arena.close()
         raise
 
 
-def _open_or_create(name: str, capacity: int, wait: float, mode: int, ttl: float, path: Path) -> Arena:
+def _open_or_create(
+    name: str, capacity: int, wait: float, mode: int, ttl: float, path: Path, images: ImageSchedule | None
+) -> Arena:
     torch.cuda.init()
+    gpu = _cuda.uuid_of(torch.cuda.current_device())
+    if images:
+        restore_if_missing(name, gpu, path, images.directory, mode=mode, ttl=ttl)
     try:
         return Arena.open(name, wait, path=path)
     except Refused as exc:
         if exc.code != ErrorCode.NO_SUCH_ARENA:
             raise
     try:
-        gpu = _cuda.uuid_of(torch.cuda.current_device())
         return Arena.create(name, capacity, gpu, mode=mode, ttl=ttl, path=path)
     except FileExistsError:  # another process has created it in between
         return Arena.open(name, wait, path=path)

@@ -17,6 +17,7 @@ from mpsd.images.imager.requests import Channel, Progress, Request, read_file
 from mpsd.images.imager.restoring import Restorer
 from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
 from mpsd.images.rules.manifest import ArenaFacts
+from mpsd.images.rules.refusals import NoSuchImage
 from mpsd.images.store import Images
 from mpsd.images.writer import ImageWriter
 
@@ -112,7 +113,7 @@ def serve(descriptor: int) -> int:
                     assert work, "the first request has to be `open` or `restore`"
                     HANDLERS[request.asked["do"]](work, request)
             except FAILURES as exc:
-                channel.answer("failed", why=str(exc) or type(exc).__name__)
+                channel.answer("failed", why=str(exc) or type(exc).__name__, is_missing=isinstance(exc, NoSuchImage))
                 if work:
                     work.give_up()
     if work:

@@ -9,12 +9,13 @@
 
 Or, to make an arena of an image:
 
-    restore      image, arena ("": the only one), directory; descriptor: the progress
+    restore      image ("": the newest one of the arena), arena ("": the only one), directory; descriptor: the progress
                                     -> found: the arena's facts; descriptors: the layout, the state
     fill         gpu, done: allocations that the starter has     -> filled: items: [offset, bytes] each; a descriptor for each
 
-An answer has `is`; instead of it comes `failed` with `why`, and the image of `prepare` is given up.  The imager ends when the
-process closes its end, but finishes an image that is staged.  A process that stops waiting for `staged` closes its end first.
+An answer has `is`; instead of it comes `failed` with `why` and `is_missing` (no such image), and the image of `prepare` is
+given up.  The imager ends when the process closes its end, but finishes an image that is staged.  A process that stops waiting
+for `staged` closes its end first.
 
 The progress is a file in memory with two numbers of 64 bits: the bytes that are copied, and those to copy, as known so far.
 """

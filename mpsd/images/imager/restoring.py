@@ -30,7 +30,8 @@ class Restorer:
         """Answer with the arena's facts, and files of its layout and forward state."""
         asked = request.asked
         self._channel, self._progress = channel, Progress(request)
-        self._image = Images.open(Path(asked["directory"])).reader(asked["image"])
+        images = Images.open(Path(asked["directory"]))
+        self._image = images.reader(asked["image"] or images.newest(asked["arena"]).name)
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
         self._progress.expect(facts.content_bytes)

@@ -1,0 +1,89 @@
+"""Images of an arena that this process writes, each some seconds after the one before.  Prose: mpsd's docs/images.md."""
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from mpsd_client._errors import MpsdError
+
+if TYPE_CHECKING:
+    from mpsd_client._arena import Arena
+    from mpsd_client._image import Image, Taking
+
+STALL_SECONDS = 10.0  # the longest barrier: without an answer the program goes on, and there is no image
+LOOK_SECONDS = 0.5  # how soon the thread sees that it has to end
+_FAILURES = (MpsdError, OSError, ValueError)  # ValueError: the arena is closed
+_log = logging.getLogger("mpsd_client")
+
+
+class ImageSchedule:
+    """Takes an image every so many seconds; the writer calls `step_done` between two steps.  An image that fails is logged,
+    and costs the program no more than a barrier.
+
+    every: seconds from the end of an image to the begin of the next one.  directory: as for Arena.image.  taken, failed:
+    how many.  last: the last complete image.  trouble: why the last one failed; "" after a complete one.
+    """
+
+    def __init__(self, every: float, directory: str | os.PathLike[str] | None = None) -> None:
+        if not every > 0:
+            raise ValueError(f"an image is taken every so many seconds, more than 0, not {every}")
+        self.every, self.directory = every, directory
+        self.taken = self.failed = 0
+        self.last: Image | None = None
+        self.trouble = ""
+        self._prepared: Taking | None = None  # waits for a barrier
+        self._had_barrier = threading.Event()
+        self._stop: threading.Event | None = None  # of the thread that runs now
+
+    def step_done(self, arena: "Arena") -> None:
+        """Set the moment of an image that is prepared.  This process must not launch work that writes the arena meanwhile.  The
+        first call, and the first one after `end`, begin the schedule."""
+        if self._stop is None:
+            self._stop = threading.Event()
+            threading.Thread(target=self._run, args=(arena, self._stop), name="mpsd images", daemon=True).start()
+        taking = self._prepared
+        if taking is None:
+            return
+        self._prepared = None
+        try:
+            taking.barrier(STALL_SECONDS)
+        except _FAILURES as exc:
+            self._note_failure(exc)
+        self._had_barrier.set()
+
+    def end(self) -> None:
+        """End the schedule.  An image that has had its barrier is completed; one before it is given up."""
+        stop, self._stop, self._prepared = self._stop, None, None
+        if stop:
+            stop.set()
+
+    def _run(self, arena: "Arena", stop: threading.Event) -> None:
+        while not stop.wait(self.every):
+            failed = self.failed
+            try:
+                self._take(arena, stop)
+            except _FAILURES as exc:
+                if not stop.is_set() and self.failed == failed:
+                    self._note_failure(exc)
+
+    def _take(self, arena: "Arena", stop: threading.Event) -> None:
+        taking = arena.image(directory=self.directory)
+        if not taking.wait_for_answer(stop, LOOK_SECONDS):
+            return
+        self._had_barrier.clear()
+        self._prepared = taking
+        while not self._had_barrier.wait(LOOK_SECONDS):  # as long as the program's step
+            if stop.is_set():
+                return
+        if taking.has_failed or not taking.wait_for_answer(stop, LOOK_SECONDS):
+            return
+        self.last = taking.wait()
+        self.taken += 1
+        self.trouble = ""
+
+    def _note_failure(self, exc: Exception) -> None:
+        self.failed += 1
+        if str(exc) != self.trouble:  # once, as it may be the same for days
+            _log.warning("no image of the arena was taken: %s", exc)
+        self.trouble = str(exc)
