@@ -10,6 +10,7 @@ import atexit
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from mpsd.errors import ProtocolError
@@ -48,6 +49,13 @@ def find(pid: int) -> ProcessId | None:
         return process_id(pid)
     except OSError:
         return None
+
+
+def find_of(pid: int, at_ns: int) -> ProcessId | None:
+    """Return the process as `find` does, if it was there at this time of CLOCK_MONOTONIC: its pid may be another's by now."""
+    found = find(pid)
+    at = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic_ns() - at_ns) / 1e9
+    return found if found and found.start_time <= at * os.sysconf("SC_CLK_TCK") else None
 
 
 def lives(pid: int) -> bool:

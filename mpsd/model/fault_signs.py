@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mpsd.model.fault import FaultClass, Observation, Source
+from mpsd.model.fault import FaultClass, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import meaning_of
 
@@ -17,6 +17,12 @@ def is_guess(seen: Observation) -> bool:
 def tells_of_fault(seen: Observation) -> bool:
     """Return whether the observation is a sign of this fault, not of something that accompanies it, or of another fault."""
     return seen.source not in BESIDE and not seen.clears and not is_guess(seen)
+
+
+def are_of_one(parties: Iterable[Party | None]) -> bool:
+    """Return whether all these clients are known to be of one user and one container: none can accuse another owner's."""
+    owners = {(party.uid, party.container) if party is not None else (None, "") for party in parties}
+    return len(owners) <= 1 and all(uid is not None for uid, _ in owners)
 
 
 def is_contained(evidence: Iterable[Observation]) -> bool:

@@ -66,8 +66,9 @@ class Containment(Struct):
             self.see(exception_seen(report, self.domain.name, self.gpu))
 
     def _note(self, report: SentinelReport) -> None:
-        process = next((each for each in self.clients if each.pid == report.pid), None) or processes.find(report.pid)
-        if process is not None and self._fault is not None:
+        known = next((each for each in self.clients if each.pid == report.pid), None)
+        process = known or processes.find_of(report.pid, report.time_ns)
+        if process is not None and self._fault is not None and report.pc == self._fault.pc:  # not a look after an earlier one
             self.clients.add(process)  # the next mpsd learns of it in this way
             self._holds[process] = report
             if self._knows_all and self._holds.keys() >= self.clients:

@@ -197,9 +197,9 @@ class Protection(Struct):
             for watcher in self.watchers.values():
                 self.spawn(partial(watcher.attach, server))
 
-    def restore(self, pid: int) -> None:
-        """Note a client of a contained domain that a restarted mpsd cannot ask for."""
-        domain, vendor, process = self.domain, self.domain.control.process, processes.find(pid)
+    def restore(self, pid: int, at_ns: int) -> None:
+        """Note a client of a contained domain, as it was at this time, that a restarted mpsd cannot ask for."""
+        domain, vendor, process = self.domain, self.domain.control.process, processes.find_of(pid, at_ns)
         if process is None or vendor is None:
             return
         for server_pid in [each for each in children(vendor.pid) if is_vendors(each)][:1]:

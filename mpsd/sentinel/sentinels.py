@@ -170,7 +170,7 @@ class Sentinels(Struct):
         if (contained := self._contained.get(name)) is not None:
             contained.hear(report, set(watcher.added), self._spawn)
             if report.kind is SentinelKind.HOLDS:
-                protection.restore(report.pid)
+                protection.restore(report.pid, report.time_ns)
             self.pool.notify()
         log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid,
                   status=report.status, count=report.count, at_ns=report.time_ns)  # fmt: skip

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mpsd.faults.rules import verdict
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, confirms, is_proof
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
-from mpsd.model.fault_signs import is_contained, tells_of_fault
+from mpsd.model.fault_signs import are_of_one, is_contained, tells_of_fault
 from mpsd.model.process import ProcessId
 
 MOST_SHOWN = 64  # pieces of evidence in an Incident
@@ -161,10 +161,7 @@ class IncidentRecord(Struct):
 
     @property
     def _is_of_one(self) -> bool:
-        """Whether all present clients are known to be of one user and one container."""
-        owners = {(party.uid, party.container) for party in map(self._parties.get, self.present) if party is not None}
-        is_known = self.present <= self._parties.keys() and all(uid is not None for uid, _ in owners)
-        return is_known and len(owners) <= 1
+        return are_of_one(map(self._parties.get, self.present))
 
     def _began_as(self, began_ns: int) -> bool:
         """Return whether the start is unchanged; then `began_at` stays, even if the clock was set in between."""

@@ -14,11 +14,11 @@ Pure; the verdict does not depend on the order in which the evidence came in.  T
 | a contained SM exception, and one client alone failed soon after it (3) | that client | LIKELY |
 | anything else | none; the suspects are all present clients except those cleared | SUSPECTED |
 
-Only UVM events, records of the patched module and core dumps can prove.  The pid of an Xid proves nothing: it is a server's, or
-that of an innocent client (measured).  A client's first error proves nothing either: innocent clients get the same.  A dump
-without an exception clears its process of an SM exception and of nothing else: whether the dump of an MMU fault holds one was
-not measured.  It clears no process where clients of several users or containers were present: its author could have forged it,
-and would so accuse another user's client.
+Only UVM events, records of the patched module, core dumps, and a sentinel among clients of one owner can prove.  The pid of an
+Xid proves nothing: it is a server's, or that of an innocent client (measured).  A client's first error proves nothing either:
+innocent clients get the same.  A dump without an exception clears its process of an SM exception and of nothing else: whether
+the dump of an MMU fault holds one was not measured.  It clears no process where clients of several users or containers were
+present: its author could have forged it, and would so accuse another user's client.
 
 The class; the first row that fits:
 

@@ -2,11 +2,12 @@
 
 | clients with the program counter in a mapping | result |
 |---|---|
-| one, and all clients were looked at | it is the culprit, proven |
+| one, and all clients were looked at | it is the culprit, proven: if all are of one user and container (faults/incidents.py) |
 | several | each is a suspect; the others are cleared |
 | one or none, and some could not be looked at; or no program counter, as after a trap | all are suspects |
 
-Unified addresses follow ASLR, so the counter lies in the culprit's mappings: 53 of 53 (H200, docs/sentinel.md).
+Unified addresses follow ASLR, so the counter lies in the culprit's mappings: 53 of 53 (H200, docs/sentinel.md).  A program that
+wants to can execute at an address that it has not mapped, and that another client has.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,7 @@
 """A incidents with a real pool of domains that have no vendor daemons, a real store, and the clock of the test."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -35,7 +36,8 @@ def key(process: ProcessId) -> str:
 class IncidentWorld:
     """Needs a test with a trio clock. events: the published events; told: each revision of an incident."""
 
-    def __init__(self, path: Path, settings: FaultSettings = SETTINGS, watches_since: int | None = None) -> None:
+    def __init__(self, path: Path, settings: FaultSettings = SETTINGS, watches_since: int | None = None,
+                 describe: Callable[[ProcessId], Party] = describe) -> None:  # fmt: skip
         self.path = path / "faults.db"
         self.store = FaultStore(self.path)
         self.pool = Pool(None, None, (), None, None, None, None)

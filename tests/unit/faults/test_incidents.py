@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mpsd.errors import NoSuchFault
 from mpsd.model.blame import BlameKind
 from mpsd.model.domain import DomainState
-from mpsd.model.fault import TEXT_CHARACTERS, FirstError, Source
+from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, FirstError, Party, Source
 from mpsd.model.process import ProcessId
 from tests.unit.faults.incident_world import SETTINGS, IncidentWorld, key, running
 
@@ -297,3 +297,30 @@ async def test_suspicion_ends_in_time(world, autojump_clock, monkeypatch):
         nursery.cancel_scope.cancel()
     assert world.topics[-1] == "blame.cleared"
     assert world.again().incidents.key_of(a) == ""
+
+
+@pytest.mark.parametrize(
+    ("party_of", "is_proven"),
+    [
+        pytest.param(lambda process: Party(process, 0, "p", "c1"), True, id="of one user and container"),
+        pytest.param(lambda process: Party(process, process.pid, "p"), False, id="of two users"),
+        pytest.param(lambda process: Party(process, 0, "p", f"c{process.pid}"), False, id="of two containers, one uid"),
+    ],
+)
+async def test_a_sentinel_convicts_only_among_clients_of_one_owner(tmp_path, autojump_clock, party_of, is_proven):
+    """A client that unmaps the address at which it executes could have another user's killed, which has it mapped too."""
+    world = IncidentWorld(tmp_path, describe=party_of)
+    domain = world.domain()
+    one, _ = world.arrive(domain, 101, 102)
+    observed = []
+    world.incidents.observed.subscribe(observed.append)
+    async with trio.open_nursery() as nursery:
+        running(world, nursery)
+        exception = {"fault_class": FaultClass.SM, "is_contained": True}
+        world.see(Source.SENTINEL, domain.name, **exception)
+        world.see(Source.SENTINEL, domain.name, process=one, is_proof=True, **exception)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert world.last.culprit == (one if is_proven else None)
+    assert set(world.last.suspects) == (set() if is_proven else {ProcessId(101, 7), ProcessId(102, 7)})
+    assert observed[-1].is_proof is is_proven

@@ -1,0 +1,44 @@
+"""What a restarted mpsd makes of the reports that a sentinel kept for it."""
+
+import os
+import time
+
+import pytest
+
+from mpsd.domains.domain import Domain
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.fault import Observation
+from mpsd.sentinel.containment import Containment
+from mpsd.sentinel.messages import SentinelKind, SentinelReport
+
+PC = 0x7F0000001000
+
+
+def taken(*looks: SentinelReport, clients: frozenset[int] = frozenset()) -> list[Observation]:
+    """Return what follows from these looks after an exception at PC, once all clients had time to be looked at."""
+    seen: list[Observation] = []
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    known = {process for pid in clients if (process := processes.find(pid))}
+    containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=PC), known, lambda task: None)
+    for look in looks:
+        containment.hear(look, set(), lambda task: None)
+    containment._judge()
+    return [each for each in seen if each.process is not None]
+
+
+def look(at_ns: int, pc: int = PC) -> SentinelReport:
+    return SentinelReport(SentinelKind.HOLDS, os.getpid(), 0, at_ns, pc, is_culprit=True)
+
+
+async def test_a_look_at_a_process_whose_pid_another_one_has_now_accuses_nobody() -> None:
+    """The client has ended since, while no mpsd ran; this process began later."""
+    assert [each.process for each in taken(look(time.monotonic_ns()))] == [processes.find(os.getpid())]
+    assert taken(look(1)) == []
+
+
+@pytest.mark.parametrize("pc", [PC, PC + 8])
+async def test_a_late_look_after_an_earlier_exception_does_not_count_for_the_next(pc: int) -> None:
+    found = taken(look(time.monotonic_ns(), pc), clients=frozenset({os.getpid()}))
+    assert bool(found) is (pc == PC)
