@@ -48,6 +48,7 @@ from mpsd.model.device import Device
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Admission, Assignment
 from mpsd.relay.conversation import Conversations
+from mpsd.relay.offences import Offences
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
@@ -207,6 +208,7 @@ def _build_relay(
     relay_settings = settings.relay(config, found.is_privileged)
     conversations = Conversations(
         pool, keeper, progress, relay_settings, assignment, refusals,
+        Offences(found.ranges.share_of if pool.settings.is_multiuser else None),
         prepare=sentinels.prepare if sentinels else None,
         took_handshake=metrics.took_handshake if metrics else None,
     )  # fmt: skip

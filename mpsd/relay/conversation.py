@@ -25,13 +25,14 @@ from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection, has_ended, until_ended
 from mpsd.relay.forwarding import LinkSide
+from mpsd.relay.offences import Offences
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.vendor_connection import connect
 
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
-_OFFENDER_SHARE = 10  # a process that kept a domain waiting before gets a tenth of the patience
+_OFFENDER_SHARE = 10  # a client that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
 _ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
@@ -51,7 +52,7 @@ class RelaySettings(Struct, frozen=True):
 
 
 class Conversations(Struct):
-    """What the conversations share: admission, refusals, and the offences of clients that have kept a domain waiting."""
+    """What the conversations share: admission, refusals, and which clients have kept a domain waiting."""
 
     pool: Pool
     keeper: KeeperClient
@@ -59,7 +60,7 @@ class Conversations(Struct):
     settings: RelaySettings
     assignment: Assignment
     refusals: Refusals
-    offences: Counter[ProcessId | None] = field(default_factory=Counter)
+    offences: Offences = field(default_factory=Offences)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
     prepare: Callable[[Domain, int], Awaitable[None]] | None = None  # before a client goes to a domain; may raise MpsdError
     took_handshake: Callable[[float], None] | None = None  # gets the time that a connection spent with its domain
@@ -157,7 +158,7 @@ class Conversations(Struct):
 
     async def _speak(self, caller: ClientConnection, domain: Domain, era: int) -> LinkSide | None:
         with domain.handshake(caller.process):
-            async with domain.gate.turn(self._burden(caller.process)) as right:
+            async with domain.gate.turn(self.open[caller.process] - 1 + self._offences(caller)) as right:
                 if self._must_leave(caller, domain) or domain.guard.era != era:
                     return None  # in another era, the limits set before do not hold
                 backend = await connect(domain.control.socket_path(caller.door), domain.control)
@@ -175,18 +176,17 @@ class Conversations(Struct):
         The server may read a newcomer's limits until its log reports the newcomer (measured: it has by then).  A process begins
         with a connection that only asks for a daemon: no descriptor is passed on it, so it cannot lead to a server.
         """
-        patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self.offences[caller.process] else 1)
+        patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self._offences(caller) else 1)
         self.open[caller.process] -= 1  # now it delays only clients with other limits
         try:
             if not await arrival.settled(patience) and domain.guard.is_on:
-                self.offences[caller.process] += 1
+                self.offences.note(caller.process, caller.credentials.uid)
                 log.info("limits.no_arrival", pid=caller.credentials.pid, domain=domain.name, waited_seconds=patience)
         finally:
             self.open[caller.process] += 1
 
-    def _burden(self, process: ProcessId | None) -> int:
-        """Return the client's rank in the queue for a domain: slow processes, and those with many connections, wait longer."""
-        return self.open[process] - 1 + self.offences[process]
+    def _offences(self, caller: ClientConnection) -> int:
+        return self.offences.of(caller.process, caller.credentials.uid)
 
     async def _through(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
         try:
@@ -226,7 +226,7 @@ class Conversations(Struct):
 
     async def _link(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
         """Run the link; a domain that falls silent during it counts as ended, if the client can use another domain."""
-        share = _OFFENDER_SHARE if self.offences[caller.process] else 1
+        share = _OFFENDER_SHARE if self._offences(caller) else 1
         patience = self.settings.turn_seconds / share
 
         async def is_well() -> bool:
@@ -263,13 +263,13 @@ class Conversations(Struct):
         if caller.link.transcript is not None and caller.process not in domain.connected and not is_free:
             domain.leave(caller.process)
             return False
-        self.offences[caller.process] += 1
+        self.offences.note(caller.process, caller.credentials.uid)
         pid = caller.credentials.pid
         log.warning("relay.detached", pid=pid, uid=caller.credentials.uid, domain=domain.name, why="silent in its handshake")
         if caller.link.transcript is None:
             await self.refusals.hold(caller, domain, "it was silent in the middle of its handshake")
             return True
-        pause = min(2.0 ** self.offences[caller.process], _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
+        pause = min(2.0 ** self._offences(caller), _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
         with trio.move_on_after(pause):
             await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued at any time
         return has_ended(caller.connection)

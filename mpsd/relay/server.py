@@ -249,7 +249,7 @@ class Relay(Struct):
         shared.open[caller.process] -= 1
         if not shared.open[caller.process]:
             del shared.open[caller.process]
-            shared.offences.pop(caller.process, None)
+            shared.offences.forget(caller.process)
 
     async def _make_room(self) -> None:
         """Return at once below the bound.  At it, wait until a silent client is evicted or another has ended.

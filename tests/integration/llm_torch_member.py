@@ -1,6 +1,6 @@
 """member.py of the LLM example with its model in PyTorch, on the simulator (torch_on_a_cpu.py).
 
-    llm_torch_member.py --service llm --backend /tmp/llm.sock --shape tiny [...]
+    llm_torch_member.py --service llm --backend $XDG_RUNTIME_DIR/llm.sock --shape tiny [...]
 """
 
 import sys

@@ -3,10 +3,12 @@
 import socket
 from types import SimpleNamespace
 
+import pytest
 import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.model.domain import Defaults, DomainState
 from mpsd.model.lease import Grant
@@ -15,6 +17,7 @@ from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.conversation import Conversations, RelaySettings
 from mpsd.relay.forwarding import Forwarding
+from mpsd.relay.offences import Offences
 from mpsd.relay.progress import Track
 
 
@@ -93,3 +96,24 @@ async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_
             await trio.sleep(1)
             assert not pool.domain.handshakes
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("is_shared", "patience"), [(True, 0.5), (False, 5.0)])
+async def test_where_users_share_a_server_a_new_process_brings_no_new_patience(autojump_clock, is_shared, patience):
+    """A user who forks could otherwise keep the clients of others, with other limits, waiting all the time."""
+    shared = Conversations(None, None, None, None, None, None, Offences((lambda uid: uid // 10) if is_shared else None))
+    domain = HopefulPool().domain
+    domain.guard.is_on = True
+
+    async def waited(uid: int, pid: int) -> float:
+        began = trio.current_time()
+        caller = SimpleNamespace(process=ProcessId(pid, 0), credentials=Credentials(pid, uid, 0))
+        await shared._see_arrive(caller, domain, ConnectingClient())
+        shared.offences.forget(caller.process)  # its last connection has ended
+        return trio.current_time() - began
+
+    assert await waited(20, 1) == 5.0
+    assert await waited(21, 2) == pytest.approx(patience)
+    assert await waited(30, 3) == 5.0
+    await trio.sleep(61)
+    assert await waited(20, 4) == 5.0

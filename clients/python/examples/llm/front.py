@@ -1,7 +1,7 @@
 """The front end: HTTP towards clients, a Unix socket towards members.  A process of its own, without a GPU, which nothing that
 happens to a GPU can hurt: connections of clients live here, and members come and go behind them.
 
-    python front.py --listen 127.0.0.1:8080 --backend /tmp/llm.sock
+    python front.py --listen 127.0.0.1:8080 --backend $XDG_RUNTIME_DIR/llm.sock
 
     POST /generate   {"prompt": [ids] or "text", "max_tokens", "seed", "temperature", "top_k", "stop"}
                      -> JSON lines: {"token", "index"}, ..., {"done": true}; or {"error"} as the last one

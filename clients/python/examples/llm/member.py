@@ -1,6 +1,6 @@
 """A process that serves the model, or stands by to do so.
 
-    mpsctl service run llm -- python member.py --backend /tmp/llm.sock --shape 0.5B
+    mpsctl service run llm -- python member.py --backend $XDG_RUNTIME_DIR/llm.sock --shape 0.5B
 
 Each process started this way is a member of the service (--memory arena): one makes tokens, the others wait with the same
 memory mapped and the same graphs captured.  Each reports its progress with times as JSON lines (--report).  For comparison:

@@ -1,0 +1,42 @@
+"""Count which clients have kept a domain waiting: they wait longer for their turn there, and get less patience."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import trio
+
+from mpsd.model.process import ProcessId
+
+_REMEMBERED_SECONDS = 60.0
+_MOST_USERS = 1024
+
+
+class Offences:
+    """Guards that where users share a server, a user does not get the patience for a new client with each new process.
+
+    share_of: the share in which a user counts, if users share servers; None: a process harms its own user alone.
+    """
+
+    def __init__(self, share_of: Callable[[int], int] | None = None) -> None:
+        self._share_of = share_of
+        self._by_process: Counter[ProcessId | None] = Counter()
+        self._at: dict[int, float] = {}  # of the last offence of each share (trio time), the oldest first
+
+    def note(self, process: ProcessId | None, uid: int) -> None:
+        self._by_process[process] += 1
+        if self._share_of is not None:
+            share = self._share_of(uid)
+            self._at.pop(share, None)
+            self._at[share] = trio.current_time()
+            while len(self._at) > _MOST_USERS:
+                del self._at[next(iter(self._at))]
+
+    def of(self, process: ProcessId | None, uid: int) -> int:
+        """Return how many the process has, and one more if another process of its user has had one within the last minute."""
+        last = self._at.get(self._share_of(uid), -math.inf) if self._share_of else -math.inf
+        return self._by_process[process] + (trio.current_time() - last < _REMEMBERED_SECONDS)
+
+    def forget(self, process: ProcessId | None) -> None:
+        """Forget a process without connections."""
+        self._by_process.pop(process, None)
