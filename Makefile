@@ -4,6 +4,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 TABLE_FLAGS ?=
+DIST ?= dist
 
 PREFIX ?= /opt/mpsd
 BINDIR ?= /usr/bin
@@ -20,7 +21,6 @@ CLIENTS := clients/python clients/mpsctl
 PROGRAM := nvidia-cuda-mps-control
 FRONT_END := clients/control/$(PROGRAM)
 VENDOR := $(BINDIR)/$(PROGRAM).vendor
-LIBDIR := $(PREFIX)/venv/lib/mpsd
 BINDING_SOURCES := $(wildcard native/binding/*.py native/binding/*.h native/include/*.h clients/python/native/*) \
 	$(shell find clients/c/include -name '*.h')
 
@@ -93,7 +93,7 @@ test-kmod: build dev ## the kernel module, built and run in virtual machines: do
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
 	@$(VENV)/bin/python -m pytest tests/kmod tests/hostile/test_process_reads.py -m kmod $(PYTEST_FLAGS)
 
-test-engines: build dev ## with real Slurm: needs slurm-wlm and munge, as root
+test-engines: build dev ## the packages, and real Slurm: needs slurm-wlm and munge, as root
 	@$(VENV)/bin/python -m pytest tests/engines -m engines $(PYTEST_FLAGS)
 
 table-kmod: build dev ## drivers, kernels, what was applied, built and booted; runs what has no result of these sources, an hour or more
@@ -111,6 +111,18 @@ docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd.api.protocol_page docs/protocol.md
 	@$(VENV)/bin/python -m mpsd.api.client_values clients/python/mpsd_client
 	@$(VENV)/bin/python -m mpsd.api.client_calls clients/python/mpsd_client/_calls.py
+
+# Each wheel is built from its source distribution; auditwheel names the oldest glibc that it runs with.
+dist: $(VENV)/dev ## the source distributions and the wheels of mpsd and its clients, into DIST
+	@rm -rf $(DIST)/built && mkdir -p $(DIST)/built
+	@for each in . $(CLIENTS); do \
+		echo "building $$(sed -n 's/^name = "\(.*\)"/\1/p' $$each/pyproject.toml) in $(DIST)"; \
+		$(VENV)/bin/python -m build --outdir $(DIST)/built $$each >$(DIST)/built/log 2>&1 || { tail -30 $(DIST)/built/log; exit 1; }; \
+	done
+	@for each in $(DIST)/built/*-linux_*.whl; do \
+		PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python -m auditwheel repair -w $(DIST) $$each >$(DIST)/built/log 2>&1 || { cat $(DIST)/built/log; exit 1; }; \
+	done
+	@mv $(DIST)/built/*.tar.gz $(DIST)/built/*-any.whl $(DIST) && rm -r $(DIST)/built
 
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
@@ -143,14 +155,7 @@ install-files:
 	@$(call make_venv,$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
 	@$(call install_each,$(INSTALLED_PIP),$(PREFIX)/venv)
-	@echo "copying programs, manual page and service files into place"
-	@install -d $(LIBDIR)/keeper $(LIBDIR)/inspector $(LIBDIR)/launcher $(LIBDIR)/sentinel $(LIBDIR)/sim
-	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
-	@install -m 755 native/inspector/mpsd-inspector $(LIBDIR)/inspector/mpsd-inspector
-	@install -m 755 native/launcher/mpsd-launcher $(LIBDIR)/launcher/mpsd-launcher
-	@install -m 755 native/sentinel/mpsd-sentinel $(LIBDIR)/sentinel/mpsd-sentinel
-	@[ ! -e clients/shim/libmpsd.so ] || install -m 644 clients/shim/libmpsd.so $(LIBDIR)/libmpsd.so
-	@cp -dR --preserve=mode,timestamps native/sim/bin native/sim/lib $(LIBDIR)/sim/
+	@echo "copying the front end, manual page and service files into place"
 	@chmod -R go-w $(PREFIX)/venv
 	@[ "$$(id -u)" != 0 ] || chown -hR 0:0 $(PREFIX)/venv
 	@install -d $(BINDIR) $(SYSCONFDIR)/mpsd $(SYSCONFDIR)/default $(SYSCONFDIR)/logrotate.d $(UNITDIR) $(TMPFILESDIR)
@@ -185,4 +190,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist clean install install-files uninstall

@@ -200,7 +200,7 @@ def _build_relay(
     if not found.is_privileged:
         return None
     config, state = found.config, found.claim.state_directory
-    program = programs.native_directory() / "keeper" / "mpsd-keeper"
+    program = programs.own_program("keeper")
     keeper = KeeperClient(found.inspector, program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
     assignment = Assignment(pool, book, incidents, config.domains.per_gpu == "auto", facts)

@@ -15,6 +15,7 @@ from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.sources.kernel_log import KERNEL_LOG
 from mpsd.faults.sources.kmod_records import Mode
 from mpsd.host.inspector import Inspector
+from mpsd.host.programs import own_program
 from mpsd.host.rules.descriptor_budget import Budget
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.metrics.server import MetricsSettings
@@ -42,7 +43,7 @@ def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, 
         config.vendor.command_seconds,
         config.vendor.start_seconds,
         inspector,
-        paths.launcher() if is_relayed else None,
+        own_program("launcher") if is_relayed else None,
     )
 
 
@@ -88,7 +89,7 @@ def sentinel(config: Config) -> SentinelSettings:
         is_required=config.sentinel.mode == "required",
         start_seconds=config.sentinel.start_seconds,
         drain_seconds=config.sentinel.drain_seconds,
-        program=paths.sentinel(),
+        program=own_program("sentinel"),
     )
 
 

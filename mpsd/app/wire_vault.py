@@ -54,7 +54,7 @@ def join_vault(
 
     parts = VaultParts(devices, lease_bytes, events.publish, ranges=found.ranges)
     catalog = Catalog(store, parts, settings.vault(config))
-    program = programs.native_directory() / "keeper" / "mpsd-keeper"
+    program = programs.own_program("keeper")
     path, most = found.claim.state_directory / KEEPER, config.vault.max_allocations
     keeper = VaultKeepers(found.inspector, program, path, most, catalog.compare, store)
     reclaimer = Reclaimer(keeper, store)

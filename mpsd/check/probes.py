@@ -22,6 +22,7 @@ from mpsd.config.options import Config
 from mpsd.errors import MpsdError
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.peers import may_impersonate
+from mpsd.host.programs import own_program
 from mpsd.host.trusted_directories import PathCheck, look
 from mpsd.model.device import ComputeMode, Device
 
@@ -67,6 +68,7 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
     yield from probe_directory(LOG_AREA, config.log_directory)
     yield from probe_state(config, environ)
     yield probe_daemon(config)
+    yield from probe_programs(config)
     yield from probe_vendor(config, environ)
     yield from probe_devices(config)
     yield probe_shared_memory()
@@ -166,6 +168,20 @@ def _read_start(file: Path, most: int) -> bytes:
         os.close(descriptor)
 
 
+def probe_programs(config: Config) -> Iterator[Finding]:
+    """Report mpsd's own programs: each one that is missing, or that all are there."""
+    area = "mpsd's programs"
+    wanted = [own_program(name) for name in ("inspector", "keeper", "launcher", "sentinel")]
+    if config.sentinel.mode == "off":
+        wanted.pop()
+    unfit = [each for each in wanted if not os.access(each, os.X_OK)]
+    for each in unfit:
+        trouble = "not executable" if each.exists() else "missing"
+        yield Finding(area, Grade.BAD, f"{each} is {trouble}", "install mpsd anew")
+    if not unfit:
+        yield Finding(area, Grade.GOOD, f"{len(wanted)} in {wanted[0].parents[1]}")
+
+
 def probe_vendor(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         control = places.find_vendor_control(config, environ)
@@ -257,7 +273,7 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
     area = "private sockets"
     if not may_impersonate():
         return
-    program = launcher or places.launcher()
+    program = launcher or own_program("launcher")
     try:
         done = subprocess.run([program, "--try", "/"], capture_output=True, text=True, timeout=NVML_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -271,13 +287,11 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
 
 
 def probe_sentinel(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Report whether the sentinel can be started, where it is configured, and the last self-test."""
-    area, program = "sentinel", places.sentinel()
-    if config.sentinel.mode == "off":
+    """Report whether the sentinel is started, where it is configured, and the last self-test."""
+    area, program = "sentinel", own_program("sentinel")
+    if config.sentinel.mode == "off" or not os.access(program, os.X_OK):  # the latter: probe_programs reports it
         return
-    if not os.access(program, os.X_OK):
-        yield Finding(area, Grade.BAD, f"{program} is missing or not executable", "install mpsd anew, or set sentinel.mode")
-    elif not may_impersonate():
+    if not may_impersonate():
         yield Finding(area, Grade.NOTE, "without root mpsd starts none", "start as root, or set sentinel.mode")
     else:
         yield Finding(area, Grade.GOOD, f"{program}, {config.sentinel.mode}")

@@ -57,16 +57,6 @@ def _default_state_directory(config: Config, euid: int, environ: Mapping[str, st
     return Path(runtime, "mpsd", name) if os.path.isdir(runtime) else Path(f"/tmp/mpsd-{euid}", name)
 
 
-def launcher() -> Path:
-    """Return the program that starts vendor daemons where no other user reaches them."""
-    return native_directory() / "launcher" / "mpsd-launcher"
-
-
-def sentinel() -> Path:
-    """Return the program that contains SM exceptions in a vendor server."""
-    return native_directory() / "sentinel" / "mpsd-sentinel"
-
-
 def nvml_library(config: Config) -> Path | None:
     """Return the library to load instead of NVML; None for the driver's own."""
     return native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None

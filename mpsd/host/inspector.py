@@ -25,7 +25,7 @@ from mpsd.host.child import Child
 from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable
-from mpsd.host.programs import native_directory
+from mpsd.host.programs import own_program
 
 log = structlog.get_logger()
 DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy machine
@@ -50,7 +50,7 @@ class Inspector:
         self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS, ranges: UidRanges = NO_RANGES
     ) -> None:
         self._ranges = ranges
-        self._program = program or native_directory() / "inspector" / "mpsd-inspector"
+        self._program = program or own_program("inspector")
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()  # protects the process; no other lock is taken while it is held
         self._process: InspectorProcess | None = None

@@ -23,7 +23,7 @@ from mpsd.host.descriptors import FULL, spare_descriptors
 from mpsd.host.inspector_messages import InspectorOp, LinkedFile, Question
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable
-from mpsd.host.programs import native_directory
+from mpsd.host.programs import own_program
 
 LOOK_SECONDS = 0.002  # such a read takes 22 us
 MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keeps the reader waiting
@@ -57,7 +57,7 @@ class ProcessReader:
         self, uid_of: Callable[[int], int], state_of: Callable[[int], str], program: Path | None = None
     ) -> None:
         self._uid_of, self._state_of = uid_of, state_of
-        program = program or native_directory() / "inspector" / "mpsd-inspector"
+        program = program or own_program("inspector")
         self._start: Callable[[], InspectorProcess] = partial(inspector_process.start, program, "--direct")
         self._ranges = NO_RANGES
         self._lock = threading.Lock()  # protects all below; an inspector's may be taken while it is held

@@ -10,6 +10,11 @@ def native_directory() -> Path:
     return checkout if checkout.is_dir() else Path(sys.prefix, "lib", "mpsd")
 
 
+def own_program(name: str) -> Path:
+    """Return one of mpsd's own programs: keeper, inspector, launcher or sentinel."""
+    return native_directory() / name / f"mpsd-{name}"
+
+
 def interpreter() -> Path:
     """Return the Python that runs this program: the front end gives it another name, which need not exist, in its directory."""
     folder = Path(sys.executable).parent

@@ -25,6 +25,7 @@ from mpsd.errors import MpsdError, ProtocolError
 from mpsd.gpu import nvml
 from mpsd.host import processes
 from mpsd.host.peers import may_impersonate
+from mpsd.host.programs import own_program
 from mpsd.model.device import ComputeMode, Device
 from mpsd.native import lib
 from mpsd.sentinel.messages import REPORT_BYTES, SentinelKind, SentinelOp, pack_request, parse_report
@@ -138,7 +139,7 @@ class _Trial:
     """One client of the test: `mpsd-sentinel --trial`."""
 
     def __init__(self, stack: ExitStack, role: str, environment: Mapping[str, str]) -> None:
-        command, pipe = [str(paths.sentinel()), "--trial", role], subprocess.PIPE
+        command, pipe = [str(own_program("sentinel")), "--trial", role], subprocess.PIPE
         self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         stack.callback(self._end)
         self._said = b""
@@ -184,7 +185,7 @@ class _Sentinel:
             listener.listen(1)
             number = listener.fileno()
             self._process = subprocess.Popen(
-                [str(paths.sentinel()), "--fd", str(number)], env=environment, pass_fds=[number],
+                [str(own_program("sentinel")), "--fd", str(number)], env=environment, pass_fds=[number],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         stack.callback(self._end)

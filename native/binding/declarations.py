@@ -54,6 +54,7 @@ class Binding:
             self.source,
             include_dirs=[str(each) for each in self.folders],
             extra_compile_args=FLAGS,
+            extra_link_args=["-s"],  # a wheel has no symbols for a debugger
             libraries=LIBRARIES,
         )
         return made

@@ -1,4 +1,4 @@
-"""The suites of the schedulers that drive mpsd: run by name, `-m engines`, since they need the schedulers' own programs."""
+"""The suites of schedulers and packages: run by name, `-m engines`, since they need programs that not every machine has."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.deadline(180))
+            if not item.get_closest_marker("deadline"):
+                item.add_marker(pytest.mark.deadline(180))
 
 
 @pytest.fixture(scope="module")

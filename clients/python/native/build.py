@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-C_CLIENT = ROOT / "clients/c/include"
+CHECKOUT = next(each for each in (HERE / "checkout", HERE.parents[2]) if each.exists())  # the first: in a source distribution
+NEEDED = ("clients/c/include/*.h", "clients/c/include/mpsd/**/*.h", "native/binding/declarations.py")  # of the checkout
+C_CLIENT = CHECKOUT / "clients/c/include"
 if not (C_CLIENT / "mpsd.h").exists():
     raise SystemExit(f"mpsd-client is built in a checkout of mpsd, beside its C client: no {C_CLIENT}/mpsd.h")
-sys.path.insert(0, str(ROOT / "native/binding"))
+sys.path.insert(0, str(CHECKOUT / "native/binding"))
 
 from declarations import Binding, declarations  # noqa: E402
 

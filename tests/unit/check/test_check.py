@@ -20,6 +20,7 @@ from mpsd.config.sentinel_options import SentinelOptions
 from mpsd.model.device import ComputeMode, Device
 
 NOTHING = {"MPSD_CONFIG": os.devnull}
+PROGRAMS = ("inspector", "keeper", "launcher", "sentinel")
 DEVICE = Device(0, "GPU-1", "NVIDIA H200", 143771 << 20, "0000:01:00.0")
 
 
@@ -198,8 +199,21 @@ def test_a_sentinel_that_is_configured_is_looked_for(monkeypatch: pytest.MonkeyP
     for why, grade in (("", Grade.GOOD), ("it hung", Grade.NOTE)):
         save_proof(tmp_path, Proof("580.1", "H200", "6.8", why))
         assert list(probes.probe_sentinel(config, {}))[1].grade is grade
-    monkeypatch.setattr(places, "sentinel", lambda: tmp_path / "nothing")
-    assert only(list(probes.probe_sentinel(config, {}))).grade is Grade.BAD
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_program_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wheel once lacked them all, and the report said that mpsd can serve."""
+    config = Config(sentinel=SentinelOptions(mode="on"))
+    monkeypatch.setattr(probes, "own_program", lambda each: tmp_path / each)
+    for each in PROGRAMS:
+        (tmp_path / each).touch(0o755)
+    assert only(list(probes.probe_programs(config))).grade is Grade.GOOD
+    (tmp_path / name).chmod(0o644)
+    finding = only(list(probes.probe_programs(config)))
+    assert (finding.grade, finding.found) == (Grade.BAD, f"{tmp_path}/{name} is not executable")
+    (tmp_path / name).unlink()
+    assert only(list(probes.probe_programs(config))).found == f"{tmp_path}/{name} is missing"
 
 
 @pytest.mark.root
