@@ -66,6 +66,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/sentinel/process.py": "opens /dev/null",
     "mpsd/sentinel/watcher.py": _BESIDE,
     "clients/python/mpsd_client/_imager.py": "reads answers of the imager, which it has started itself",
+    "clients/python/mpsd_client/_restored_arena.py": "reads bytes that its imager sets; the layout: _layout.py",
     "mpsd/app/wire_sentinels.py": "reads the answer of mpsd's own check, which it has started itself",
     "mpsd/check/containment_proof.py": _OWN,
     "mpsd/sentinel/self_test.py": "reads lines of the program that it has started itself; reports: sentinel/messages.py",

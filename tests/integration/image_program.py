@@ -12,8 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from arena_looks import MIB, cuda, is_there, poke, refusal, say
-from mpsd_client import Arena, Client, ImageSchedule, Service, State, StateReader, calls, restore_image
+from arena_looks import MIB, cuda, dense, is_there, poke, refusal, say
+from mpsd_client import Arena, Client, ImageSchedule, Layout, Service, State, StateReader, calls, restore_arena, restore_image
 from mpsd_client._restoring import restore_if_missing
 
 BLOCK = 2 * MIB
@@ -163,6 +163,39 @@ def keep(directory: str) -> None:
         taking.wait()
 
 
+def keep_tensors(directory: str) -> None:
+    """Take an image of an arena with three tensors."""
+    names = ("embed", "layers.0", "layers.1")
+    with Arena.create("tensors", 64 * MIB) as arena:
+        blocks = [arena.allocate(BLOCK) for _ in names]
+        for number, block in enumerate(blocks):
+            poke(arena, block.address, number, BLOCK)
+        state = State.create({"step": "uint64", "text": "text[16]"}, generation=arena.generation)
+        state.publish(step=7, text="seven")
+        tensors = {name: dense(block.offset, "uint8", BLOCK) for name, block in zip(names, blocks, strict=True)}
+        arena.commit(Layout(tensors))
+        arena.keep_state(state)
+        taking = arena.image("tensors", directory)
+        taking.barrier()
+        taking.wait()
+
+
+def restore_in_use(directory: str, name: str) -> None:
+    """Use the tensors of an image as they come."""
+    cuda_context()
+    arena = restore_arena("tensors", name, ["layers.0"], directory=directory, ttl=3600.0)
+    with Client() as mpsd:
+        said = {"others find": mpsd.ask(calls.arena_get(name)).layout_hash}
+    said["unknown"] = refusal(lambda: arena.ready("layer"))
+    for number, each in ((1, "layers.0"), (0, "embed"), (2, "layers.1")):
+        why = refusal(lambda each=each: arena.ready(each, timeout=60.0))
+        said[each] = "right" if is_there(arena, arena[each].address, number, BLOCK) else why
+    arena.allocate(BLOCK)
+    said |= {"ready": refusal(arena.ready), "commit": refusal(arena.commit)}
+    arena.close()
+    say(**said)
+
+
 def look(name: str) -> None:
     """Adopt an arena, print what it has, and change it."""
     with Arena.open(name) as arena:
@@ -274,6 +307,7 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (many, fill, keep, look, serve, serve_on, live_through_a_fault, leave_the_barrier, die_after_barrier, die_restoring,
-             restore_missing, refusals)  # fmt: skip
+    verbs = (many, fill, keep, keep_tensors, look, serve, serve_on, live_through_a_fault, leave_the_barrier,
+             die_after_barrier, die_restoring,
+             restore_missing, restore_in_use, refusals)  # fmt: skip
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

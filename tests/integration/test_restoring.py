@@ -15,6 +15,7 @@ from tests.unit.images.making import flip
 
 __all__ = ["pytestmark", "vault"]
 
+NAMES = {"embed", "layers.0", "layers.1"}
 Taken = tuple[Path, dict[str, str]]
 
 
@@ -37,7 +38,7 @@ def test_another_process_adopts_what_was_restored(vault: Machine, taken: Taken) 
     restore = ["image", "restore", "kept", "--directory", str(directory)]
     for name, words in (("kept", ["--mode", "640", "--ttl", "1h"]), ("again", ["--name", "again"])):
         done = mpsctl(vault, *restore, *words, "--json")
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
         restored = json.loads(done.stdout)
         assert (restored["name"], restored["writer_pid"], restored["used_bytes"]) == (name, None, 10 << 20)
         assert (restored["mode"], restored["ttl_seconds"]) == ((0o640, 3600.0) if name == "kept" else (0o600, None))
@@ -64,6 +65,39 @@ def test_an_arena_whose_maker_is_killed_expires(vault: Machine, taken: Taken) ->
     run(vault, "die_restoring", str(directory), status=-signal.SIGKILL)
     found = json.loads(mpsctl(vault, "arena", "show", "half", "--json").stdout)
     assert (found["ttl_seconds"], found["commit"]) == (60.0, 0)
+
+
+@pytest.fixture(scope="module")
+def tensors(vault: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the image `tensors`, of embed, layers.0 and layers.1 with a block each."""
+    directory = tmp_path_factory.mktemp("images")
+    run(vault, "keep_tensors", str(directory))
+    return directory
+
+
+def test_an_arena_is_used_before_its_last_byte_is_there(vault: Machine, tensors: Path, tmp_path: Path) -> None:
+    """The last byte never comes: its block is damaged. The arena is gone when its user closes it."""
+    shutil.copytree(tensors, tmp_path / "images")
+    with Images.open(tmp_path / "images") as images:
+        place = images.find("tensors").arenas[0].place(2)
+    flip(tmp_path / f"images/packs/{place.pack}", place.slot * BLOCK_BYTES + 9)
+    [said] = run(vault, "restore_in_use", str(tmp_path / "images"), "early")
+    assert said.pop("layers.0") == said.pop("embed") == "right"
+    damage = "ImageError: image tensors, arena tensors, offset 0x400000: the bytes in pack"
+    assert [said.pop(name)[: len(damage)] for name in ("layers.1", "ready", "commit")] == [damage] * 3
+    assert said == {"others find": "", "unknown": "LayoutError: the image has no tensor layer, nor layer.*"}
+    assert "early" not in arenas(vault)
+
+
+def test_an_arena_that_was_used_while_it_came_is_complete(vault: Machine, tensors: Path) -> None:
+    [said] = run(vault, "restore_in_use", str(tensors), "late")
+    assert {name: said[name] for name in ("layers.0", "layers.1", "embed")} == dict.fromkeys(said.keys() & NAMES, "right")
+    assert (said["ready"], said["commit"], said["others find"]) == ("nothing", "nothing", "")
+    facts = json.loads(mpsctl(vault, "arena", "show", "late", "--json").stdout)
+    assert (facts["ttl_seconds"], facts["used_bytes"]) == (3600.0, 8 << 20), "with what the program has allocated"
+    [found] = run(vault, "look", "late")
+    assert (found["step"], found["text"]) == (7, "seven")
+    assert list(json.loads(found["layout"])["tensors"]) == ["embed", "layers.0", "layers.1"]
 
 
 def test_a_service_goes_on_from_its_newest_image_if_its_arena_is_gone(vault: Machine, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
     from mpsd_client._imager import ImageError, Imager, image_name, images_directory
+    from mpsd_client._restored_arena import RestoredArena, restore_arena
     from mpsd_client._restoring import restore_image
     from mpsd_client._schedule import ImageSchedule
     from mpsd_client._service import Service
@@ -57,6 +58,7 @@ __all__ = [
     "ProtocolError",
     "Record",
     "Refused",
+    "RestoredArena",
     "Schema",
     "Selector",
     "Service",
@@ -70,6 +72,7 @@ __all__ = [
     "calls",
     "image_name",
     "images_directory",
+    "restore_arena",
     "restore_image",
     "values",
 ]
@@ -83,6 +86,7 @@ _LAZY = {
     "ImageError": "_imager",
     "ImageSchedule": "_schedule",
     "Imager": "_imager",
+    "RestoredArena": "_restored_arena",
     "Service": "_service",
     "State": "_state",
     "StateError": "_state_reader",
@@ -92,6 +96,7 @@ _LAZY = {
     "adopt": "_arena",
     "image_name": "_imager",
     "images_directory": "_imager",
+    "restore_arena": "_restored_arena",
     "restore_image": "_restoring",
 }
 

@@ -5,9 +5,11 @@ Prose: mpsd's docs/images.md, "Restoring an image".
 
 import fcntl
 import os
+from array import array
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from mpsd_client import _calls as calls
 from mpsd_client import _values as values
@@ -19,7 +21,8 @@ from mpsd_client._native import ffi, lib
 from mpsd_client._state_reader import check
 
 KILLED_TTL = 60.0  # an arena that is not restored yet expires so soon after the end of this process
-FILL_SECONDS = 6 * 3600.0  # for one allocation, from a slow disk
+FILL_SECONDS = 6 * 3600.0  # for all bytes, from a slow disk
+BLOCK_BYTES = 2 << 20  # of an image
 T = TypeVar("T")
 
 
@@ -41,18 +44,18 @@ def restore_image(
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
-    place = Path(directory) if directory else images_directory()
-    imager = ImagerProcess()
     with ExitStack() as stack:
-        stack.callback(imager.close)
-        imager.begin({"do": "restore", "image": image, "arena": arena, "directory": str(place.absolute())})
-        found, files = imager.answer_with_files("found", START_SECONDS)
-        for each in files:
-            stack.callback(os.close, each)
-        wanted = name or found["arena"], gpu or found["gpu"], found["capacity_bytes"], found["window_bytes"]
-        made = mpsd.ask(calls.arena_create(*wanted, mode=mode, ttl_seconds=KILLED_TTL))
+        source = stack.enter_context(ImageSource(image, arena, directory))
+        made = mpsd.ask(calls.arena_create(*source.wanted(name, gpu), mode=mode, ttl_seconds=KILLED_TTL))
         try:
-            _fill(mpsd, imager, made, found, files, told)
+            generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
+            source.put(mpsd, made.id, generation, made.gpu)
+            source.fill(range(source.blocks))
+            source.imager.answer("filled", FILL_SECONDS, told)
+            if told:
+                told(*source.imager.progress)
+            state = source.state(generation)
+            mpsd.ask(calls.arena_commit(made.id, generation, source.layout, None if state is None else state.fd))
             mpsd.ask(calls.arena_change(made.id, ttl_seconds=ttl or 0.0))
             return mpsd.ask(calls.arena_close(made.id))
         except BaseException:
@@ -63,10 +66,77 @@ def restore_image(
             raise
 
 
+class ImageSource:
+    """An arena of an image, as an imager gives it: first the memory, and then the bytes.  Owns the imager and descriptors."""
+
+    def __init__(self, image: str, arena: str, directory: str | os.PathLike[str] | None) -> None:
+        place = Path(directory) if directory else images_directory()
+        self._stack = ExitStack()
+        self.imager = ImagerProcess()
+        self._stack.callback(self.imager.close)
+        try:
+            self.imager.begin({"do": "restore", "image": image, "arena": arena, "directory": str(place.absolute())})
+            self._facts, files = self.imager.answer_with_files("found", START_SECONDS)
+            for each in files:
+                self._stack.callback(os.close, each)
+        except BaseException:
+            self.close()
+            raise
+        self.layout = files[0] if self._facts["has_layout"] else None
+        self._state = files[-1] if self._facts["has_state"] else None
+        self.blocks = 0
+        self.done = self._file()  # a byte for each block
+
+    def wanted(self, name: str, gpu: str) -> tuple[str, str, int, int]:
+        """Return the name, the GPU, the capacity and the window of the new arena."""
+        facts = self._facts
+        return name or facts["arena"], gpu or facts["gpu"], facts["capacity_bytes"], facts["window_bytes"]
+
+    def put(self, mpsd: Asks, arena: int, generation: int, gpu: str) -> list[tuple[int, int]]:
+        """Put memory without contents into the arena, uncommitted.  Return the allocations as (offset, bytes)."""
+        found: list[tuple[int, int]] = []
+        while True:
+            self.imager.ask({"do": "make", "gpu": gpu, "done": len(found)})
+            part, descriptors = self.imager.answer_with_files("made", START_SECONDS)
+            if not descriptors:
+                os.truncate(self.done, self.blocks)
+                return found
+            try:
+                mpsd.ask(calls.arena_put(arena, generation, part["items"], descriptors))
+            finally:
+                for each in descriptors:
+                    os.close(each)
+            found += [(offset, size) for offset, size in part["items"]]
+            self.blocks = sum(size for _, size in found) // BLOCK_BYTES
+
+    def fill(self, order: Iterable[int]) -> None:
+        """Let the imager copy the blocks in this order; the answer is `filled`."""
+        numbers = self._file()
+        os.write(numbers, array("I", order))
+        self.imager.ask({"do": "fill"}, [numbers, self.done])
+
+    def state(self, generation: int) -> "_State | None":
+        return None if self._state is None else _State(self._state, generation)
+
+    def _file(self) -> int:
+        made = os.memfd_create("restore", os.MFD_CLOEXEC)
+        self._stack.callback(os.close, made)
+        return made
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> "ImageSource":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 def restore_if_missing(
     name: str, gpu: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None, *, mode: int, ttl: float
 ) -> None:
-    """Make the arena `name` of the newest image of an arena of this name, if it does not exist, or was never committed and no
+    """Make the arena `name` of the newest image of an arena of this name, if it does not exist, or has no layout and no
     process has it: that of a restorer that was killed.  Does nothing without an image.  Raises as restore_image does.
 
     It locks the directory: of several processes that miss the arena, one restores it, and the others find it complete.
@@ -93,34 +163,10 @@ def _is_missing(mpsd: Asks, name: str) -> bool:
         if exc.code != ErrorCode.NO_SUCH_ARENA:
             raise
         return True
-    if found.commit or found.unheld_since is None:
+    if found.layout_hash or found.unheld_since is None:
         return False
     mpsd.ask(calls.arena_remove(name))
     return True
-
-
-def _fill(
-    mpsd: Asks, imager: ImagerProcess, made: values.Arena, facts: dict[str, Any], files: list[int], told: Told | None
-) -> None:
-    """Put the memory into the arena, and commit it with layout and forward state."""
-    generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
-    done = 0
-    while True:
-        imager.ask({"do": "fill", "gpu": made.gpu, "done": done})
-        part, descriptors = imager.answer_with_files("filled", FILL_SECONDS, told)
-        if not descriptors:
-            break
-        try:
-            mpsd.ask(calls.arena_put(made.id, generation, part["items"], descriptors))
-        finally:
-            for each in descriptors:
-                os.close(each)
-        done += len(descriptors)
-        if told:
-            told(*imager.progress)
-    state = _State(files[-1], generation) if facts["has_state"] else None
-    layout = files[0] if facts["has_layout"] else None
-    mpsd.ask(calls.arena_commit(made.id, generation, layout, None if state is None else state.descriptor))
 
 
 class _State:
@@ -140,4 +186,4 @@ class _State:
             check(lib.mpsd_state_read(before, record, stamp))
             ffi.memmove(lib.mpsd_state_record(self._state), record[0], size)
             check(lib.mpsd_state_update(self._state, 0, size))
-        self.descriptor = int(lib.mpsd_state_fd(self._state))
+        self.fd = int(lib.mpsd_state_fd(self._state))

@@ -124,5 +124,5 @@ def serve(descriptor: int) -> int:
 BEGINNINGS: dict[str, type[Imager | Restorer]] = {"open": Imager, "restore": Restorer}
 HANDLERS: dict[str, Callable[[Any, Request], None]] = {
     "allocations": Imager.allocations, "drop": Imager.drop, "prepare": Imager.prepare, "stage": Imager.stage,
-    "fill": Restorer.fill,
+    "make": Restorer.make, "fill": Restorer.fill,
 }  # fmt: skip

@@ -11,7 +11,11 @@ Or, to make an arena of an image:
 
     restore      image ("": the newest one of the arena), arena ("": the only one), directory; descriptor: the progress
                                     -> found: the arena's facts; descriptors: the layout, the state
-    fill         gpu, done: allocations that the starter has     -> filled: items: [offset, bytes] each; a descriptor for each
+    make         gpu, done: allocations that the starter has     -> made: items: [offset, bytes] each; a descriptor for each
+    fill         descriptors: the order, the blocks that are done     -> filled
+
+The order is a file with the numbers of all blocks, 4 bytes each, as they are to be filled; the other file has a byte for each
+block, which becomes 1 when the block is in the GPU's memory.  A block's number is its place among those of all allocations.
 
 An answer has `is`; instead of it comes `failed` with `why` and `is_missing` (no such image), and the image of `prepare` is
 given up.  The imager ends when the process closes its end, but finishes an image that is staged.  A process that stops waiting
@@ -22,6 +26,7 @@ The progress is a file in memory with two numbers of 64 bits: the bytes that are
 
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -55,7 +60,10 @@ class Channel:
 
     def receive(self) -> Request | None:
         """Wait for a request, for ever: the process asks when it wants.  None: it has closed its end."""
-        data, descriptors, flags, _ = socket.recv_fds(self._socket, MOST_BYTES, MOST_DESCRIPTORS)
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(self._socket, MOST_BYTES, MOST_DESCRIPTORS)
+        except ConnectionResetError:  # it has not read the last answer
+            return None
         request = Request({}, descriptors)
         if not data:
             return None
@@ -67,6 +75,13 @@ class Channel:
             with request:
                 raise ValueError(f"not a request: {data[:80]!r}") from None
         return request
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has closed its end."""
+        look = select.poll()
+        look.register(self._socket, 0)
+        return bool(look.poll(0))  # POLLHUP
 
     def answer(self, kind: str, descriptors: Sequence[int] = (), **facts: Any) -> bool:
         """Answer, and return whether the process is still there.  The caller keeps the descriptors."""

@@ -1,13 +1,13 @@
-"""An arena of an image as memory on a GPU, which the imager hands over piece by piece: it is mpsd's, not the imager's.
+"""An arena of an image as memory on a GPU, which the imager hands over before it is filled: it is mpsd's, not the imager's.
 
 Prose: docs/images.md, "Restoring an image".
 """
 
 import fcntl
 import os
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -16,7 +16,6 @@ from cuda.core import Device
 
 from mpsd.images.imager.device import ExportedMemory, PinnedMemory, call, device_of
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
-from mpsd.images.reader import ImageReader
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
 
@@ -35,7 +34,8 @@ class Restorer:
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
         self._progress.expect(facts.content_bytes)
-        self._filler: Filler | None = None
+        self._device: Device | None = None
+        self._places: list[tuple[int, int]] = []  # of each block: its offset, and its address here
         with ExitStack() as stack:
             files = [_memory_file(data) for data in (facts.layout, facts.state) if data]
             for each in files:
@@ -45,54 +45,55 @@ class Restorer:
                 capacity_bytes=facts.capacity_bytes, has_layout=bool(facts.layout), has_state=bool(facts.state),
             )  # fmt: skip
 
-    def fill(self, request: Request) -> None:
-        """Answer with allocations after the first `done`, filled; none at the end."""
-        if self._filler is None:
-            self._filler = Filler(device_of(request.asked["gpu"]), self._image, self._arena, self._progress)
+    def make(self, request: Request) -> None:
+        """Answer with new memory for the allocations after the first `done`; none at the end."""
+        if self._device is None:
+            self._device = device_of(request.asked["gpu"])
         done = request.asked["done"]
         part = self._facts.allocations[done : done + MOST_DESCRIPTORS]
         with ExitStack() as stack:
             descriptors = []
             for offset, size in part:
-                descriptors.append(self._filler.fill(offset, size))
+                memory = ExportedMemory(self._device, size)
+                self._places += [(offset + at, memory.address + at) for at in range(0, size, BLOCK_BYTES)]
+                descriptors.append(memory.export())
                 stack.callback(os.close, descriptors[-1])
-            self._channel.answer("filled", descriptors, items=part)
+            self._channel.answer("made", descriptors, items=part)
+
+    def fill(self, request: Request) -> None:
+        """Copy the blocks to the memory in the order that the starter wants, several at a time, and check them on the way."""
+        assert self._device, "the first request has to be `make`"
+        order, done = request.descriptors
+        host = PinnedMemory(SLOTS * BLOCK_BYTES)
+        free: SimpleQueue[int] = SimpleQueue()
+        for slot in range(SLOTS):
+            free.put(slot)
+
+        def copy(number: int) -> None:
+            offset, address = self._places[number]
+            slot = free.get()
+            try:
+                with host.view[slot * BLOCK_BYTES : (slot + 1) * BLOCK_BYTES] as block:
+                    self._image.read_into(self._arena, offset, block)
+                call(driver.cuMemcpyHtoD, address, host.address + slot * BLOCK_BYTES, BLOCK_BYTES)
+            finally:
+                free.put(slot)
+            os.pwrite(done, b"\1", number)  # from pinned memory, the copy is complete when the call returns
+            self._progress.add(BLOCK_BYTES)
+
+        numbers = array("I", os.pread(order, 4 * len(self._places), 0))
+        pool = ThreadPoolExecutor(SLOTS, "restorer", self._device.set_current)
+        try:
+            for _ in pool.map(copy, numbers):
+                if self._channel.has_ended:
+                    return
+        finally:
+            pool.shutdown(cancel_futures=True)
+            host.close()
+        self._channel.answer("filled")
 
     def give_up(self) -> None:
         """Nothing is under way between two requests."""
-
-
-class Filler:
-    """Copies blocks of an image to new memory of a GPU, several at a time."""
-
-    def __init__(self, device: Device, image: ImageReader, arena: int, progress: Progress) -> None:
-        self._device, self._image, self._arena, self._progress = device, image, arena, progress
-        self._host = PinnedMemory(SLOTS * BLOCK_BYTES)
-        self._free: SimpleQueue[int] = SimpleQueue()
-        for slot in range(SLOTS):
-            self._free.put(slot)
-        self._pool = ThreadPoolExecutor(SLOTS, "restorer", device.set_current)
-
-    def fill(self, offset: int, size: int) -> int:
-        """Return a descriptor of new memory with the allocation's bytes, which are checked on the way."""
-        memory = ExportedMemory(self._device, size)
-        try:
-            for _ in self._pool.map(partial(self._copy, memory.address, offset), range(0, size, BLOCK_BYTES)):
-                pass
-            call(driver.cuCtxSynchronize)
-            return memory.export()
-        finally:
-            memory.close()
-
-    def _copy(self, address: int, offset: int, at: int) -> None:
-        slot = self._free.get()
-        try:
-            with self._host.view[slot * BLOCK_BYTES : (slot + 1) * BLOCK_BYTES] as block:
-                self._image.read_into(self._arena, offset + at, block)
-            call(driver.cuMemcpyHtoD, address + at, self._host.address + slot * BLOCK_BYTES, BLOCK_BYTES)
-            self._progress.add(BLOCK_BYTES)
-        finally:
-            self._free.put(slot)
 
 
 def _memory_file(data: bytes) -> int:
