@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from msgspec.structs import asdict, replace
 
@@ -22,6 +22,7 @@ from mpsd.images.place import default_directory
 from mpsd.images.progress import Progress, size_text
 from mpsd.images.rules.manifest import BLOCK_BYTES, BlockPlace, Manifest
 from mpsd.images.store import Images
+from mpsd.model.visible_text import visible
 
 DONE, FAILED = 0, 1
 _NONE = "none"
@@ -56,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (MpsdError, OSError) as exc:
-        print(f"mpsd-images {asked.verb}: {exc}", file=sys.stderr)
+        _say(f"mpsd-images {asked.verb}: {exc}", sys.stderr)
         return FAILED
 
 
@@ -135,8 +136,8 @@ def _list(images: Images, asked: argparse.Namespace) -> int:
         })  # fmt: skip
     else:
         for each in listing.images:
-            print(f"{each.name}  {_moment(each.instant)}  {size_text(each.content_bytes)}  {each.series}")
-        print(f"{len(listing.images)} images, {size_text(stored)} on disk, in {asked.directory}")
+            _say(f"{each.name}  {_moment(each.instant)}  {size_text(each.content_bytes)}  {each.series}")
+        _say(f"{len(listing.images)} images, {size_text(stored)} on disk, in {asked.directory}")
     _complain(listing.damaged)
     return FAILED if listing.damaged else DONE
 
@@ -146,17 +147,17 @@ def _show(images: Images, asked: argparse.Namespace) -> int:
     if asked.json:
         _print_json(_facts(found))
         return DONE
-    print(f"name: {found.name}")
+    _say(f"name: {found.name}")
     if found.group:
-        print(f"group: {found.group}")
-    print(f"instant: {_moment(found.instant)}")
-    print(f"bytes: {found.content_bytes} ({size_text(found.content_bytes)})")
-    print(f"digest: {found.digest.hex()}")
+        _say(f"group: {found.group}")
+    _say(f"instant: {_moment(found.instant)}")
+    _say(f"bytes: {found.content_bytes} ({size_text(found.content_bytes)})")
+    _say(f"digest: {found.digest.hex()}")
     for each in found.arenas:
         facts = each.facts
         memory = f"{size_text(facts.content_bytes)} in {len(facts.allocations)} allocations of GPU {facts.gpu}"
         more = f"layout of {len(facts.layout)} bytes, {'a' if facts.state else 'no'} forward state"
-        print(f"arena {facts.name}: {memory}, commit {facts.commit}, {more}")
+        _say(f"arena {facts.name}: {memory}, commit {facts.commit}, {more}")
     return DONE
 
 
@@ -169,8 +170,8 @@ def _verify(images: Images, asked: argparse.Namespace) -> int:
     else:
         for each in damage:
             where = f", arena {each.arena}, offset {each.offset:#x}" if each.arena else ""
-            print(f"image {each.image}{where}: {each.why}")
-        print(f"{size_text(progress.done)} were read, {len(damage)} blocks or manifests are damaged")
+            _say(f"image {each.image}{where}: {each.why}")
+        _say(f"{size_text(progress.done)} were read, {len(damage)} blocks or manifests are damaged")
     return FAILED if damage else DONE
 
 
@@ -240,6 +241,11 @@ def _collect(images: Images, asked: argparse.Namespace) -> int:
 # -- output ----------------------------------------------------------------------------------------------------------------
 
 
+def _say(text: str, to: TextIO | None = None) -> None:
+    """Print a text that may have names of whoever made the image or committed the layout."""
+    print(visible(text, keep="\n"), file=to)
+
+
 def _facts(image: Manifest) -> dict[str, Any]:
     arenas = [
         {
@@ -259,7 +265,7 @@ def _report(asked: argparse.Namespace, document: dict[str, Any], text: str) -> N
     if asked.json:
         _print_json(document)
     else:
-        print(text)
+        _say(text)
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -268,7 +274,7 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _complain(damaged: dict[str, str]) -> None:
     for why in damaged.values():
-        print(f"mpsd-images: {why}", file=sys.stderr)
+        _say(f"mpsd-images: {why}", sys.stderr)
 
 
 def _moment(seconds: float) -> str:

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from mpsd.errors import BadRequest, NoRoom, UnusablePath
-from mpsd.host.trusted_directories import open_directory
+from mpsd.host.trusted_directories import look, open_directory
 from mpsd.images.rules.block_hash import KEY_BYTES, BlockHash
 from mpsd.images.rules.manifest import MOST_MANIFEST_BYTES, BlockPlace, Manifest, decode, encode, read_places, write_places
 from mpsd.images.rules.naming import check_name
@@ -52,19 +52,20 @@ class ImageDirectory:
     """Guards the names: which images exist, and which files belong to none.  Owns its descriptors."""
 
     def __init__(self, path: Path) -> None:
-        """Raise UnusablePath if others can write there, or if the key is missing but images exist."""
-        path = path.absolute()
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as exc:
-            raise UnusablePath(f"{path.parent}: {exc.strerror}") from None
-        self.path = path
+        """Raise UnusablePath if others could write there, now or earlier, or if the key is missing but images exist."""
+        self.path = path = path.absolute()
         self._owned: list[int] = []
         try:
+            if refusal := look(path).refusal:  # before anything is made: the way may lead through another user's directory
+                raise UnusablePath(refusal)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.top = self._own(open_directory(path, make_mode=0o700).descriptor)
         except UnusablePath as exc:
             raise UnusablePath(f"{path}: {exc}") from None
+        except OSError as exc:
+            raise UnusablePath(f"{path.parent}: {exc.strerror}") from None
         try:
+            self._make_private(self.top)
             self.complete, self.removed, self.packs = (self._folder(name) for name in ("complete", "removed", "packs"))
             with self.locked():
                 self.hash_of = BlockHash(self._key())
@@ -84,7 +85,18 @@ class ImageDirectory:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.top)
             os.fsync(self.top)
-        return self._own(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.top))
+        found = self._own(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.top))
+        self._make_private(found)
+        return found
+
+    def _make_private(self, directory: int) -> None:
+        """Let the user alone in.  Raise UnusablePath if a file there is another user's: others could write there earlier."""
+        if os.fstat(directory).st_uid == os.geteuid():
+            os.fchmod(directory, 0o700)
+        for name in os.listdir(directory):
+            with suppress(FileNotFoundError):
+                if (uid := os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid) not in (0, os.geteuid()):
+                    raise UnusablePath(f"{self.path}: {name} is of uid {uid}, who may know the key: use another directory")
 
     def _key(self) -> bytes:
         """Return the key, which the first caller makes."""

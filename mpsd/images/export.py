@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from mpsd.errors import BadRequest
+from mpsd.errors import BadRequest, NoRoom
 from mpsd.images.reader import ImageReader
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.safetensors import Header
@@ -21,8 +21,8 @@ def export(image: ImageReader, arena: int, path: Path, *, is_raw: bool, told: To
     """Write the tensors of the arena to a new file; return its bytes.  An image that is damaged leaves no file.
 
     is_raw: write each allocation as a tensor of bytes, without the layout.  told: called with the bytes of each piece.
-    Raise BadRequest: the layout names no tensors, or memory that the arena did not have; the file exists.  Raise ImageDamaged,
-    OSError.
+    Raise BadRequest: the layout names no tensors, or memory that the arena did not have; the file exists.  Raise NoRoom,
+    ImageDamaged, OSError.
     """
     facts = image.manifest.arenas[arena].facts
     metadata = {"mpsd.image": image.manifest.name, "mpsd.arena": facts.name, "mpsd.instant": image.manifest.instant}
@@ -31,7 +31,13 @@ def export(image: ImageReader, arena: int, path: Path, *, is_raw: bool, told: To
     else:
         tensors, extra = read_layout(facts)
         metadata["mpsd.extra"] = extra
+    for name, each in tensors.items():
+        if each.data_bytes > facts.content_bytes:  # its strides repeat elements
+            raise BadRequest(f"tensor {name:.80}: it has {each.data_bytes} bytes, the whole arena {facts.content_bytes}")
     header = Header(tensors, metadata)
+    free = os.statvfs(path.parent)
+    if len(header.data) + header.data_bytes > free.f_bavail * free.f_frsize:  # else the file would fill the disk for a moment
+        raise NoRoom(f"{path.parent} has no room for {len(header.data) + header.data_bytes} bytes")
     with _new_file(path) as file:
         os.posix_fallocate(file.fileno(), 0, len(header.data) + header.data_bytes)  # a full disk is noticed at once
         file.write(header.data)

@@ -16,7 +16,7 @@ from mpsd_client import _values as values
 from mpsd_client._call import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, MpsdError, Refused
-from mpsd_client._imager import START_SECONDS, ImagerProcess, NoSuchImage, Told, images_directory
+from mpsd_client._imager import START_SECONDS, ImageError, ImagerProcess, NoSuchImage, Told, images_directory
 from mpsd_client._native import ffi, lib
 from mpsd_client._state_reader import check
 
@@ -146,6 +146,10 @@ def restore_if_missing(
         return
     descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        if os.fstat(descriptor).st_uid not in (0, os.geteuid()):
+            raise ImageError(f"{place} belongs to another user, who could keep this process waiting")
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            os.fchmod(descriptor, 0o700)  # else another user could lock it, for ever
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
         with Client(path, program="mpsd_client") as mpsd:
             if _is_missing(mpsd, name):

@@ -28,6 +28,7 @@ MOST_MANIFEST_BYTES = 512 << 20
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
 _MAGIC, MAJOR, MINOR = b"mpsdimg\0", 1, 0
 _HEAD = struct.Struct("<8sHHI")
+_LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")
 BODY_AT = _HEAD.size + HASH_BYTES
 
@@ -195,6 +196,8 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
         check_facts([each.facts for each in found.arenas])
     except (msgspec.MsgspecError, UnicodeDecodeError, BadRequest) as exc:
         raise ImageDamaged(f"its manifest is none: {exc}") from None
+    if not all(0 <= each <= _LATEST for each in (found.instant, found.written_at)):
+        raise ImageDamaged("its manifest has a time that is none")
     for each in found.arenas:
         if len(each.places) != BlockNumbers(each.facts).count * _PLACE.size:
             raise ImageDamaged(f"its manifest does not name every block of arena {each.facts.name}")
