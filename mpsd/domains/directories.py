@@ -124,7 +124,7 @@ class DomainDirectories(Struct, frozen=True):
 
     def _identify(self, pid: int, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """Check that a process of mpsd's own user runs the vendor's program here; this waits for the inspector."""
-        process = processes.process_id(pid)
+        process = processes.find(pid)
         if process is None or not _belongs_to(pid, owner) or not _runs(pid, program):
             return None
         try:

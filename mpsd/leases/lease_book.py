@@ -63,7 +63,7 @@ class LeaseBook:
     ) -> None:
         """Restore what an earlier mpsd left in the store.  Raise UnusablePath.
 
-        clock: seconds since the epoch.  find_process: the process that has a pid; None where none has.
+        clock: seconds since the epoch.  find_process: the process with a pid, or None; raises OSError if it is not known.
         ranges: whose uids count as one user.
         """
         self._store = store
@@ -295,7 +295,10 @@ class LeaseBook:
         raise refused
 
     def _is_alive(self, process: ProcessId) -> bool:
-        return self._find_process(process.pid) == process
+        try:
+            return self._find_process(process.pid) == process
+        except OSError:  # with some kernels its user can prevent the read (docs/decisions/029)
+            return True
 
     def _restore(self, is_new_boot: bool) -> None:
         """Restore the leases and clients; end what ended while no mpsd ran."""

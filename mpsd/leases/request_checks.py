@@ -18,7 +18,10 @@ def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | N
     selector = spec.selector
     if selector.kind is not SelectorKind.PID:
         return spec
-    process = find_process(int(selector.value))
+    try:
+        process = find_process(int(selector.value))
+    except OSError as exc:
+        raise BadRequest(f"process {selector.value} cannot be read: {exc.strerror}") from None
     if process is None or selector.start_time not in (0, process.start_time):
         raise BadRequest(f"no process {selector.value} is there, as mpsd's pid namespace counts them")
     return replace(spec, selector=replace(selector, start_time=process.start_time))

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mpsd.errors import NoRoom, UnusablePath
+from mpsd.errors import BadRequest, NoRoom, UnusablePath
 from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.model.lease import LeaseState
 from mpsd.model.process import Credentials
@@ -209,3 +209,18 @@ def test_shares_of_groups_are_as_they_were_dealt(tmp_path):
             book.create(ROOT, spec(1))
 
     trio.run(main)
+
+
+async def test_a_process_that_cannot_be_read_keeps_its_lease_and_ends_no_mpsd(world, autojump_clock: MockClock):
+    """With some kernels a user can prevent each read of their process: mpsd ended at its next look, and did not start again."""
+    world.book.create(ROOT, spec(20, by_pid(1)))
+    world.book.create(ROOT, spec(20))
+    await world.admit(2)
+    world.unread |= {1, 2}
+    async with world.running():
+        await trio.sleep(60)
+    assert (len(world.book.leases()), set(world.book.grants())) == (2, {process(2)})
+    book = world.restarted()
+    assert (len(book.leases()), set(book.grants())) == (2, {process(2)})
+    with pytest.raises(BadRequest, match="cannot be read"):
+        book.create(ROOT, spec(20, by_pid(1)))

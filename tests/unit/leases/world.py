@@ -1,5 +1,6 @@
 """A LeaseBook with two GPUs, processes that are only numbers, and a note of everything that it publishes."""
 
+import errno
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,6 +54,7 @@ class World:
         self.ranges = ranges
         self.now = 1_000_000.0
         self.dead: set[int] = set()
+        self.unread: set[int] = set()
         self.identities: dict[int, Identity] = {}
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         self.identified = 0
@@ -69,10 +71,15 @@ class World:
             self._identify,
             lambda topic, facts: self.events.append((topic, facts)),
             self.clock,
-            find_process=lambda pid: None if pid in self.dead else process(pid),
+            find_process=self._find_process,
             ranges=self.ranges,
         )
         return self.book
+
+    def _find_process(self, pid: int) -> ProcessId | None:
+        if pid in self.unread:
+            raise OSError(errno.ETIMEDOUT, "it was not read")
+        return None if pid in self.dead else process(pid)
 
     def clock(self) -> float:
         try:
