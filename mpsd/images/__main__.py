@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     limiting.add_argument("--quota", type=_or_none(_bytes), metavar="SIZE", help="of disk space, as 500G; none: no limit")
     limiting.add_argument("--keep", type=_or_none(_count), metavar="N", help="this many of each arena stay; none: no limit")
     limiting.add_argument("--older-than", type=_or_none(_seconds), metavar="DURATION", help="older ones go; none: no limit")
+    verb("metrics", _metrics, "print the numbers of the directory for Prometheus")
     verb("collect", _collect, "free what killed writers left behind")
     return parser
 
@@ -129,15 +130,18 @@ def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _list(images: Images, asked: argparse.Namespace) -> int:
     listing = images.listing()
-    stored = images.directory.stored_bytes()
+    stored, failures = images.directory.stored_bytes(), images.directory.failures()
     if asked.json:
         _print_json({
             "images": [_facts(each) for each in listing.images], "damaged": listing.damaged, "stored_bytes": stored,
+            "failures": asdict(failures),
         })  # fmt: skip
     else:
         for each in listing.images:
             _say(f"{each.name}  {_moment(each.instant)}  {size_text(each.content_bytes)}  {each.series}")
         _say(f"{len(listing.images)} images, {size_text(stored)} on disk, in {asked.directory}")
+        if failures.count:
+            _say(f"{failures.count} images failed, the last one {_moment(failures.at)}: {failures.why}")
     _complain(listing.damaged)
     return FAILED if listing.damaged else DONE
 
@@ -229,6 +233,13 @@ def _limits(images: Images, asked: argparse.Namespace) -> int:
     quota = _NONE if limits.quota_bytes is None else size_text(limits.quota_bytes)
     text = f"quota: {quota}\nimages of each arena: {limits.keep or _NONE}\nseconds: {limits.age_seconds or _NONE}"
     _report(asked, asdict(limits), text)
+    return DONE
+
+
+def _metrics(images: Images, asked: argparse.Namespace) -> int:
+    from mpsd.images.metrics import metrics_text  # the other verbs begin faster without it
+
+    print(metrics_text(images), end="")
     return DONE
 
 

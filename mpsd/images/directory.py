@@ -37,6 +37,7 @@ from mpsd.images.rules.retention import Limits
 MANIFEST_IN_WORK = "manifest-new"
 LOCK_SECONDS = 60.0  # what others do under the lock takes far less than a second; a hung disk may take for ever
 _MOST_LIMITS_BYTES = 4096
+_MOST_WHY = 500  # characters
 _POLL_SECONDS = 0.01
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: the name may be a FIFO's
 
@@ -46,6 +47,14 @@ class Held(Struct, frozen=True):
 
     manifest: Manifest
     descriptor: int
+
+
+class Failures(Struct, frozen=True):
+    """The images that were begun and failed.  at, why: of the last one."""
+
+    count: int = 0
+    at: float = 0.0
+    why: str = ""
 
 
 class ImageDirectory:
@@ -125,6 +134,17 @@ class ImageDirectory:
             return Limits()
         except (msgspec.MsgspecError, UnicodeDecodeError, ImageDamaged) as exc:
             raise UnusablePath(f"{self.path}/limits: {exc}: set the limits again, or remove the file") from None
+
+    def failures(self) -> Failures:
+        with suppress(FileNotFoundError, ImageDamaged, msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.json.decode(read_file(self.top, "failures", _MOST_LIMITS_BYTES), type=Failures)
+        return Failures()
+
+    def note_failure(self, why: str) -> None:
+        """Count an image that failed.  Raise OSError."""
+        with self.locked():
+            failures = Failures(self.failures().count + 1, time.time(), why[:_MOST_WHY])
+            self.replace("failures", msgspec.json.encode(failures))
 
     def bad_places(self) -> frozenset[BlockPlace]:
         """Return the places where `verify` found damage."""

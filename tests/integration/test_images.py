@@ -171,6 +171,7 @@ def test_the_limits_of_the_directory_hold_for_every_image(vault: Machine, tmp_pa
         refused = mpsctl(vault, *take, "third")
         assert (refused.returncode, "quota" in refused.stderr) == (1, True)
         assert images.directory.names() == os.listdir(images.directory.packs) == []
+        assert (images.directory.failures().count, "quota" in images.directory.failures().why) == (1, True)
 
 
 def test_an_arena_that_is_written_takes_its_images_itself(vault: Machine, tmp_path: Path) -> None:

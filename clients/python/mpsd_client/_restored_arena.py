@@ -71,7 +71,7 @@ class RestoredArena(Arena):
             self._is_filled = True
         self._state = source.state(self.generation)
         if self._state:
-            self.keep_state(self._state)  # type: ignore[arg-type] # it has the descriptor, which is all that counts
+            self.keep_state(self._state)
         super().commit(self._layout)
         with Client(self._socket, program="mpsd_client") as mpsd:
             mpsd.ask(calls.arena_change(self.id, ttl_seconds=self._ttl))

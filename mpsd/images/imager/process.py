@@ -91,8 +91,11 @@ class Imager:
             state_generation=asked["state_generation"],
         )
 
-    def give_up(self) -> None:
-        """End the image that is under way; it leaves nothing."""
+    def give_up(self, why: str = "") -> None:
+        """End the image that is under way; it leaves nothing.  why: it has failed."""
+        if why:
+            with suppress(*FAILURES):  # as on a full disk
+                self._images.directory.note_failure(why)
         taking, writer, self._taking, self._writer = self._taking, self._writer, None, None
         if writer:
             writer.close()
@@ -113,9 +116,10 @@ def serve(descriptor: int) -> int:
                     assert work, "the first request has to be `open` or `restore`"
                     HANDLERS[request.asked["do"]](work, request)
             except FAILURES as exc:
-                channel.answer("failed", why=str(exc) or type(exc).__name__, is_missing=isinstance(exc, NoSuchImage))
+                why = str(exc) or type(exc).__name__
                 if work:
-                    work.give_up()
+                    work.give_up(why)
+                channel.answer("failed", why=why, is_missing=isinstance(exc, NoSuchImage))
     if work:
         work.give_up()
     return 0

@@ -92,7 +92,7 @@ class Restorer:
             host.close()
         self._channel.answer("filled")
 
-    def give_up(self) -> None:
+    def give_up(self, why: str = "") -> None:
         """Nothing is under way between two requests."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import safetensors
+from prometheus_client.parser import text_string_to_metric_families
 
 from mpsd.images import progress
 from mpsd.images.__main__ import main
@@ -126,6 +127,29 @@ def test_removing_frees_the_disk(program: Program, images: Images) -> None:
     assert images.directory.names() == ["image2"]
     assert stored_blocks(images) == 1
     assert program("prune")[0] == 1
+
+
+def test_numbers_for_prometheus(program: Program, images: Images, path: Path) -> None:
+    take(images, "first", FIRST, instant=50.0)
+    take(images, "second", {0: 10}, instant=100.0)
+    take(images, "third", {0: 10})
+    flip(path / "complete/third", 50)
+    for why in ("once", "the disk is full"):
+        images.directory.note_failure(why)
+    found = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(program("metrics")[1])
+        for sample in family.samples
+    }
+    arena = {"arena": "model"}
+    assert found == {
+        "mpsd_images": (arena, 2), "mpsd_images_bytes": (arena, 4 * BLOCK_BYTES),
+        "mpsd_images_last_timestamp_seconds": (arena, 100.0), "mpsd_images_damaged": ({}, 1),
+        "mpsd_images_stored_bytes": ({}, 3 * BLOCK_BYTES), "mpsd_images_failures_total": ({}, 2),
+    }  # fmt: skip
+    assert ": the disk is full\n" in program("list")[1]
+    (path / "failures").write_bytes(b"\xff{")
+    assert program.json("list")["failures"] == {"count": 0, "at": 0.0, "why": ""}
 
 
 def test_limits(program: Program, images: Images) -> None:
