@@ -21,11 +21,12 @@ from mpsd.check.probes import Finding, Grade
 from mpsd.config import paths
 from mpsd.config.options import Config
 from mpsd.domains.leftovers import children
-from mpsd.errors import MpsdError, ProtocolError
+from mpsd.errors import MpsdError, ProtocolError, UnusablePath
 from mpsd.gpu import nvml
 from mpsd.host import processes
 from mpsd.host.peers import may_impersonate
 from mpsd.host.programs import own_program
+from mpsd.host.trusted_directories import look
 from mpsd.model.device import ComputeMode, Device
 from mpsd.native import lib
 from mpsd.sentinel.messages import REPORT_BYTES, SentinelKind, SentinelOp, pack_request, parse_report
@@ -48,6 +49,8 @@ def probe_containment(config: Config, environ: Mapping[str, str]) -> Iterator[Fi
         return
     try:
         directory = paths.state_directory(config, os.geteuid(), environ)
+        if refusal := look(directory).refusal:  # as at mpsd's start: another user could lead what is made there elsewhere
+            raise UnusablePath(refusal)
         control, library = paths.find_vendor_control(config, environ), paths.nvml_library(config)
         visible = None if config.visible_devices == "all" else config.visible_devices
         devices, driver = nvml.read_devices(visible, library), nvml.read_driver(library)
