@@ -1,13 +1,13 @@
 """The comparison itself, in a tiny version on the simulator: every section runs and gives the expected rows.
 
-The sections of the vault and of the shim are in test_vault_on_sim.py, those of failover in test_failover_on_sim.py.
+The sections of the vault and of the shim are in test_vault_on_sim.py, those of failover in test_failover_on_sim.py, those of
+sentinels in test_containment_on_sim.py.
 """
 
 import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from tests.gpu.comparison import processes
 from tests.gpu.comparison.sections import SECTIONS
 from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 
-BUDGET_SECONDS = 450.0  # they take 200 on two idle cores
+BUDGET_SECONDS = 450.0  # they take 150 on two busy cores
 COMPARE = Path(__file__).with_name("compare")
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
-ELSEWHERE = ("contract", "vault_", "shim_", "failover_")
+ELSEWHERE = ("contract", "vault_", "shim_", "failover_", "contained", "sentinel_")
 OTHERS = tuple(section.name for section in SECTIONS if not section.name.startswith(ELSEWHERE))
 # Sections whose goals are speeds, which a simulated GPU does not have.
-SPEED = ("startup", "throughput", "pytorch", "memory_faults", "other_faults", "watched", "recovery")
+SPEED = ("startup", "throughput", "memory_faults", "other_faults")
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,39 +31,13 @@ pytestmark = [
     pytest.mark.skipif(not all(map(Path.exists, NEEDED)), reason="the simulator or the clients are not built (make)"),
 ]
 
-FAKE_TORCH = '''
-    """As much of PyTorch as torch_client.py uses."""
-    float16 = "float16"
-
-    class Matrix:
-        def __matmul__(self, other):
-            return self
-
-        def __getitem__(self, index):
-            return self
-
-        def item(self):
-            return 1 / 2048
-
-    def full(shape, value, device, dtype):
-        return Matrix()
-
-    class cuda:
-        @staticmethod
-        def synchronize():
-            pass
-'''
-
-
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return compare.json of one run of all sections but the contract suite, which has separate tests, and the vault's
-    sections."""
+    """Return compare.json of one run of all sections that no other file tests."""
     directory = tmp_path_factory.mktemp("compare")
-    (directory / "torch.py").write_text(textwrap.dedent(FAKE_TORCH))
     argv = [sys.executable, str(COMPARE), "--dry-run-sim", "--trials", "1", "--only", ",".join(OTHERS)]
-    argv += ["--budget", str(BUDGET_SECONDS), "--torch-python", sys.executable]
-    env = dict(os.environ, OUT=str(directory), PYTHONPATH=str(directory))
+    argv += ["--budget", str(BUDGET_SECONDS)]
+    env = dict(os.environ, OUT=str(directory))
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUDGET_SECONDS + 50, check=False)
     assert done.returncode in (0, 1), done.stderr  # 1: a goal was missed
     found: dict[str, Any] = json.loads((directory / "compare.json").read_text())
@@ -82,10 +56,7 @@ def test_every_section_runs(result: dict[str, Any]) -> None:
 
 @pytest.mark.deadline(520)
 def test_mpsd_reaches_what_is_not_speed(result: dict[str, Any]) -> None:
-    """What arrives in the same milliseconds as a fault is a matter of speed too, and so is processor time."""
-    missed = [row for row in result["rows"] if row["met"] is False and row["section"] not in SPEED]
-    missed = [row for row in missed if not any(what in row["what"] for what in ("as the culprit is told", "processor time"))]
-    assert not missed
+    assert not [row for row in result["rows"] if row["met"] is False and row["section"] not in SPEED]
 
 
 @pytest.mark.deadline(520)
@@ -94,16 +65,15 @@ def test_the_vendor_fails_where_it_is_known_to(result: dict[str, Any]) -> None:
     cells = {row["what"]: row["vendor"] for row in result["rows"]}
     assert cells["64 clients at once: running and counting"] == "48 of 64"
     assert cells["kill -9: running clients that go on"] == "0 of 8"
-    assert cells["trap: bystander in another domain goes on"] == "0 of 1"
+    assert cells["trap"].startswith("0 of 3 went on")
     assert cells["client of another user beside a running one of root: first kernel"].startswith("waits")
 
 
 @pytest.mark.deadline(520)
 def test_the_table_comes_last_and_the_files_are_few(result: dict[str, Any]) -> None:
     assert result["printed"].rstrip().splitlines()[-1].split(" of ")[0].isdigit()
-    kept = [name for name in result["files"] if name != "torch.py" and name != "__pycache__"]
-    assert {"compare.json", "compare.md"} <= set(kept)
-    assert len(kept) <= 8
+    assert {"compare.json", "compare.md"} <= set(result["files"])
+    assert len(result["files"]) <= 8
 
 
 @pytest.mark.deadline(520)

@@ -14,7 +14,7 @@ from tests.gpu.comparison.sections import SECTIONS
 from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 
 COMPARE = Path(__file__).with_name("compare")
-NAMES = ("failover_count", "failover_fence", "failover_llm", "failover_resize")
+NAMES = ("failover_count", "failover_fence", "failover_llm")
 NEEDED = (SIMULATOR / "lib/libcuda.so.1", CLIENTS / "faulter", FRONT_END)
 SECONDS = 200
 

@@ -4,7 +4,7 @@
  *   adopt             adopts it, and checks every word           reload   the same bytes from a file
  *   info              how much memory is free
  *   work              steps that continue where the last process ended       fence   counts in the arena until it is killed
- *   many   arenas by the thousand      crash   writers that die      churn   allocates and commits, again and again
+ *   many   arenas by the thousand      crash   writers that die
  *   lend   keeps a descriptor of memory open for another process
  *
  * Exit status as of every test client; a refusal by mpsd is the event "refused", with its code and its message. */
@@ -191,6 +191,6 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < sizeof(lists) / sizeof(*lists) && program.argc > 1 && !command; i++)
 		command = find(lists[i], argv[1]);
 	if (!command)
-		client_usage("arena_client plain|write|adopt|reload|info|work|fence|many|crash|churn|lend [--arena NAME] ... (see its source)");
+		client_usage("arena_client plain|write|adopt|reload|info|work|fence|many|crash|lend [--arena NAME] ... (see its source)");
 	return command->run(&program);
 }

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from mpsd_client import Client as Mpsd
@@ -17,10 +18,10 @@ from mpsd_client import Selector, calls
 
 from tests.gpu.comparison import figures
 from tests.gpu.comparison.clients import Client, end_all
-from tests.gpu.comparison.sections.ending import WATCHER
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
+WATCHER = Path(__file__).resolve().parents[2] / "watch_processes.py"
 MIB = 1 << 20
 ROUNDS = 20
 ARRIVALS = 40
