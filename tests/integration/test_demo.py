@@ -3,7 +3,6 @@
 Everything the scene starts carries a mark in its environment, by which the tests see what it leaves behind.
 """
 
-import json
 import os
 import pty
 import signal
@@ -16,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENE = ROOT / "clients/demo/two_tenants.py"
-FAILOVER = ROOT / "clients/demo/failover.py"
 COLUMNS = 80
 ESCAPE = "\033"
 STRANGER = 1234  # a user who owns no file here
@@ -117,21 +115,6 @@ def test_ctrl_c_on_a_terminal_leaves_nothing_behind(playground: Playground, more
     assert f"{ESCAPE}[3A" in text, "the tenants' lines are drawn again in place"
     assert (f"{ESCAPE}[32m" in text) is has_colours
     assert "Traceback" not in text
-    assert playground.left() == []
-
-
-@pytest.mark.root
-@pytest.mark.slow
-def test_the_streams_of_a_service_outlive_a_fault_and_it_is_drawn(playground: Playground, tmp_path: Path) -> None:
-    out = tmp_path / "failover.png"
-    command = [sys.executable, str(FAILOVER), "--fast", "--backend", "sim", "--out", str(out)]
-    done = subprocess.run(command, env=playground.environ(), capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert out.read_bytes().startswith(b"\x89PNG")
-    for name in ("mpsd", "stock"):
-        lines = [json.loads(line) for line in (tmp_path / f"failover-{name}.jsonl").read_text().splitlines()]
-        [fault] = [line["monotonic_ns"] for line in lines if line.get("mark") == "fault"]
-        assert any("index" in line and line["monotonic_ns"] > fault for line in lines), f"{name}: nothing came after the fault"
     assert playground.left() == []
 
 
