@@ -63,8 +63,8 @@ def test_commands_can_be_pasted_with_the_words_beside_them() -> None:
     """Those are comments of the shell: a block is copied as a whole, at three in the morning too."""
     words = re.compile(r"^(make|mpsctl|echo|systemctl|journalctl|kill|tail|dmesg|pip|/opt/\S+|tests/\S+)\b[^#]*\S {2,}(?!#)\S")
     bare = []
-    for page in (each for each in pages() if "tests" not in each.relative_to(ROOT).parts):
-        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+    for page in pages():
+        for block in re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
             bare += [f"{page.relative_to(ROOT)}: {line}" for line in block.split("\n") if words.match(line)]
     assert not bare
 

@@ -1,7 +1,6 @@
 """The examples run as their first lines describe, each as a program of its own."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.unit.api.fake_incidents import proven
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "clients/python/examples"
 PAGE = (ROOT / "docs/python.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 async def run(daemon: FakeDaemon, short_dir: Path, name: str, *arguments: str) -> str:
@@ -39,21 +37,6 @@ def test_every_example_is_tried_and_explained() -> None:
     tried |= {"diffusion.py", "train_resnet.py"}  # need PyTorch: test_torch_examples.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == tried
     assert not [name for name in tried if name not in PAGE]
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_what_the_page_shows_is_python(block: str) -> None:
-    compile(block, "docs/python.md", "exec")
-
-
-async def test_the_first_program_of_the_page_runs(tmp_path: Path, short_dir: Path) -> None:
-    async with open_daemon(tmp_path) as daemon:
-        program = short_dir / "first.py"
-        program.write_text(BLOCKS[0])
-        said = await run(daemon, short_dir, str(program))
-        assert said.splitlines()[0].startswith("3 active ")
-        assert "586 d1 30.0" in said
-        assert 3 not in daemon.fakes.leases.made
 
 
 async def test_a_share_is_leased_for_a_command(tmp_path: Path, short_dir: Path) -> None:

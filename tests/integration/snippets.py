@@ -1,0 +1,55 @@
+"""The commands and programs that the pages show, and what a comment before each says about running it.
+
+The info string of a fence is its language: sh, console (commands with their answers), python, c, toml. A fence without one is
+a picture, a table or an answer. A comment directly before the fence, which the page does not show:
+
+    <!-- given: CODE -->        what the block finds: code that runs before it, or with BLOCK in it the code around it
+    <!-- not run: REASON -->    why the test cannot run the block
+"""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"((?: *<!-- (?:(?!-->).)*? -->\n)?)^( *)```([^\n]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r" *<!-- (given|not run): (.*?) -->\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    page: str
+    line: int
+    language: str
+    code: str
+    given: str = ""
+    not_run: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    def whole(self) -> str:
+        """Return the code as it runs."""
+        if "BLOCK" in self.given:
+            return self.given.replace("BLOCK", self.code)
+        return f"{self.given}\n{self.code}" if self.given else self.code
+
+
+def snippets_of(page: str) -> list[Snippet]:
+    text, found = (ROOT / page).read_text(), []
+    for match in FENCE.finditer(text):
+        before, indent, language, code = match.groups()
+        said = COMMENT.fullmatch(before)
+        word, value = said.groups() if said else ("", "")
+        code = re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
+        line = text[: match.end()].count("\n") - code.count("\n")
+        found.append(Snippet(page, line, language, code, **({word.replace(" ", "_"): value} if word else {})))
+    return found
+
+
+def pages() -> list[str]:
+    """Return the pages of the checkout; notes of changes and decisions show nothing to run."""
+    words = ["git", "-c", "safe.directory=*", "ls-files", "-z", "*.md"]
+    names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [name for name in names if name and (ROOT / name).exists()]
