@@ -72,7 +72,8 @@ class ImageDirectory:
         except UnusablePath as exc:
             raise UnusablePath(f"{path}: {exc}") from None
         except OSError as exc:
-            raise UnusablePath(f"{path.parent}: {exc.strerror}") from None
+            words = "it is not a directory" if isinstance(exc, NotADirectoryError) else exc.strerror
+            raise UnusablePath(f"{path}: {words}") from None
         try:
             self._make_private(self.top)
             self.complete, self.removed, self.packs = (self._folder(name) for name in ("complete", "removed", "packs"))
