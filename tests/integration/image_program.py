@@ -278,6 +278,41 @@ def die_after_barrier(directory: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_completing(directory: str) -> None:
+    """Take images whose imager is killed at the first call, the second and so on (deadly_imager.py), until one survives."""
+    chosen = random.Random(5)
+    with Arena.create("deadly", 64 * MIB) as arena:
+        arena.allocate(6 * MIB)
+        arena.commit(b"layout")
+        is_complete, number = False, 0
+        while not is_complete:
+            number += 1
+            os.environ["DEADLY_CALL"] = str(number)
+            change(arena, chosen)
+            taking = arena.image(f"deadly.{number}", directory)
+            taking.barrier()
+            expected = digests(arena)
+            is_complete = refusal(taking.wait) == "nothing"
+            say(name=taking.name, is_complete=is_complete, expected=expected)
+
+
+def complete_two(directory: str, call: str) -> None:
+    """Take an image, and another one during which a process is killed; print the hashes of either."""
+    arena = Arena.create("two", 64 * MIB)
+    arena.allocate(6 * MIB)
+    arena.commit(b"layout")
+    for name, deadly in (("before", "0"), ("during", call)):
+        os.environ["DEADLY_CALL"] = deadly
+        change(arena, random.Random(6))
+        print(*digests(arena).values(), flush=True)
+        taking = arena.image(name, directory)
+        taking.barrier()
+        taking.wait()
+        taking.end()  # the next one has other orders
+        arena._taking = None
+    os._exit(0)  # mpsd may be gone
+
+
 def refusals(directory: str) -> None:
     with Arena.create("refusals", 64 * MIB) as arena:
         arena.allocate(2 * MIB)
@@ -308,6 +343,6 @@ def refusals(directory: str) -> None:
 
 if __name__ == "__main__":
     verbs = (many, fill, keep, keep_tensors, look, serve, serve_on, live_through_a_fault, leave_the_barrier,
-             die_after_barrier, die_restoring,
-             restore_missing, restore_in_use, refusals)  # fmt: skip
+             die_after_barrier, die_completing, complete_two, die_restoring, restore_missing, restore_in_use,
+             refusals)  # fmt: skip
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

@@ -37,9 +37,9 @@ def vault(programs: None) -> Iterator[Machine]:
         yield machine
 
 
-def run(machine: Machine, verb: str, *words: str, status: int = 0) -> list[dict[str, Any]]:
+def run(machine: Machine, verb: str, *words: str, status: int = 0, seconds: float = 80) -> list[dict[str, Any]]:
     command = [sys.executable, "-W", "default::ResourceWarning", str(PROGRAM), verb, *words]
-    done = subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=80, check=False)
+    done = subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == status, done.stderr
     assert "is still running" not in done.stderr, "an imager is left to the garbage collector"
     return [json.loads(line) for line in done.stdout.splitlines()]
