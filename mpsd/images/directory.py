@@ -71,6 +71,8 @@ class ImageDirectory:
             self.top = self._own(open_directory(path, make_mode=0o700).descriptor)
         except UnusablePath as exc:
             raise UnusablePath(f"{path}: {exc}") from None
+        except NotADirectoryError:
+            raise UnusablePath(f"{path}: it is not a directory") from None
         except OSError as exc:
             words = "it is not a directory" if isinstance(exc, NotADirectoryError) else exc.strerror
             raise UnusablePath(f"{path}: {words}") from None
