@@ -74,8 +74,7 @@ class ImageDirectory:
         except NotADirectoryError:
             raise UnusablePath(f"{path}: it is not a directory") from None
         except OSError as exc:
-            words = "it is not a directory" if isinstance(exc, NotADirectoryError) else exc.strerror
-            raise UnusablePath(f"{path}: {words}") from None
+            raise UnusablePath(f"{path}: {exc.strerror}") from None
         try:
             self._make_private(self.top)
             self.complete, self.removed, self.packs = (self._folder(name) for name in ("complete", "removed", "packs"))
