@@ -11,16 +11,20 @@ BINDIR ?= /usr/bin
 SYSCONFDIR ?= /etc
 UNITDIR ?= /usr/lib/systemd/system
 TMPFILESDIR ?= /usr/lib/tmpfiles.d
-MANDIR ?= /usr/share/man
+DATADIR ?= /usr/share
+DESTDIR ?=
+WHEELS ?=
+FORCE ?=
 DIVERT ?= $(shell command -v dpkg-divert)
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
-INSTALLED_PIP := $(PREFIX)/venv/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
+INSTALLED_PIP := $(DESTDIR)$(PREFIX)/venv/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
 CLIENTS := clients/python clients/mpsctl
 PROGRAM := nvidia-cuda-mps-control
 FRONT_END := clients/control/$(PROGRAM)
 VENDOR := $(BINDIR)/$(PROGRAM).vendor
+GENERATED := man/man1/mpsctl.1 bash-completion/completions/mpsctl zsh/vendor-completions/_mpsctl
 BINDING_SOURCES := $(wildcard native/binding/*.py native/binding/*.h native/include/*.h clients/python/native/*) \
 	$(shell find clients/c/include -name '*.h')
 
@@ -124,6 +128,12 @@ dist: $(VENV)/dev ## the source distributions and the wheels of mpsd and its cli
 	done
 	@mv $(DIST)/built/*.tar.gz $(DIST)/built/*-any.whl $(DIST) && rm -r $(DIST)/built
 
+# With Debian's own Python, on which the package depends; the wheels are for any.
+deb: ## a Debian package of the wheels in DIST, into DIST; for the release that this runs on
+	@rm -rf $(DIST)/root
+	@$(MAKE) -s --no-print-directory install PYTHON=/usr/bin/python3 PREFIX=/opt/mpsd DESTDIR=$(abspath $(DIST))/root WHEELS=$(DIST)
+	@clients/debian/build $(DIST)/root $(DIST) && rm -r $(DIST)/root
+
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
 	@$(MAKE) -s -C native clean
@@ -133,50 +143,60 @@ clean: ## back to a fresh checkout
 	@rm -rf $(VENV) build dist mpsd.egg-info $(CLIENTS:%=%/build) $(CLIENTS:%=%/*.egg-info) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
 
-# The vendor's program is moved aside, never overwritten; `uninstall` moves it back.
-install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, TMPFILESDIR, MANDIR; as root
+# The vendor's program is moved aside, never overwritten; `uninstall` moves it back.  WHEELS: a directory of `make dist`, whose
+# wheels are installed instead of these sources.  DESTDIR: the files are for a package, which cares for the vendor's program itself.
+install: $(if $(WHEELS),,programs) ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, TMPFILESDIR, DATADIR, below DESTDIR; as root
 	@umask 022 && $(MAKE) -s --no-print-directory install-files
 
 # What root runs later must not be the builder's, nor anybody's: the owner and the umask of the build are not taken over.  Nor
 # may another user replace a directory on the way: in one with the sticky bit only those of their own.
-INSTALLED_DIRS = $(PREFIX) $(BINDIR) $(SYSCONFDIR) $(UNITDIR) $(TMPFILESDIR) $(MANDIR)
+PLACES = PREFIX BINDIR SYSCONFDIR UNITDIR TMPFILESDIR DATADIR
 REFUSE_OTHERS = [ -z "$$(find "$$each" -maxdepth 0 \( ! -uid 0 -o ! -type l -perm /022 ! -perm -1000 \) 2>/dev/null)" ] || { \
 	echo "$$each, where $$place leads, belongs to another user, or others may write to it: chown root $$each; chmod go-w $$each" >&2; exit 1; }
+# A program may be running, so a new file takes its name: nothing is written in place.
+place = install -m $(1) $(2) $(3).new && mv -fT $(3).new $(3)
 install-files:
-	@[ "$$(id -u)" != 0 ] || for place in $(INSTALLED_DIRS); do \
+	@[ "$$(id -u)" != 0 ] || [ "$(DESTDIR)" ] || for place in $(foreach each,$(PLACES),$($(each))); do \
 		place=$$(realpath -m "$$place") link=$$(realpath -ms "$$place"); \
 		for each in "$$place" "$$link"; do while :; do $(REFUSE_OTHERS); [ "$$each" != / ] || break; each=$$(dirname "$$each"); done; done; \
 	done
-	@install -d $(PREFIX)
+	@install -d $(DESTDIR)$(PREFIX)
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
 	@echo "compiling the front end for $(PREFIX)"
 	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
-	@echo "making $(PREFIX)/venv"
-	@$(call make_venv,$(PREFIX)/venv)
+	@strip clients/control/build/install/$(PROGRAM)
+	@echo "making $(DESTDIR)$(PREFIX)/venv"
+	@$(call make_venv,$(DESTDIR)$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
-	@$(call install_each,$(INSTALLED_PIP),$(PREFIX)/venv)
+	@if [ "$(WHEELS)" ]; then $(INSTALLED_PIP) --force-reinstall $(WHEELS)/*.whl; else $(call install_each,$(INSTALLED_PIP),$(DESTDIR)$(PREFIX)/venv); fi
+	@[ -z "$(DESTDIR)" ] || grep -rlIF "$(DESTDIR)" $(DESTDIR)$(PREFIX)/venv/bin $(DESTDIR)$(PREFIX)/venv/pyvenv.cfg | xargs -r sed -i "s,$(DESTDIR),,g"
 	@echo "copying the front end, manual page and service files into place"
-	@chmod -R go-w $(PREFIX)/venv
-	@[ "$$(id -u)" != 0 ] || chown -hR 0:0 $(PREFIX)/venv
-	@install -d $(BINDIR) $(SYSCONFDIR)/mpsd $(SYSCONFDIR)/default $(SYSCONFDIR)/logrotate.d $(UNITDIR) $(TMPFILESDIR)
-	@if [ -n "$(DIVERT)" ]; then \
+	@chmod -R go-w $(DESTDIR)$(PREFIX)/venv
+	@[ "$$(id -u)" != 0 ] || chown -hR 0:0 $(DESTDIR)$(PREFIX)/venv
+	@$(call place,755,clients/debian/in-use,$(DESTDIR)$(PREFIX)/in-use)
+	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(SYSCONFDIR)/mpsd $(DESTDIR)$(SYSCONFDIR)/default $(DESTDIR)$(SYSCONFDIR)/logrotate.d $(DESTDIR)$(UNITDIR) $(DESTDIR)$(TMPFILESDIR)
+	@if [ "$(DESTDIR)" ]; then :; elif [ -n "$(DIVERT)" ]; then \
 		$(DIVERT) --local --quiet --rename --divert $(VENDOR) --add $(BINDIR)/$(PROGRAM); \
 	elif [ -e $(BINDIR)/$(PROGRAM) ] && ! grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then \
 		mv -n $(BINDIR)/$(PROGRAM) $(VENDOR); \
 	fi
-	@install -m 755 clients/control/build/install/$(PROGRAM) $(BINDIR)/$(PROGRAM)
-	@ln -sfn -t $(BINDIR) $(PREFIX)/venv/bin/mpsctl $(PREFIX)/venv/bin/mpsd-images
-	@install -d $(MANDIR)/man1
-	@$(PREFIX)/venv/bin/python -I -m mpsctl.manual > $(MANDIR)/man1/mpsctl.1
-	@install -m 644 clients/systemd/mpsd.service $(UNITDIR)/mpsd.service
-	@install -m 644 clients/systemd/mpsd.tmpfiles $(TMPFILESDIR)/mpsd.conf
-	@install -m 644 clients/systemd/mpsd.logrotate $(SYSCONFDIR)/logrotate.d/mpsd
-	@[ -e $(SYSCONFDIR)/default/mpsd ] || install -m 644 clients/systemd/mpsd.default $(SYSCONFDIR)/default/mpsd
-	@[ -e $(SYSCONFDIR)/mpsd/mpsd.toml ] || $(PREFIX)/venv/bin/python -I -m mpsd config --defaults > $(SYSCONFDIR)/mpsd/mpsd.toml
-	@echo "installed: $(BINDIR)/$(PROGRAM) is mpsd's; the vendor's, if there was one, is $(VENDOR)"
-	@echo "next: $(PREFIX)/venv/bin/mpsd check"
+	@$(call place,755,clients/control/build/install/$(PROGRAM),$(DESTDIR)$(BINDIR)/$(PROGRAM))
+	@ln -sfn -t $(DESTDIR)$(BINDIR) $(PREFIX)/venv/bin/mpsctl $(PREFIX)/venv/bin/mpsd-images
+	@install -d $(foreach each,$(GENERATED),$(DESTDIR)$(DATADIR)/$(dir $(each)))
+	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl.manual > $(DESTDIR)$(DATADIR)/man/man1/mpsctl.1
+	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl completion bash > $(DESTDIR)$(DATADIR)/bash-completion/completions/mpsctl
+	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl completion zsh > $(DESTDIR)$(DATADIR)/zsh/vendor-completions/_mpsctl
+	@install -m 644 clients/systemd/mpsd.service $(DESTDIR)$(UNITDIR)/mpsd.service
+	@install -m 644 clients/systemd/mpsd.tmpfiles $(DESTDIR)$(TMPFILESDIR)/mpsd.conf
+	@install -m 644 clients/systemd/mpsd.logrotate $(DESTDIR)$(SYSCONFDIR)/logrotate.d/mpsd
+	@[ -e $(DESTDIR)$(SYSCONFDIR)/default/mpsd ] || install -m 644 clients/systemd/mpsd.default $(DESTDIR)$(SYSCONFDIR)/default/mpsd
+	@[ -e $(DESTDIR)$(SYSCONFDIR)/mpsd/mpsd.toml ] || $(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsd config --defaults > $(DESTDIR)$(SYSCONFDIR)/mpsd/mpsd.toml
+	@[ "$(DESTDIR)" ] || echo "installed: $(BINDIR)/$(PROGRAM) is mpsd's; the vendor's, if there was one, is $(VENDOR)"
+	@[ "$(DESTDIR)" ] || echo "next: $(PREFIX)/venv/bin/mpsd check"
 
-uninstall: ## undo install; SYSCONFDIR/mpsd stays
+uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses it, unless FORCE=1
+	@[ "$(FORCE)" ] || clients/debian/in-use $(PREFIX)/venv || { \
+		echo "nothing is removed: end them first (echo quit | $(PROGRAM)), or make uninstall FORCE=1" >&2; exit 1; }
 	@if [ -e $(BINDIR)/$(PROGRAM) ] && grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then rm -f $(BINDIR)/$(PROGRAM); fi
 	@if [ -n "$(DIVERT)" ]; then \
 		$(DIVERT) --local --quiet --rename --divert $(VENDOR) --remove $(BINDIR)/$(PROGRAM); \
@@ -184,10 +204,10 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 		mv -n $(VENDOR) $(BINDIR)/$(PROGRAM); \
 	fi
 	@if [ "$$(readlink $(BINDIR)/mpsctl)" = $(PREFIX)/venv/bin/mpsctl ]; then \
-		rm -f $(BINDIR)/mpsctl $(BINDIR)/mpsd-images $(MANDIR)/man1/mpsctl.1; \
+		rm -f $(BINDIR)/mpsctl $(BINDIR)/mpsd-images $(GENERATED:%=$(DATADIR)/%); \
 	fi
-	@rm -rf $(PREFIX)/venv $(UNITDIR)/mpsd.service $(TMPFILESDIR)/mpsd.conf $(SYSCONFDIR)/logrotate.d/mpsd
+	@rm -rf $(PREFIX)/venv $(PREFIX)/in-use $(UNITDIR)/mpsd.service $(TMPFILESDIR)/mpsd.conf $(SYSCONFDIR)/logrotate.d/mpsd
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist deb clean install install-files uninstall

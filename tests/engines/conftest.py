@@ -1,5 +1,6 @@
 """The suites of schedulers and packages: run by name, `-m engines`, since they need programs that not every machine has."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from tests.engines.slurm import Cluster, missing
 from tests.integration.conftest import installed_front_end, programs  # noqa: F401  (fixtures)
 from tests.integration.host import open_host, why_not
+from tests.integration.machine import ROOT
 
 REAPS = "while {patient}/sleep 1; do :; done"  # a shell that waits reaps every child: Slurm waits until a job has no process
 HERE = Path(__file__).resolve().parent
@@ -33,6 +35,15 @@ def cluster(installed_front_end: Path) -> Iterator[Cluster]:  # noqa: F811
         made = Cluster(host)
         made.start()
         yield made
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory with what `make dist` builds."""
+    place = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(["make", "dist", f"DIST={place}"], cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return place
 
 
 @pytest.fixture(autouse=True)

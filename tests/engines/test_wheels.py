@@ -25,13 +25,6 @@ def run(*command: object, **options: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("dist")
-    run("make", "dist", f"DIST={place}", cwd=ROOT)
-    return place
-
-
-@pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheels, and nothing of the checkout."""
     made = tmp_path_factory.mktemp("installed")

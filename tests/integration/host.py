@@ -47,11 +47,12 @@ exec {SIMULATOR}/bin/mpsd-sim set-compute-mode "$gpu" "$mode"
 class Host:
     """Namespaces, and what runs in them."""
 
-    def __init__(self, place: Path, front_end: Path, first: str) -> None:
+    def __init__(self, place: Path, set_up: str) -> None:
+        """set_up: a shell script, which writes `ready` when all is in place, and then becomes the first process."""
         self.place = place
         self._children: list[subprocess.Popen[bytes]] = []
         script = place / "set-up"
-        script.write_text(_set_up(place, front_end) + first.format(patient=PATIENT))
+        script.write_text(set_up)
         words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-e", str(script)]
         self._first = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert self._first.stdout
@@ -109,7 +110,7 @@ class Host:
     def end(self, client: Client, name: str = "TERM") -> None:
         """A signal to a client, by its pid in there."""
         [said, *_] = client.events("ready") + client.events("sms")
-        self.run("kill", f"-{name}", str(said["pid"]))
+        self.shell(f"kill -{name} {said['pid']}")
         client.process.wait(EVENT_SECONDS)
 
     def uuid(self) -> str:
@@ -144,8 +145,8 @@ class Host:
 
     def _enter(self, uid: int, environment: Mapping[str, str], words: Any) -> list[str]:
         given = [f"{name}={value}" for name, value in environment.items()]
-        enter = ["nsenter", f"--target={self._pid}", "--mount", "--pid", "--wd=/", f"--setuid={uid}", f"--setgid={uid}"]
-        return [*enter, "env", "-i", *given, *words]
+        enter = ["nsenter", f"--target={self._pid}", "--mount", "--pid", "--root", "--wd=/"]
+        return [*enter, f"--setuid={uid}", f"--setgid={uid}", "env", "-i", *given, *words]
 
 
 _SET_UP = """\
@@ -205,7 +206,7 @@ def open_host(front_end: Path, configuration: str = "", first: str = "exec {pati
     (place / "mpsd.toml").write_text(f'backend = "sim"\n{configuration}')
     (place / "nvidia-smi").write_text(NVIDIA_SMI)
     (place / "nvidia-smi").chmod(0o755)
-    host = Host(place, front_end, first)
+    host = Host(place, _set_up(place, front_end) + first.format(patient=PATIENT))
     try:
         yield host
     finally:

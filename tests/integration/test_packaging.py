@@ -11,6 +11,7 @@ import pytest
 from mpsd.check.probes import CAPABILITIES
 from mpsd.config import paths as places
 from mpsd.config.options import Config
+from tests.integration.machine import open_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "clients/systemd/mpsd.service"
@@ -43,15 +44,17 @@ def try_make(
     place: Path, target: str, divert: str = "", tree: Path = ROOT, **options: object
 ) -> subprocess.CompletedProcess[str]:
     places = {
-        "PREFIX": "opt", "BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "TMPFILESDIR": "tmpfiles", "MANDIR": "man",
+        "PREFIX": "opt", "BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "TMPFILESDIR": "tmpfiles",
+        "DATADIR": "share",
     }  # fmt: skip
     settings = [f"{name}={place / folder}" for name, folder in places.items()]
     return run("make", target, *settings, f"DIVERT={divert}", cwd=tree, **options)
 
 
 @pytest.mark.slow
+@pytest.mark.deadline(400)
 @pytest.mark.parametrize("with_dpkg", [True, False], ids=["dpkg", "no dpkg"])
-def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bool) -> None:
+def test_the_vendors_program_makes_way_and_comes_back(programs: None, place: Path, with_dpkg: bool) -> None:
     """Twice, because an upgrade installs over itself and must not move mpsd's own program aside."""
     if with_dpkg and not shutil.which("dpkg-divert"):
         pytest.skip("no dpkg-divert here")
@@ -75,17 +78,29 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     done = run(str(place / "bin/mpsd-images"), "list", "--directory", str(place / "none"), env={}, cwd="/")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"mpsd-images list: {place}/none is no directory")
-    assert (place / "man/man1/mpsctl.1").read_text().startswith(".TH MPSCTL 1")
+    assert (place / "share/man/man1/mpsctl.1").read_text().startswith(".TH MPSCTL 1")
 
     (place / "etc/mpsd/mpsd.toml").write_text("# mine\n")
-    make(place, "install", divert)
+    with open_machine() as machine:
+        machine.variables["LD_LIBRARY_PATH"] = str(place / "opt/venv/lib/mpsd/sim/lib")
+        del machine.variables["MPSD_PYTHON"]
+        assert machine.run("-d", program=ours, seconds=60).returncode == 0
+        client = machine.counter().ready()
+        make(place, "install", divert)  # beneath all that runs: nothing is written in place
+        client.goes_on()
+        machine.kill_daemon()
+        assert machine.run("-d", program=ours, seconds=60).returncode == 0
+        client.goes_on()
+        done = try_make(place, "uninstall", divert)
+        assert (done.returncode != 0, f"uses {place}/opt/venv" in done.stderr) == (True, True)
+        client.goes_on()
     assert (place / "etc/mpsd/mpsd.toml").read_text() == "# mine\n"
 
     make(place, "uninstall", divert)
     assert ours.read_bytes() == VENDOR
     assert not vendors.exists()
     assert not (place / "opt").exists()
-    assert not [*(place / "man").rglob("mpsctl*"), *(place / "bin").glob("mps*"), *(place / "tmpfiles").iterdir()]
+    assert not [*(place / "share").rglob("*mpsctl*"), *(place / "bin").glob("mps*"), *(place / "tmpfiles").iterdir()]
     assert sorted(path.name for path in (place / "etc").rglob("*") if path.is_file()) == ["mpsd", "mpsd.toml"]
 
 
@@ -122,7 +137,7 @@ def test_other_places_than_the_prefix_are_judged_too(place: Path) -> None:
 
 
 def elsewhere(place: Path) -> list[str]:
-    names = {"BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "TMPFILESDIR": "tmpfiles", "MANDIR": "man"}
+    names = {"BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "TMPFILESDIR": "tmpfiles", "DATADIR": "share"}
     return [f"{name}={place / folder}" for name, folder in names.items()]
 
 
@@ -144,7 +159,7 @@ def test_what_is_installed_is_roots_and_starts_from_an_empty_environment(place: 
     os.chown(left, 65534, 65534)
     done = try_make(place, "install", tree=tree, umask=0)
     assert done.returncode == 0, done.stderr
-    installed = [path for name in ("opt", "bin", "etc", "units", "tmpfiles", "man") for path in (place / name).rglob("*")]
+    installed = [path for name in ("opt", "bin", "etc", "units", "tmpfiles", "share") for path in (place / name).rglob("*")]
     assert len(installed) > 1000
     assert not [path for path in installed if path.lstat().st_uid or (not path.is_symlink() and path.lstat().st_mode & 0o022)]
 
