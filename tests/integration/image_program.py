@@ -74,6 +74,32 @@ def many(directory: str, count: str) -> None:
             say(name=image.name, beside=beside, expected=expected, copied=copied, to_copy=to_copy, **sizes)
 
 
+def group(directory: str, gpu: str) -> None:
+    """Images of two arenas, on two GPUs, which are written in turns."""
+    chosen = random.Random(7)
+    with Arena.create("left", 64 * MIB) as left, Arena.create("right", 64 * MIB, gpu) as right:
+        for arena in (left, right):
+            arena.allocate(6 * MIB)
+            arena.commit(arena.name.encode())
+        said = {"alone": refusal(lambda: left.image("none", directory, [right]))}
+        said["twice"] = refusal(lambda: left.image("none", directory, [left], "both"))
+        say(**said)
+        for number in range(2):
+            taking = left.image(f"both.{number}", directory, [right], "both")
+            for arena in (left, right, left, right):
+                change(arena, chosen)
+            right.allocate(2 * MIB)
+            right.commit(b"right %d" % number)
+            taking.barrier()
+            expected = {"left": digests(left), "right": digests(right)}
+            for arena in (left, right):
+                change(arena, chosen)
+            say(expected=expected, bytes=taking.wait().bytes)
+        alone = left.image("alone", directory)
+        alone.barrier()
+        alone.wait()
+
+
 def fill(name: str, ending: str) -> None:
     """Commit, and leave the arena; or seal it, or stay its writer until standard input ends."""
     with Arena.create(name, 64 * MIB) as arena:
@@ -342,7 +368,7 @@ def refusals(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (many, fill, keep, keep_tensors, look, serve, serve_on, live_through_a_fault, leave_the_barrier,
+    verbs = (many, group, fill, keep, keep_tensors, look, serve, serve_on, live_through_a_fault, leave_the_barrier,
              die_after_barrier, die_completing, complete_two, die_restoring, restore_missing, restore_in_use,
              refusals)  # fmt: skip
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

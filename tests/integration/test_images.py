@@ -33,7 +33,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def vault(programs: None) -> Iterator[Machine]:
     with open_machine() as machine:
-        machine.start()
+        machine.start(MPSD_SIM_GPUS="2")
         yield machine
 
 
@@ -50,13 +50,13 @@ def mpsctl(machine: Machine, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=80, check=False)
 
 
-def digests(images: Images, manifest: Manifest) -> dict[str, str]:
-    """Return the hash of each block of the image, by its offset."""
+def digests(images: Images, manifest: Manifest, arena: int = 0) -> dict[str, str]:
+    """Return the hash of each block of an arena of the image, by its offset."""
     found, into = {}, bytearray(BLOCK_BYTES)
     with images.reader(manifest.name) as image:
-        for offset, size in manifest.arenas[0].facts.allocations:
+        for offset, size in manifest.arenas[arena].facts.allocations:
             for at in range(offset, offset + size, BLOCK_BYTES):
-                image.read_into(0, at, into)
+                image.read_into(arena, at, into)
                 found[str(at)] = hashlib.sha256(into).hexdigest()
     return found
 
@@ -76,6 +76,34 @@ def test_each_image_is_the_arena_at_its_barrier(vault: Machine, tmp_path: Path) 
             assert each["copied"] == each["to_copy"] >= facts.content_bytes, "the blocks that changed meanwhile count again"
     assert len(said) == TAKEN
     assert all(each["beside"] for each in said), "the client did not write while it was copied"
+
+
+def test_an_image_of_a_group_is_of_one_moment_of_all_its_arenas(vault: Machine, tmp_path: Path) -> None:
+    refused, *said = run(vault, "group", str(tmp_path), "1")
+    assert all(words.startswith("ValueError: an image of several arenas has a group") for words in refused.values())
+    with Images.open(tmp_path) as images:
+        for number, each in enumerate(said):
+            manifest = images.find(f"both.{number}")
+            assert (manifest.group, manifest.content_bytes) == ("both", each["bytes"])
+            arenas = {found.facts.name: (at, found.facts) for at, found in enumerate(manifest.arenas)}
+            assert {name: digests(images, manifest, at) for name, (at, _) in arenas.items()} == each["expected"]
+            assert [facts.layout for _, facts in arenas.values()] == [b"left", b"right %d" % number]
+            assert arenas["left"][1].gpu != arenas["right"][1].gpu
+        assert images.find("alone").group == ""
+        assert images.newest("right").name == "both.1"
+    take = ("image", "take", "left", "right", "--directory", str(tmp_path), "--name", "idle")
+    done = mpsctl(vault, *take)
+    assert (done.returncode, "several and --group" in done.stderr) == (1, True)
+    done = mpsctl(vault, *take, "--group", "both")
+    assert done.stdout.startswith("image idle of both: 16M, "), done.stderr
+    restored = mpsctl(vault, "image", "restore", "idle", "--arena", "right", "--name", "right-2", "--directory", str(tmp_path))
+    assert restored.returncode == 0, restored.stderr
+    with Images.open(tmp_path) as images:
+        idle = images.find("idle")
+        expected = digests(images, idle, 1)
+        assert (idle.group, idle.arenas[1].facts.name) == ("both", "right")
+    [found] = run(vault, "look", "right-2")
+    assert found["expected"] == expected
 
 
 def test_an_image_of_a_service_has_the_forward_state_of_its_step(vault: Machine, tmp_path: Path) -> None:
@@ -149,7 +177,7 @@ def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine,
         assert digests(images, manifest) == filled["expected"]
         assert manifest.arenas[0].facts.layout == b"layout of idle-" + ending.encode()
     again = mpsctl(vault, "image", "take", f"idle-{ending}", "--directory", str(tmp_path), "--name", "second")
-    assert again.stdout == f"image second of arena idle-{ending}: 6M, 0 of it new\n"
+    assert again.stdout == f"image second of idle-{ending}: 6M, 0 of it new\n"
     twice = mpsctl(vault, "image", "take", f"idle-{ending}", "--directory", str(tmp_path), "--name", "second")
     assert (twice.returncode, twice.stderr) == (
         1,

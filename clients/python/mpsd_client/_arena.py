@@ -329,14 +329,14 @@ class Arena(Window):
             found, fds = self._session.ask("arena.state", {"id": self.id})
         return (fds[0], int(found["generation"]), int(found["state_serial"])) if fds else None
 
-    def image(self, name: str = "", directory: Path = None) -> "Taking":
+    def image(self, name: str = "", directory: Path = None, others: "Iterable[Arena]" = (), group: str = "") -> "Taking":
         """Begin an image: another process copies the arena while this one goes on.  Taking.barrier sets the image's moment.
 
-        name: "": the arena's with the time.  directory: of images; None: $MPSD_IMAGES, else ~/.local/state/mpsd/images.  This
-        waits for the image before, if that has had its barrier.  Raises ImageError."""
+        name: "": the arena's with the time.  directory: of images; None: $MPSD_IMAGES, else ~/.local/state/mpsd/images.
+        others, group: more arenas, and the name of all.  This waits for an image after its barrier.  Raises ImageError."""
         from mpsd_client._image import begin
 
-        self._taking = begin(self, self._taking, name, directory)
+        self._taking = begin([self, *others], self._taking, name, directory, group)
         return self._taking
 
     def pool(self) -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +38,17 @@ class Image:
 
 
 class Taking:
-    """An image under way.  Its bytes will be those of the arena at `barrier`."""
+    """An image under way.  Its bytes will be those of the arenas at `barrier`."""
 
-    def __init__(self, arena: "Arena", imager: Imager, place: Path, name: str) -> None:
+    def __init__(self, arenas: "Sequence[Arena]", imager: Imager, place: Path, name: str, group: str) -> None:
         """Called by Arena.image."""
-        self._arena, self._imager, self._place, self.name = arena, imager, place, name
+        self._arenas, self._imager, self._place, self.name = arenas, imager, place, name
         self._expected = "prepared"
         self._image: Image | None = None
-        self._commit = arena.committed
-        imager.follow(_pages(arena))
-        imager.ask({"do": "prepare", "name": name})
+        self._commits = [arena.committed for arena in arenas]
+        for arena in arenas:
+            imager.follow(arena.name, _pages(arena))
+        imager.ask({"do": "prepare", "name": name, "group": group})
 
     @property
     def is_prepared(self) -> bool:
@@ -75,7 +76,7 @@ class Taking:
     def barrier(self, timeout: float = BARRIER_SECONDS) -> Barrier:
         """Make the image that of this moment, and return when this process may write again.
 
-        No thread may launch work that writes the arena meanwhile; it waits for work that was launched before, and for the
+        No thread may launch work that writes the arenas meanwhile; it waits for work that was launched before, and for the
         copies: look at `is_prepared`.  Uncommitted blocks are not part of the image.
         Raises ImageError (there will be no image), TimeoutError."""
         if self._expected != "prepared":
@@ -84,9 +85,13 @@ class Taking:
         try:
             self._imager.answer("prepared", timeout)
             began = time.monotonic()
-            with self._arena._working():
-                _cuda.call("cuCtxSynchronize")
-                self._stage()
+            with ExitStack() as stack:
+                for arena in self._arenas:
+                    stack.enter_context(arena._working())
+                    _cuda.call("cuCtxSynchronize")
+                for arena, commit in zip(self._arenas, self._commits, strict=True):
+                    self._give_facts(arena, commit)
+                self._imager.ask({"do": "stage"})
                 staged = self._imager.answer("staged", timeout)
         except BaseException:
             self._imager.close()  # first: the imager then knows that this process may write
@@ -94,10 +99,9 @@ class Taking:
         self._expected = "complete"
         return Barrier(time.monotonic() - began, staged["staged_bytes"], staged["direct_bytes"])
 
-    def _stage(self) -> None:
-        arena = self._arena
-        if arena.committed != self._commit:
-            self._imager.follow(_pages(arena))
+    def _give_facts(self, arena: "Arena", commit: int) -> None:
+        if arena.committed != commit:
+            self._imager.follow(arena.name, _pages(arena))
         with ExitStack() as stack:
             layout, state = None, arena.fetch_state()
             if state:
@@ -105,7 +109,7 @@ class Taking:
             if arena.layout is not None:
                 layout = _memory_file(arena.layout)
                 stack.callback(os.close, layout)
-            self._imager.stage(arena.committed, arena.generation, layout, state[:2] if state else None)
+            self._imager.facts(arena.name, arena.committed, arena.generation, layout, state[:2] if state else None)
 
     def wait(self, timeout: float = FINISH_SECONDS) -> Image:
         """Wait until the image is complete and on the disk.  Raises ImageError, TimeoutError."""
@@ -121,11 +125,12 @@ class Taking:
         self._image = Image(found["name"], found["bytes"], found["new_bytes"])
         return self._image
 
-    def settle(self, place: Path) -> Imager | None:
-        """End this image before its barrier, or wait for it after that.  Return its process if it serves images of `place`; not
-        after a failure, which may be the loss of its context."""
+    def settle(self, place: Path, arenas: "Sequence[Arena]") -> Imager | None:
+        """End this image before its barrier, or wait for it after that.  Return its process if it serves images of these arenas
+        in `place`; not after a failure, which may be the loss of its context."""
         try:
-            is_usable = self._expected != "failed" and place == self._place and self._imager.is_alive
+            is_same = (place, list(arenas)) == (self._place, list(self._arenas))
+            is_usable = self._expected != "failed" and is_same and self._imager.is_alive
             if self._expected == "prepared":
                 self._expected = "failed"
                 self._imager.answer("prepared", FINISH_SECONDS)
@@ -143,14 +148,22 @@ class Taking:
         self._imager.close()
 
 
-def begin(arena: "Arena", before: Taking | None, name: str, directory: str | os.PathLike[str] | None) -> Taking:
-    """Begin an image, in the process of the image before if that is of the same directory."""
+def begin(
+    arenas: "Sequence[Arena]", before: Taking | None, name: str, directory: str | os.PathLike[str] | None, group: str
+) -> Taking:
+    """Begin an image, in the process of the image before if that is of the same arenas and directory."""
+    if bool(group) != (len(arenas) > 1) or len({arena.name for arena in arenas}) != len(arenas):
+        raise ValueError("an image of several arenas has a group, each arena once, and one of a single arena has none")
     place = Path(directory) if directory else images_directory()
-    imager = before.settle(place) if before else None
+    imager = before.settle(place, arenas) if before else None
     if imager is None:
-        facts = {"window_bytes": arena.window_bytes, "capacity_bytes": arena.capacity_bytes, "base": arena.base}
-        imager = Imager({"arena": arena.name, "gpu": arena.gpu, **facts}, place)
-    return Taking(arena, imager, place, name or image_name(arena.name))
+        imager = Imager([_facts(arena) for arena in arenas], place)
+    return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group)
+
+
+def _facts(arena: "Arena") -> dict[str, Any]:
+    facts = {"window_bytes": arena.window_bytes, "capacity_bytes": arena.capacity_bytes, "base": arena.base}
+    return {"arena": arena.name, "gpu": arena.gpu, **facts}
 
 
 def _pages(arena: "Arena") -> Iterator[tuple[list[Row], list[int]]]:

@@ -153,43 +153,47 @@ class ImagerProcess:
 
 
 class Imager(ImagerProcess):
-    """An imager of one arena, which lasts from image to image."""
+    """An imager of some arenas, which lasts from image to image."""
 
-    def __init__(self, arena: Mapping[str, Any], directory: Path) -> None:
-        """arena: its facts, by the names of `open`.  Raises ImageError."""
+    def __init__(self, arenas: Sequence[Mapping[str, Any]], directory: Path) -> None:
+        """arenas: the facts of each, by the names of `open`.  Raises ImageError."""
         super().__init__()
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[str, dict[int, Row]] = {arena["arena"]: {} for arena in arenas}
         try:
-            self.begin({"do": "open", "directory": str(directory.absolute()), **arena})
-            self.answer("ready", START_SECONDS)
+            for number, arena in enumerate(arenas):
+                send = self.ask if number else self.begin
+                send({"do": "open", "directory": str(directory.absolute()), **arena})
+                self.answer("ready", START_SECONDS)
         except BaseException:
             self.close()
             raise
 
-    def follow(self, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
+    def follow(self, arena: str, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
         """Give the imager the arena's allocations, and let it drop those that the arena does not have any more.
 
         pages: rows with a descriptor for each, which are closed here."""
-        present: set[int] = set()
+        known, present = self._rows[arena], set[int]()
         for rows, descriptors in pages:
             try:
-                fresh = [number for number, row in enumerate(rows) if self._rows.get(row[0]) != row]
+                fresh = [number for number, row in enumerate(rows) if known.get(row[0]) != row]
                 present.update(row[0] for row in rows)
                 if fresh:
                     items = [rows[number] for number in fresh]
-                    self.ask({"do": "allocations", "items": items}, [descriptors[number] for number in fresh])
-                    self._rows.update((row[0], row) for row in items)
+                    sent = [descriptors[number] for number in fresh]
+                    self.ask({"do": "allocations", "arena": arena, "items": items}, sent)
+                    known.update((row[0], row) for row in items)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-        gone = sorted(set(self._rows) - present)
+        gone = sorted(set(known) - present)
         for first in range(0, len(gone), ROWS_AT_ONCE):
-            self.ask({"do": "drop", "offsets": gone[first : first + ROWS_AT_ONCE]})
+            self.ask({"do": "drop", "arena": arena, "offsets": gone[first : first + ROWS_AT_ONCE]})
         for offset in gone:
-            del self._rows[offset]
+            del known[offset]
 
-    def stage(self, commit: int, generation: int, layout: int | None, state: tuple[int, int] | None) -> None:
-        """Ask for the barrier.  layout: a descriptor.  state: one, and the generation of its writer.  The caller keeps them."""
+    def facts(self, arena: str, commit: int, generation: int, layout: int | None, state: tuple[int, int] | None) -> None:
+        """Say what the arena is at the barrier, before `stage`.  layout: a descriptor.  state: one, and the generation of its
+        writer.  The caller keeps them."""
         descriptors = [each for each in (layout, state[0] if state else None) if each is not None]
-        asked = {"do": "stage", "commit": commit, "generation": generation, "state_generation": state[1] if state else 0}
-        self.ask(asked | {"has_layout": layout is not None, "has_state": state is not None}, descriptors)
+        asked = {"arena": arena, "commit": commit, "generation": generation, "state_generation": state[1] if state else 0}
+        self.ask({"do": "facts", "has_layout": layout is not None, "has_state": state is not None, **asked}, descriptors)

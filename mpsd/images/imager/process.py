@@ -1,5 +1,5 @@
-"""The imager: a process that takes images of one arena, one after the other, as its starter asks (requests.py);
-or that restores one.
+"""The imager: a process that takes images of the arenas of one process, one after the other, as its starter asks
+(requests.py); or that restores one.
 
 It runs as the arena's user and has the arena's memory by descriptors, so it outlives the process that asked.
 """
@@ -7,7 +7,6 @@ It runs as the arena's user and has the arena's memory by descriptors, so it out
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,60 +23,42 @@ from mpsd.images.writer import ImageWriter
 FAILURES = (MpsdError, ClientWroteError, OSError, ValueError, LookupError, MemoryError)
 
 
-class Imager:
-    """One arena, open to be read; at most one image is under way."""
+class OpenArena:
+    """An arena that is open to be read, and its part of the image that is under way."""
 
-    def __init__(self, channel: Channel, request: Request) -> None:
-        asked = request.asked
-        self._channel, self._asked, self._progress = channel, asked, Progress(request)
+    def __init__(self, asked: dict[str, Any], copiers: dict[str, Copier]) -> None:
+        self._asked = asked
         self._device = device_of(asked["gpu"])
-        self._copier = Copier(self._device)
+        if asked["gpu"] not in copiers:
+            copiers[asked["gpu"]] = Copier(self._device)
+        self._copier = copiers[asked["gpu"]]
         self._memory = ArenaMemory(self._device, asked["window_bytes"])
-        self._images = Images.open(Path(asked["directory"]))
         self._taking: Taking | None = None
-        self._writer: ImageWriter | None = None
-        channel.answer("ready")
+        self._facts: ArenaFacts | None = None
 
     def allocations(self, request: Request) -> None:
+        self._device.set_current()
         for (offset, size, since), descriptor in zip(request.asked["items"], request.descriptors, strict=True):
             self._memory.add(offset, size, since, descriptor)
 
     def drop(self, request: Request) -> None:
+        self._device.set_current()
         gone = set(request.asked["offsets"])
         self._memory.keep([each for each in self._memory.allocations.items() if each[0] not in gone])
 
-    def prepare(self, request: Request) -> None:
-        self.give_up()
-        writer = self._writer = self._images.begin(request.asked["name"])
-        self._progress.begin()
-        taking = self._taking = Taking(self._copier, self._memory, partial(self._save, writer), self._progress.expect)
-        taking.prepare()
-        self._channel.answer("prepared")
+    def prepare(self, writer: ImageWriter, progress: Progress) -> None:
+        def save(offset: int, data: memoryview) -> None:
+            writer.add(self._asked["arena"], offset, data)
+            progress.add(len(data))
 
-    def _save(self, writer: ImageWriter, offset: int, data: memoryview) -> None:
-        writer.add(self._asked["arena"], offset, data)
-        self._progress.add(len(data))
+        self._device.set_current()
+        self._taking, self._facts = Taking(self._copier, self._memory, save, progress.expect), None
+        self._taking.prepare()
 
-    def stage(self, request: Request) -> None:
-        """Stage, let the client go on, and complete the image."""
-        taking, writer = self._taking, self._writer
-        if not taking or not writer:
-            raise ValueError("no image was prepared")
-        staged, direct = taking.stage()
-        instant, facts = time.time(), self._facts(request)  # now: the client changes its forward state when it goes on
-        if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):
-            raise ClientWroteError("the client no longer waits at the barrier")
-        taking.finish()
-        manifest = writer.finish(instant, [facts])
-        new_bytes = writer.new_bytes
-        self._taking = self._writer = None
-        self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=new_bytes)
-        with suppress(*FAILURES):  # the image is complete; the next one tries again
-            self._images.tidy()
-
-    def _facts(self, request: Request) -> ArenaFacts:
+    def facts(self, request: Request) -> None:
+        """Note the arena's facts at the barrier: the client changes its forward state when it goes on."""
         arena, asked, files = self._asked, request.asked, list(request.descriptors)
-        return ArenaFacts(
+        self._facts = ArenaFacts(
             name=arena["arena"],
             gpu=arena["gpu"],
             base=arena["base"],
@@ -91,16 +72,80 @@ class Imager:
             state_generation=asked["state_generation"],
         )
 
+    def stage(self) -> tuple[int, int]:
+        """Return the bytes that were staged, and those that went to the host at once."""
+        if not self._taking or not self._facts:
+            raise ValueError("the image was not prepared, or an arena's facts are missing")
+        self._device.set_current()
+        return self._taking.stage()
+
+    def finish(self) -> ArenaFacts:
+        assert self._taking
+        assert self._facts
+        self._device.set_current()
+        self._taking.finish()
+        self._taking = None
+        return self._facts
+
+    def give_up(self) -> None:
+        taking, self._taking = self._taking, None
+        if taking:
+            self._device.set_current()
+            taking.close()  # fails if the context is lost
+
+
+class Imager:
+    """The arenas of one process; at most one image is under way, of all of them."""
+
+    def __init__(self, channel: Channel, request: Request) -> None:
+        self._channel, self._progress = channel, Progress(request)
+        self._images = Images.open(Path(request.asked["directory"]))
+        self._copiers: dict[str, Copier] = {}  # by the UUID of the GPU
+        self._arenas: dict[str, OpenArena] = {}
+        self._writer: ImageWriter | None = None
+        self.open(request)
+
+    def open(self, request: Request) -> None:
+        self._arenas[request.asked["arena"]] = OpenArena(request.asked, self._copiers)
+        self._channel.answer("ready")
+
+    def of_arena(self, request: Request) -> None:
+        """Hand the request to its arena."""
+        arena = self._arenas[request.asked["arena"]]
+        {"allocations": arena.allocations, "drop": arena.drop, "facts": arena.facts}[request.asked["do"]](request)
+
+    def prepare(self, request: Request) -> None:
+        self.give_up()
+        self._writer = self._images.begin(request.asked["name"], request.asked["group"])
+        self._progress.begin()
+        for each in self._arenas.values():
+            each.prepare(self._writer, self._progress)
+        self._channel.answer("prepared")
+
+    def stage(self, request: Request) -> None:
+        """Stage, let the client go on, and complete the image."""
+        found = [each.stage() for each in self._arenas.values()]
+        instant, writer = time.time(), self._writer
+        staged, direct = (sum(each) for each in zip(*found, strict=True))
+        if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):
+            raise ClientWroteError("the client no longer waits at the barrier")
+        assert writer
+        manifest = writer.finish(instant, [each.finish() for each in self._arenas.values()])
+        self._writer = None
+        self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=writer.new_bytes)
+        with suppress(*FAILURES):  # the image is complete; the next one tries again
+            self._images.tidy()
+
     def give_up(self, why: str = "") -> None:
         """End the image that is under way; it leaves nothing.  why: it has failed."""
         if why:
             with suppress(*FAILURES):  # as on a full disk
                 self._images.directory.note_failure(why)
-        taking, writer, self._taking, self._writer = self._taking, self._writer, None, None
+        writer, self._writer = self._writer, None
         if writer:
             writer.close()
-        if taking:
-            taking.close()  # fails if the context is lost
+        for each in self._arenas.values():
+            each.give_up()
 
 
 def serve(descriptor: int) -> int:
@@ -110,10 +155,9 @@ def serve(descriptor: int) -> int:
     while request := channel.receive():
         with request:
             try:
-                if begin := BEGINNINGS.get(request.asked["do"]):
-                    work = begin(channel, request)
+                if work is None:
+                    work = BEGINNINGS[request.asked["do"]](channel, request)
                 else:
-                    assert work, "the first request has to be `open` or `restore`"
                     HANDLERS[request.asked["do"]](work, request)
             except FAILURES as exc:
                 why = str(exc) or type(exc).__name__
@@ -127,6 +171,7 @@ def serve(descriptor: int) -> int:
 
 BEGINNINGS: dict[str, type[Imager | Restorer]] = {"open": Imager, "restore": Restorer}
 HANDLERS: dict[str, Callable[[Any, Request], None]] = {
-    "allocations": Imager.allocations, "drop": Imager.drop, "prepare": Imager.prepare, "stage": Imager.stage,
+    "open": Imager.open, "allocations": Imager.of_arena, "drop": Imager.of_arena, "facts": Imager.of_arena,
+    "prepare": Imager.prepare, "stage": Imager.stage,
     "make": Restorer.make, "fill": Restorer.fill,
 }  # fmt: skip

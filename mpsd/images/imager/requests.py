@@ -1,11 +1,11 @@
 """What a process asks of its imager, one request in each datagram: JSON, with descriptors.
 
-    open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor: the progress    -> ready
-    allocations  items: [offset, bytes, commit that it came with] each; a descriptor for each item
-    drop         offsets: of allocations that the arena does not have any more
-    prepare      name: of the image                             -> prepared
-    stage        commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
-                                    -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
+    open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor, of the first: the progress     -> ready
+    allocations  arena, items: [offset, bytes, commit that it came with] each; a descriptor for each item
+    drop         arena, offsets: of allocations that the arena does not have any more
+    prepare      name: of the image, group: of its arenas, or ""     -> prepared
+    facts        arena, commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
+    stage        after the facts of all arenas     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 
 Or, to make an arena of an image:
 

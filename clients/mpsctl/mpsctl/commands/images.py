@@ -48,48 +48,65 @@ class TakenImage:
     """A complete image."""
 
     name: str
-    arena: str
+    arena: str  # or the group
     bytes: int
     new_bytes: int
     directory: str
 
 
 def take(session: Session) -> int:
-    """Take an image of an arena that no process writes: this one is its writer meanwhile, so no other can become it."""
+    """Take an image of arenas that no process writes: this one is their writer meanwhile, so no other can become it."""
     asked = session.asked
     directory = Path(asked.directory) if asked.directory else images_directory()
-    is_sealed = session.ask(calls.arena_get(asked.arena)).is_sealed
-    arena = session.ask(calls.arena_open(asked.arena, "read" if is_sealed else "write"))
+    if bool(asked.group) != (len(asked.arena) > 1):
+        return _fail(session, "name one arena without --group, or several and --group")
+    arenas: list[values.Arena] = []
     try:
-        image = _take(session, arena, asked.name or image_name(arena.name), directory)
+        for name in asked.arena:
+            is_sealed = session.ask(calls.arena_get(name)).is_sealed
+            arenas.append(session.ask(calls.arena_open(name, "read" if is_sealed else "write")))
+        image = _take(session, arenas, asked.name or image_name(asked.group or arenas[0].name), asked.group or "", directory)
     except ImageError as exc:
-        print(f"mpsctl image take: {visible(str(exc))}", file=session.out.surroundings.stderr)
-        return FAILED
+        return _fail(session, str(exc))
     finally:
-        with suppress(Disconnected):  # this process ends soon, and its opening with it
-            session.ask(calls.arena_close(arena.id))
+        with suppress(Disconnected):  # this process ends soon, and its openings with it
+            for arena in arenas:
+                session.ask(calls.arena_close(arena.id))
     session.out.document(image, lambda: _sentence(image))
     return 0
 
 
-def _take(session: Session, arena: values.Arena, name: str, directory: Path) -> TakenImage:
-    facts = {"window_bytes": arena.window_bytes, "capacity_bytes": arena.capacity_bytes, "base": arena.base}
-    imager = Imager({"arena": arena.name, "gpu": arena.gpu, **facts}, directory)
+def _take(session: Session, arenas: Sequence[values.Arena], name: str, group: str, directory: Path) -> TakenImage:
+    imager = Imager([_facts(arena) for arena in arenas], directory)
     with ExitStack() as stack:
         stack.callback(imager.close)
         progress = Progress(session.out)
         stack.callback(progress.end)
-        imager.follow(_pages(session, arena))
-        layout, state = session.ask(calls.arena_layout(arena.id)).fd, session.ask(calls.arena_state(arena.id))
-        for descriptor in (layout, state.fd):
-            if descriptor is not None:
-                stack.callback(os.close, descriptor)
-        imager.ask({"do": "prepare", "name": name})
+        for arena in arenas:
+            imager.follow(arena.name, _pages(session, arena))
+        imager.ask({"do": "prepare", "name": name, "group": group})
         imager.answer("prepared", MOST_SECONDS, progress)
-        imager.stage(arena.commit, arena.generation, layout, None if state.fd is None else (state.fd, state.generation))
+        for arena in arenas:
+            layout, state = session.ask(calls.arena_layout(arena.id)).fd, session.ask(calls.arena_state(arena.id))
+            for descriptor in (layout, state.fd):
+                if descriptor is not None:
+                    stack.callback(os.close, descriptor)
+            kept = None if state.fd is None else (state.fd, state.generation)
+            imager.facts(arena.name, arena.commit, arena.generation, layout, kept)
+        imager.ask({"do": "stage"})
         imager.answer("staged", MOST_SECONDS, progress)
         found = imager.answer("complete", MOST_SECONDS, progress)
-    return TakenImage(found["name"], arena.name, found["bytes"], found["new_bytes"], str(directory))
+    return TakenImage(found["name"], group or arenas[0].name, found["bytes"], found["new_bytes"], str(directory))
+
+
+def _fail(session: Session, why: str) -> int:
+    print(f"mpsctl image take: {visible(why)}", file=session.out.surroundings.stderr)
+    return FAILED
+
+
+def _facts(arena: values.Arena) -> dict[str, object]:
+    facts = {"window_bytes": arena.window_bytes, "capacity_bytes": arena.capacity_bytes, "base": arena.base}
+    return {"arena": arena.name, "gpu": arena.gpu, **facts}
 
 
 def _pages(session: Session, arena: values.Arena) -> Iterator[tuple[Sequence[tuple[int, int, int]], Sequence[int]]]:
@@ -103,7 +120,7 @@ def _pages(session: Session, arena: values.Arena) -> Iterator[tuple[Sequence[tup
 
 
 def _sentence(image: TakenImage) -> str:
-    return f"image {image.name} of arena {image.arena}: {show_size(image.bytes)}, {show_size(image.new_bytes)} of it new"
+    return f"image {image.name} of {image.arena}: {show_size(image.bytes)}, {show_size(image.new_bytes)} of it new"
 
 
 def restore(session: Session) -> int:
@@ -126,11 +143,12 @@ def restore(session: Session) -> int:
 
 _DIRECTORY = Argument("--directory", "of images; otherwise $MPSD_IMAGES, or mpsd/images in ~/.local/state")
 COMMANDS = (
-    Command("image take", "Take an image of an arena that no process writes", take, (
-        Argument("arena", "as `mpsctl arenas` shows it"),
-        Argument("--name", "of the image; otherwise the arena's with the time"),
+    Command("image take", "Take an image of arenas that no process writes", take, (
+        Argument("arena", "as `mpsctl arenas` shows it", count="+"),
+        Argument("--group", "of several arenas, which the image has at one moment", metavar="NAME"),
+        Argument("--name", "of the image; otherwise the arena's or the group's with the time"),
         _DIRECTORY,
-    ), "No process can write the arena meanwhile. A process that writes it takes images itself (docs/images.md)."),
+    ), "No process can write the arenas meanwhile. A process that writes one takes images itself (docs/images.md)."),
     Command("image restore", "Make an arena of an image", restore, (
         Argument("image", "as `mpsd-images list` shows it"),
         Argument("--name", "of the new arena; otherwise as in the image"),
