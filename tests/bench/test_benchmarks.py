@@ -21,7 +21,6 @@ ROWS = {
     "state": "65536 bytes, 64 changed: publish, median / p99",
     "growth": "50 idle clients: resident, processor",
     "storms": "50 waiting clients of 5 users: killed at once, all gone after",
-    "vault": "50 arenas, 5,000 shared allocations: one operation",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("programs")]

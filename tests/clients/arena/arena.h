@@ -32,7 +32,7 @@ struct command {
 	const char *name;
 	int (*run)(struct program *program); /* the exit status */
 };
-extern const struct command memory_commands[], work_commands[], crowd_commands[]; /* the last is nameless */
+extern const struct command memory_commands[], work_commands[]; /* the last is nameless */
 
 /* Options; sizes in bytes, with K, M or G behind them. */
 const char *text_option(struct program *program, const char *option, const char *otherwise);
@@ -41,7 +41,6 @@ double number_option(struct program *program, const char *option, const char *ot
 
 /* Reports a negative rc in mpsd's words, and ends the program with EXIT_WORK. */
 void must(struct program *program, const char *call, int rc);
-void open_session(struct program *program);
 /* Opens it, and makes it first where it is not there and `capacity` is not 0. */
 void open_arena(struct program *program, uint64_t capacity, enum mpsd_access access, double wait_seconds);
 CUdeviceptr get_memory(struct program *program, uint64_t bytes);

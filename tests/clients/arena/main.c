@@ -4,7 +4,6 @@
  *   adopt             adopts it, and checks every word           reload   the same bytes from a file
  *   info              how much memory is free
  *   work              steps that continue where the last process ended       fence   counts in the arena until it is killed
- *   many   arenas by the thousand      crash   writers that die
  *   lend   keeps a descriptor of memory open for another process
  *
  * Exit status as of every test client; a refusal by mpsd is the event "refused", with its code and its message. */
@@ -68,7 +67,7 @@ void must(struct program *program, const char *call, int rc)
 		refuse(program, call, rc, mpsd_error_code(program->session), mpsd_error(program->session));
 }
 
-void open_session(struct program *program)
+static void open_session(struct program *program)
 {
 	char why[WORDS] = "";
 
@@ -182,7 +181,7 @@ static const struct command *find(const struct command *list, const char *name)
 
 int main(int argc, char **argv)
 {
-	const struct command *lists[] = { memory_commands, work_commands, crowd_commands }, *command = NULL;
+	const struct command *lists[] = { memory_commands, work_commands }, *command = NULL;
 	struct program program = { .argc = argc, .argv = argv };
 
 	client_options(&program.client, "arena_client", &program.argc, argv);
@@ -191,6 +190,6 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < sizeof(lists) / sizeof(*lists) && program.argc > 1 && !command; i++)
 		command = find(lists[i], argv[1]);
 	if (!command)
-		client_usage("arena_client plain|write|adopt|reload|info|work|fence|many|crash|lend [--arena NAME] ... (see its source)");
+		client_usage("arena_client plain|write|adopt|reload|info|work|fence|lend [--arena NAME] ... (see its source)");
 	return command->run(&program);
 }

@@ -241,6 +241,25 @@ static int info(struct program *program)
 	return 0;
 }
 
+/* Prints the descriptor of exported memory, and keeps it open until it is ended, so that another process can take it by pidfd_getfd(2). */
+static int lend(struct program *program)
+{
+	CUmemAllocationProp prop;
+	CUmemGenericAllocationHandle memory;
+	int fd = -1;
+
+	client_start(&program->client);
+	prop = on_device(program);
+	CLIENT_CHECK(&program->client, cuMemCreate(&memory, ARENA_GRANULE, &prop, 0), EXIT_WORK);
+	CLIENT_CHECK(&program->client, cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+		     EXIT_WORK);
+	client_say(&program->client, "lent", "descriptor %d", "\"fd\": %d", fd);
+	while (pause() < 0)
+		; /* for ever */
+	return 0;
+}
+
 const struct command memory_commands[] = {
-	{ "plain", plain }, { "write", write_memory }, { "adopt", adopt }, { "reload", reload }, { "info", info }, { NULL, NULL },
+	{ "plain", plain }, { "write", write_memory }, { "adopt", adopt }, { "reload", reload }, { "info", info }, { "lend", lend },
+	{ NULL, NULL },
 };

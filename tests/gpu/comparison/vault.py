@@ -108,18 +108,6 @@ def _is_removed(wire: Wire, name: str) -> bool:
     return True
 
 
-def remove_all(system: System) -> None:
-    with Wire(system.pipe) as wire:
-        names, after = [], None
-        while True:
-            page = wire.ask("arena.list", **({"after": after} if after is not None else {}))
-            names += [arena["name"] for arena in page["items"]]
-            after = page["next"]
-            if after is None:
-                break
-    remove(system, *names)
-
-
 def free_bytes(system: System) -> int:
     """What may be asked for now; LEFT_FREE stays."""
     found = run(system, "memory", "info")
@@ -155,13 +143,6 @@ def _descriptors_of(pid: int) -> set[str]:
         with suppress(OSError):  # closed by another thread
             found.add(os.readlink(entry.path))
     return found
-
-
-def descriptors(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return 0
 
 
 @contextmanager
