@@ -7,6 +7,7 @@ import trio
 import trio.testing
 
 from mpsd.notify import Changed, Outbox, Signal
+from tests.running import running
 
 
 def test_subscribers_are_called_in_the_order_of_their_subscription():
@@ -96,8 +97,7 @@ async def test_a_task_that_was_answered_runs_first(autojump_clock):
     outbox.answer_first()
     outbox.put(lambda: told.append("before it runs"))
     assert told == ["before it runs"]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(outbox.run)
+    async with running(outbox.run):
         await trio.testing.wait_all_tasks_blocked()
         began = trio.current_time()
         with outbox.hold():
@@ -110,18 +110,15 @@ async def test_a_task_that_was_answered_runs_first(autojump_clock):
         assert told[1:] == [pytest.approx(began + 0.001)] * 2
         outbox.put(lambda: told.append("at once"))
         assert told[-1] == "at once"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_full_outbox_waits_for_no_answer(autojump_clock):
     told: list[int] = []
     outbox = Outbox()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(outbox.run)
+    async with running(outbox.run):
         await trio.testing.wait_all_tasks_blocked()
         outbox.answer_first()
         for number in range(5000):
             outbox.put(partial(told.append, number))
         assert told == list(range(5000 - 4096))
-        nursery.cancel_scope.cancel()
     assert len(told) == 5000 - 4096

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from mpsd.domains.log_follower import follow_logs
 from mpsd.host import growing_file
 from mpsd.host.growing_file import READ_LINES, GrowingFile
+from tests.running import running
 
 FLOOD = 200_000
 HEAD = "[2026-11-20 12:29:55.053 Server     7] "
@@ -152,8 +153,7 @@ async def test_lines_after_a_flood_are_published_and_the_rest_is_counted_in_the_
 
     with pytest.MonkeyPatch.context() as patch, capture_logs() as lines:
         patch.setattr("mpsd.domains.log_follower._watch", lambda directory, stack: poll)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(followed.follow)
+        async with running(followed.follow):
             for number in (1, 2):
                 followed.write(b"x\n" * FLOOD)
                 await until(lambda: followed.position == number * 2 * FLOOD)  # noqa: B023
@@ -161,7 +161,6 @@ async def test_lines_after_a_flood_are_published_and_the_rest_is_counted_in_the_
             followed.write(f"{HEAD}the last of them\n".encode())
             await until(lambda: "the last of them" in followed.published)
             await trio.sleep(20)
-            nursery.cancel_scope.cancel()
     told = sum(line["lines"] for line in lines if line["event"] == "logs.flooded")
     assert followed.published.count("x") + told == 2 * FLOOD
     assert followed.position == followed.path.stat().st_size

@@ -16,6 +16,7 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Source
 from mpsd.model.process import ProcessId
+from tests.running import running
 from tests.unit.faults.incident_world import SETTINGS, IncidentWorld
 from tests.unit.faults.test_reactions import Reacting
 
@@ -79,8 +80,7 @@ async def test_once_its_channels_are_stopped_it_is_killed_as_it_is_and_stays_hel
     process = process_id(child.pid)
     place(scene, process)
     scene.held.add(child.pid)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         await trio.sleep(0.9)
         wait_stopped(child.pid)
@@ -89,7 +89,6 @@ async def test_once_its_channels_are_stopped_it_is_killed_as_it_is_and_stays_hel
         await trio.sleep(0.1)
         assert child.wait(5) == -signal.SIGKILL
         assert trio.current_time() - began < 1
-        nursery.cancel_scope.cancel()
     assert scene.stopper.asked == []
     assert scene.released == []
     assert scene.deeds == [
@@ -103,12 +102,10 @@ async def test_one_that_nobody_holds_has_its_work_ended_first(scene, child, auto
     """Stopped channels do not allow a kill: running work goes on, and resets the group once the address space is gone."""
     process = process_id(child.pid)
     place(scene, process)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         stop(scene, process)
         await trio.sleep(0.1)
-        nursery.cancel_scope.cancel()
     assert scene.stopper.asked == [(str(child.pid), process.start_time)]
     assert scene.released == []
 
@@ -118,13 +115,11 @@ async def test_channels_that_are_stopped_late_had_work_that_still_runs(scene, ch
     process = process_id(child.pid)
     place(scene, process)
     scene.held.add(child.pid)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         await trio.sleep(1.1)
         stop(scene, process)
         await trio.sleep(0.1)
-        nursery.cancel_scope.cancel()
     assert scene.stopper.asked == [(str(child.pid), process.start_time)]
 
 
@@ -132,13 +127,11 @@ async def test_if_they_are_not_stopped_its_work_is_ended_first(scene, child, aut
     """A signal during its kernel would hurt its co-runners."""
     process = process_id(child.pid)
     place(scene, process)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         await trio.sleep(0.9)
         assert scene.stopper.asked == []
         await trio.sleep(0.2)
-        nursery.cancel_scope.cancel()
     assert scene.stopper.asked == [(str(child.pid), process.start_time)]
     assert scene.released == []  # by the stopper, when that is done
     assert scene.deeds[-1] == f"pid {child.pid}, whose fault was contained, was ended by sigkill"
@@ -166,11 +159,9 @@ async def test_where_its_work_could_not_be_ended_it_stays_frozen(scene, child, a
     scene.pidfd = reactions.processes.open_pidfd(process)
     scene.reactions._stopper = ThawingStopper(scene, "its GPU work was not ended")
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.reactions.run)
+        async with running(scene.reactions.run):
             fault(scene, process)
             await trio.sleep(6)
-            nursery.cancel_scope.cancel()
     wait_stopped(child.pid)
     (said,) = [entry for entry in logs if entry["event"] == "fault.contained_left"]
     assert (said["log_level"], said["pid"], said["why"]) == ("error", child.pid, "its GPU work was not ended")
@@ -183,12 +174,10 @@ async def test_where_there_is_nobody_to_hurt_it_is_killed(scene, child, autojump
     process = process_id(child.pid)
     if is_known:
         place(scene, process).state = DomainState.FAULT
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         await trio.sleep(6)
         assert child.wait(5) == -signal.SIGKILL
-        nursery.cancel_scope.cancel()
     assert scene.stopper.asked == []
 
 
@@ -196,27 +185,23 @@ async def test_one_that_is_no_client_any_more_is_killed(scene, child, autojump_c
     process = process_id(child.pid)
     place(scene, process)
     scene.stopper.fails = NoSuchClient("pid 5 is no client")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         await trio.sleep(6)
         assert child.wait(5) == -signal.SIGKILL
-        nursery.cancel_scope.cancel()
 
 
 async def test_one_that_the_module_has_killed_is_left_at_that(scene, child, autojump_clock):
     process = process_id(child.pid)
     place(scene, process)
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.reactions.run)
+        async with running(scene.reactions.run):
             fault(scene, process)
             await trio.sleep(0.5)
             child.kill()
             child.wait()
             stop(scene, process)
             await trio.sleep(6)
-            nursery.cancel_scope.cancel()
     assert (scene.released, scene.stopper.asked) == ([], [])
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == []
 
@@ -225,11 +210,9 @@ async def test_one_that_had_gone_before_is_no_error(scene, autojump_clock):
     gone = ProcessId(4_194_305, 7)
     place(scene, gone)
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.reactions.run)
+        async with running(scene.reactions.run):
             fault(scene, gone)
             await trio.sleep(6)
-            nursery.cancel_scope.cancel()
     assert scene.deeds == []
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == []
 
@@ -253,8 +236,7 @@ async def test_further_faults_of_it_change_nothing(scene, child, autojump_clock)
     process = process_id(child.pid)
     place(scene, process)
     scene.held.add(child.pid)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         fault(scene, process)
         await trio.sleep(0.5)
         fault(scene, process)
@@ -262,5 +244,4 @@ async def test_further_faults_of_it_change_nothing(scene, child, autojump_clock)
         await trio.sleep(0.5)
         assert child.wait(5) == -signal.SIGKILL
         await trio.sleep(10)
-        nursery.cancel_scope.cancel()
     assert len(scene.deeds) == 2

@@ -16,6 +16,7 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Report, Step, Stopped
+from tests.running import running
 from tests.unit.faults.incident_world import SETTINGS, IncidentWorld
 
 
@@ -84,22 +85,18 @@ def child():
 
 
 async def until_done(scene: Reacting, seconds: float = 60.0) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         await trio.sleep(seconds)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_culprit_in_a_domain_in_fault_is_killed_after_its_time(scene, child, autojump_clock):
     """Its descriptors are closed first: no co-runner needs them any more."""
     scene.accuse(child)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         await trio.sleep(4.9)
         assert child.poll() is None
         await trio.sleep(0.2)
         assert child.wait(5) == -signal.SIGKILL
-        nursery.cancel_scope.cancel()
     assert [(process.pid, was_alive) for process, was_alive in scene.released] == [(child.pid, True)]
     assert scene.stopper.asked == []
     assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by SIGKILL, 5 s after it was known"]
@@ -146,8 +143,7 @@ async def test_while_its_domain_may_be_about_to_fault_nothing_is_told_to_it(scen
 
 async def test_if_it_faults_then_the_culprit_is_killed(scene, child, autojump_clock):
     domain = scene.accuse(child, DomainState.READY)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         await trio.sleep(4.5)
         scene.setup.xid(31, "default")
         await trio.sleep(1)
@@ -155,21 +151,18 @@ async def test_if_it_faults_then_the_culprit_is_killed(scene, child, autojump_cl
         domain.state = DomainState.FAULT
         scene.setup.pool.notify()
         assert await trio.to_thread.run_sync(child.wait, 5) == -signal.SIGKILL
-        nursery.cancel_scope.cancel()
     assert scene.stopper.asked == []
 
 
 async def test_one_that_ends_by_itself_is_left_alone(scene, child, mock_clock):
     scene.accuse(child)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         await trio.testing.wait_all_tasks_blocked()
         child.terminate()
         await trio.to_thread.run_sync(child.wait)
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(60)
         await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
     assert (scene.deeds, scene.released) == ([], [])
 
 
@@ -184,12 +177,10 @@ CHANGES_OF_MIND = [
 @pytest.mark.parametrize("change", CHANGES_OF_MIND)
 async def test_a_culprit_that_is_to_be_ended_no_more_lives(scene, child, autojump_clock, change):
     scene.accuse(child)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         await trio.sleep(1)
         change(scene.setup)
         await trio.sleep(10)
-        nursery.cancel_scope.cancel()
     assert child.poll() is None
     assert scene.released == []
 
@@ -221,12 +212,10 @@ async def test_what_goes_wrong_in_one_act_ends_that_alone(scene, child, autojump
     scene.accuse(child, DomainState.READY)
     scene.stopper.fails = error
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.reactions.run)
+        async with running(scene.reactions.run):
             await trio.sleep(10)
             scene.setup.xid(79, gpu="GPU-z")
             await trio.sleep(1)
-            nursery.cancel_scope.cancel()
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == logged
     first = scene.setup.incidents.incident(1)
     assert [each.text.partition(", ")[2].partition(", ")[2] for each in first.deeds] == noted
@@ -235,8 +224,7 @@ async def test_what_goes_wrong_in_one_act_ends_that_alone(scene, child, autojump
 
 async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
     """Later revisions do not drain it again when it was pardoned."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.reactions.run)
+    async with running(scene.reactions.run):
         with structlog.testing.capture_logs() as logs:
             scene.setup.xid(79)
             await trio.sleep(1)
@@ -248,7 +236,6 @@ async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
         scene.setup.xid(119)
         await trio.sleep(1)
         assert scene.setup.pool.drained == {}
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_there_is_no_room_for_is_said_and_tried_again(scene, autojump_clock):

@@ -15,6 +15,7 @@ from mpsd.fairness.uid_ranges import of_ranges
 from mpsd.host import arrivals
 from mpsd.host.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
 from mpsd.model.process import Credentials
+from tests.running import running
 
 
 @pytest.fixture
@@ -150,10 +151,8 @@ async def test_users_are_begun_in_turn(
     with ExitStack() as stack:
         for _ in uids:
             stack.enter_context(visitor(listener))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_in_turn, listener, begin, refuse, SUBORDINATE.share_of, 4, print)
+        async with running(serve_in_turn, listener, begin, refuse, SUBORDINATE.share_of, 4, print):
             with trio.fail_after(10):
                 while len(were_begun) + len(were_refused) < len(uids):  # noqa: ASYNC110
                     await trio.sleep(0.001)
-            nursery.cancel_scope.cancel()
     assert (were_begun, were_refused) == (begun, refused)

@@ -11,6 +11,7 @@ import trio
 
 from mpsd.host import user_database
 from mpsd.host.user_database import AdminGroup, UserDatabase, ask_now, gid_of, is_member, is_private_group
+from tests.running import running
 
 ROOT = 0  # whom every user database has; in a container it may not have the user who runs the tests
 SHORT_SECONDS = 0.1
@@ -131,8 +132,6 @@ async def test_the_group_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> 
     group = await AdminGroup.named("late")
     assert group.gid() is None
     with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(group.run)
+        async with running(group.run):
             await is_over.wait()
-            nursery.cancel_scope.cancel()
     assert group.gid() == 70

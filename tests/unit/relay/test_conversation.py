@@ -19,6 +19,7 @@ from mpsd.relay.conversation import Conversations, RelaySettings
 from mpsd.relay.forwarding import Forwarding
 from mpsd.relay.offences import Offences
 from mpsd.relay.progress import Track
+from tests.running import running
 
 
 class DeadControl:
@@ -89,13 +90,11 @@ async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Forwarding(ours, False, track=Track()))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(shared.run, caller)
+        async with running(shared.run, caller):
             await trio.testing.wait_all_tasks_blocked()
             pool.is_told = True
             await trio.sleep(1)
             assert not pool.domain.handshakes
-            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("is_shared", "patience"), [(True, 0.5), (False, 5.0)])

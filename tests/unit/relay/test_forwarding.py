@@ -20,6 +20,7 @@ from mpsd.relay import message
 from mpsd.relay.forwarding import Forwarding, LinkSide
 from tests.descriptors import descriptors
 from tests.lingering import lingering
+from tests.running import running
 
 UCRED = struct.Struct("3i")
 SO_SNDBUFFORCE = 32  # socket(7); not in the standard library
@@ -308,9 +309,7 @@ async def test_files_are_not_kept_open_for_a_domain_that_does_not_read(ends):
             while True:
                 socket.send_fds(client, [bytes(4096)], [file.fileno()])
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(trio.to_thread.run_sync, fill, abandon_on_cancel=True))
+    async with running(partial(trio.to_thread.run_sync, fill, abandon_on_cancel=True)):
         with trio.fail_after(30), pytest.raises(ProtocolError, match="does not take"):
             await link.run(link_domain, 60.0, well)
-        nursery.cancel_scope.cancel()
     link.close()

@@ -26,6 +26,7 @@ from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
+from tests.running import running
 
 OWNER = 1000
 SETTINGS = FailoverSettings(
@@ -203,11 +204,9 @@ class FakeMachine:
             self.enlisted = enlisted
             self.coordinator.fence_wanted.subscribe(self.failover.fencing.fence)
             self.coordinator.process_ended.subscribe(enlisted.forget)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.failover.run)
+            async with running(self.failover.run):
                 await trio.sleep(0.001)
                 yield self
-                nursery.cancel_scope.cancel()
         finally:
             self.vault.told = lambda what, arena: None
             store.close()

@@ -8,6 +8,7 @@ from mpsd.domains.pool import Pool
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.service import MemberState, Phase
 from mpsd.services.server_watch import Servers
+from tests.running import running
 from tests.unit.vault.machine import Holder, a_process, until
 
 
@@ -31,13 +32,11 @@ async def test_the_end_of_a_server_is_that_of_its_clients_contexts(machine, serv
         standby = await machine.member("b")
         neighbour = await machine.member("a", 9)  # of another server
         pool, _ = domain_with(server, first.pid)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.coordinator, pool).run)
+        async with running(Servers(machine.coordinator, pool).run):
             await trio.testing.wait_all_tasks_blocked()
             assert machine.phase is Phase.SERVING
             server.end()
             await until(lambda: machine.processes[first].was_killed)
-            nursery.cancel_scope.cancel()
         assert (machine.phase, machine.order(standby)) == (Phase.FENCING, "standby")
         machine.vault.fenced(first)
         assert (machine.order(standby), machine.order(neighbour)) == ("serve", "standby")
@@ -48,10 +47,8 @@ async def test_one_that_has_ended_before_it_was_looked_at(machine, server):
         first = await machine.serves("a")
         pool, _ = domain_with(server, first.pid)
         server.end()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.coordinator, pool).run)
+        async with running(Servers(machine.coordinator, pool).run):
             await until(lambda: machine.processes[first].was_killed)
-            nursery.cancel_scope.cancel()
 
 
 async def test_a_domain_in_fault_is_seen_without_its_log(machine, server):
@@ -59,22 +56,19 @@ async def test_a_domain_in_fault_is_seen_without_its_log(machine, server):
         first = await machine.serves("a")
         standby = await machine.member("b")
         pool, _ = domain_with(server, first.pid)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.coordinator, pool).run)
+        async with running(Servers(machine.coordinator, pool).run):
             await trio.testing.wait_all_tasks_blocked()
             machine.tear_down("a")
             machine.faulted["a"] = trio.current_time()
             pool.notify()
             await until(lambda: machine.order(standby) == "serve")
-            nursery.cancel_scope.cancel()
 
 
 async def test_a_service_moves_out_of_a_contained_domain(machine, server):
     async with machine.mpsd():
         first = await machine.serves("a")
         pool, _ = domain_with(server, first.pid)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Servers(machine.coordinator, pool).run)
+        async with running(Servers(machine.coordinator, pool).run):
             await trio.testing.wait_all_tasks_blocked()
             machine.contained.add("a")
             pool.notify()
@@ -87,7 +81,6 @@ async def test_a_service_moves_out_of_a_contained_domain(machine, server):
             assert machine.order(standby) == "serve"
             machine.serving(standby)
             assert machine.view().last.cause == "contained"
-            nursery.cancel_scope.cancel()
 
 
 async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(machine, server):
@@ -97,8 +90,6 @@ async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(machine, serve
         servers = Servers(machine.coordinator, pool)
         assert machine.view().members[0].domain == ""
         machine.processes[first].domain = "a"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(servers.run)
+        async with running(servers.run):
             await until(lambda: machine.view().members[0].domain == "a")
-            nursery.cancel_scope.cancel()
         assert machine.view().members[0].standing is MemberState.READY

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import trio
 
 from mpsd.errors import ArenaBusy, NotAllowed
 from mpsd.model.arena import Access
@@ -17,6 +16,7 @@ from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
+from tests.running import running
 from tests.unit.services.fake_machine import NoServers
 from tests.unit.vault.conftest import machine, other, writer
 from tests.unit.vault.machine import PROGRAM, SPEC, Machine, until
@@ -47,10 +47,8 @@ async def services(
         known = vault.arenas.arenas()
         arena = known[0] if known else await vault.arenas.create(SPEC, 1000, 1000, None)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(failover.run)
+            async with running(failover.run):
                 yield failover, coordinator, arena.id
-                nursery.cancel_scope.cancel()
         finally:
             store.close()
 

@@ -15,6 +15,7 @@ from mpsd.storage import checkpointing as module
 from mpsd.storage.checkpointing import SECONDS, Checkpointing
 from mpsd.storage.database import checkpoint, open_beside, open_database
 from tests.descriptors import descriptors
+from tests.running import running
 
 SCHEMA = "CREATE TABLE words (number INTEGER PRIMARY KEY, word TEXT);"
 SQLITES_OWN_PAGES = 1000  # of a log, from which on it would bring it into the file in a commit
@@ -74,15 +75,13 @@ async def test_what_was_written_is_brought_in_after_a_while_and_once(
     with closing(Checkpointing(tmp_path)) as made:
         more = descriptors()
         write(database, 40)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.run)
+        async with running(made.run):
             await pass_(mock_clock, lambda: len(brought) == 1)
             assert brought[0] > before
             await pass_(mock_clock, lambda: True)
             os.utime(tmp_path / "words.db-wal", ns=(1, 1))  # as any write does, within milliseconds
             await pass_(mock_clock, lambda: len(brought) == 2)
             assert descriptors() == more
-            nursery.cancel_scope.cancel()
     assert held < more
 
 

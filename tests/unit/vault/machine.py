@@ -28,6 +28,7 @@ from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
 from mpsd.vault.writers import Writers
 from tests.inspecting import INSPECTOR
+from tests.running import running
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -101,11 +102,9 @@ class Machine:
         """At the end it stops like after `kill -9`: without a message to the keeper, and without storing anything."""
         made = self.make()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(made.run)
+            async with running(made.run):
                 await made.arenas.ready.wait()
                 yield made
-                nursery.cancel_scope.cancel()
         finally:
             made.keeper.close()
             made.store.close()

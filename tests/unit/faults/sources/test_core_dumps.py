@@ -18,6 +18,7 @@ from mpsd.faults.sources.core_dump_file import parse_core
 from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, has_begun, observe, pid_inside
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
+from tests.running import running
 from tests.unit.faults.sources import core_builder as made
 from tests.unit.faults.sources.test_core_dump_file import SAMPLES, parse
 
@@ -131,15 +132,13 @@ async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path, by_nam
     send, receive = trio.open_memory_channel(10)
     asked = []
     source = CoreDumps(directory, lambda uid: asked.append(uid) or [ONE, OTHER])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run, send.send_nowait)
+    async with running(source.run, send.send_nowait):
         with trio.fail_after(10):
             await trio.testing.wait_all_tasks_blocked()
             assert source.absent == ""
             name = Path(environment(directory)["CUDA_COREDUMP_FILE"]).name.replace("%h", "node").replace("%p", "200")
             (directory / name).write_bytes(SAMPLES["trap-culprit"])
             seen = await receive.receive()
-        nursery.cancel_scope.cancel()
     assert (seen.process, seen.is_proof, seen.kernel) == (OTHER, False, "trap")
     assert abs(time.monotonic_ns() - seen.seen_ns) < 10e9
     assert asked == [os.getuid()]
@@ -159,13 +158,11 @@ async def test_a_dump_is_of_whoever_wrote_it(tmp_path, clients, is_ours):
     directory = tmp_path / "cores"
     send, receive = trio.open_memory_channel(10)
     source = CoreDumps(directory, lambda uid: clients)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run, send.send_nowait)
+    async with running(source.run, send.send_nowait):
         with trio.fail_after(10):
             await trio.testing.wait_all_tasks_blocked()
             (directory / f"core.{OTHER.pid}").write_bytes(SAMPLES["trap-culprit"])
             seen = await receive.receive()
-        nursery.cancel_scope.cancel()
     assert (seen.process, seen.is_proof) == ((clients[0], True) if is_ours else (None, False))
 
 
@@ -196,13 +193,11 @@ async def test_a_dump_of_a_writer_that_has_ended_is_no_other_clients(tmp_path, i
     writer = subprocess.Popen([sys.executable, "-c", WRITE, sample, name], stdin=subprocess.PIPE)  # noqa: ASYNC220
     clients = [ProcessId(writer.pid, 5) if is_client else ONE, OTHER]
     source = CoreDumps(directory, lambda uid: clients, lambda process, at_ns: not ends_first)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run, send.send_nowait)
+    async with running(source.run, send.send_nowait):
         with trio.fail_after(10):
             await trio.testing.wait_all_tasks_blocked()
             writer.communicate()  # it has ended, before mpsd reads the kernel's event
             seen = await receive.receive()
-        nursery.cancel_scope.cancel()
     assert (seen.process, seen.is_proof) == ((clients[0], True) if counts else (None, False))
 
 
@@ -212,10 +207,8 @@ async def test_a_dump_from_before_the_start_is_told_of_without_an_event(tmp_path
     (directory / "core.100").write_bytes(SAMPLES["trap-innocent"])
     monkeypatch.setattr("mpsd.faults.sources.core_dump_directory._QUIET_SECONDS", 0)
     send, receive = trio.open_memory_channel(10)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(CoreDumps(directory, lambda uid: [ONE]).run, send.send_nowait)
+    async with running(CoreDumps(directory, lambda uid: [ONE]).run, send.send_nowait):
         seen = await receive.receive()
-        nursery.cancel_scope.cancel()
     assert (seen.process, seen.clears) == (ONE, False)
 
 

@@ -17,6 +17,7 @@ import trio.testing
 from mpsd.faults.sources import kernel_log
 from mpsd.model.fault import Observation
 from mpsd.native import lib
+from tests.running import running
 
 INTERVAL = 0.00025
 
@@ -62,13 +63,11 @@ class Kernel:
             kernel_log.KERNEL_LOG, lambda pid: None, lambda *event: None, interval=interval
         )
         source.hurry(self.is_hurried)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(source.run, self._send.send_nowait)
+        async with running(source.run, self._send.send_nowait):
             await trio.testing.wait_all_tasks_blocked()
             if self.is_hurried:
                 assert await trio.to_thread.run_sync(self.looks.has_begun.wait, 5)
             yield
-            nursery.cancel_scope.cancel()
 
     async def next(self) -> int | None:
         with trio.fail_after(5):

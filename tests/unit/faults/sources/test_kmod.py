@@ -12,6 +12,7 @@ import trio.testing
 from mpsd.faults.sources.kmod import Kmod
 from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import SET_POLICY, Mode
+from tests.running import running
 from tests.unit.faults.incident_world import IncidentWorld
 from tests.unit.faults.sources.fake_module import FakeModule
 from tests.unit.faults.sources.test_kmod_records import record
@@ -31,14 +32,12 @@ async def test_records_are_observations(channel):
     path, writer = channel
     send, receive = trio.open_memory_channel(10)
     source = Kmod(path, ioctl=FakeModule().ioctl)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run, send.send_nowait)
+    async with running(source.run, send.send_nowait):
         await trio.testing.wait_all_tasks_blocked()
         assert source.absent == ""
         os.write(writer, record(tgid=1) + record(tgid=2, kind=77) + record(tgid=3, lost=5, flags=8))
         with trio.fail_after(5):
             pids = [(await receive.receive()).process.pid for _ in range(2)]
-        nursery.cancel_scope.cancel()
     assert pids == [1, 3]
     assert source.lost == 5
     assert source.absent == "stopped"
@@ -101,11 +100,9 @@ async def test_the_policy_is_in_force_as_long_as_it_listens(channel, tmp_path):
     world.domain().servers = {}
     policy = KmodPolicy(world.pool, Mode.CONTAIN)
     source = Kmod(path, policy, module.ioctl)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run, lambda seen: None)
+    async with running(source.run, lambda seen: None):
         await trio.testing.wait_all_tasks_blocked()
         assert (module.told, policy.absent) == ([("policy", Mode.CONTAIN)], "")
-        nursery.cancel_scope.cancel()
     policy.configure(Mode.OFF)
     assert (module.told, policy.absent) == ([("policy", Mode.CONTAIN)], "the module is not loaded")
 
@@ -117,13 +114,11 @@ async def test_a_module_that_takes_no_policy_is_read_all_the_same(channel, tmp_p
     module.refuses[SET_POLICY] = errno.EBADF
     send, receive = trio.open_memory_channel(10)
     source = Kmod(path, KmodPolicy(world.pool, Mode.CONTAIN), module.ioctl)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run, send.send_nowait)
+    async with running(source.run, send.send_nowait):
         os.write(writer, record(tgid=1))
         with trio.fail_after(5):
             assert (await receive.receive()).process.pid == 1
         assert source.absent == ""
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_device_that_it_may_not_write_is_read(monkeypatch):

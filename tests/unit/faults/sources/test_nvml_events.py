@@ -7,6 +7,7 @@ import trio
 from mpsd.faults.sources.nvml_events import NvmlEvents, observe
 from mpsd.model.fault import FaultClass, Source
 from mpsd.model.xid import must_drain
+from tests.running import running
 
 pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
 
@@ -23,14 +24,12 @@ async def test_without_nvml_it_is_absent_and_says_why(tmp_path):
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
     source = NvmlEvents(["GPU-1"], tmp_path / "libnvidia-ml.so.1")
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(source.run, lambda seen: None)
+        async with running(source.run, lambda seen: None):
             with trio.fail_after(20):
                 while not logs:  # noqa: ASYNC110
                     await trio.sleep(0.01)
             assert source.absent.startswith("NVML says")
             assert not source.lost, "it never had events"
-            nursery.cancel_scope.cancel()
     assert [(entry["event"], entry["gpu"]) for entry in logs] == [("faults.no_nvml_events", "GPU-1")]
 
 

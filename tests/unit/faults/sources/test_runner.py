@@ -7,6 +7,7 @@ import trio.testing
 
 from mpsd.faults.sources.runner import Sources
 from mpsd.model.fault import Observation, Source
+from tests.running import running
 
 SEEN = Observation(Source.NVML, 1)
 
@@ -55,8 +56,6 @@ async def test_a_bug_in_one_ends_that_one_and_is_loud(autojump_clock, error):
 async def test_when_they_are_stopped_that_is_no_bug(autojump_clock):
     sources = Sources({"good": FakeSource()})
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sources.run)
+        async with running(sources.run):
             await trio.sleep(1)
-            nursery.cancel_scope.cancel()
     assert (logs, sources.standing()) == ([], {"good": "works"})
