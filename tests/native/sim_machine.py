@@ -1,6 +1,6 @@
 """A simulated machine for a test: separate directories, a control daemon, clients, and no process left at the end.
 
-With $MPSD_SIM_SAN=address the simulator's programs are those built with that sanitizer.
+With $MPSD_SIM_SAN=address,undefined the simulator's programs are those built with those sanitizers.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def sanitizer_library() -> str:
     """What a program that is not sanitized must load first to use a library that is."""
     if not SANITIZER:
         return ""
-    name = {"address": "libasan.so", "undefined": "libubsan.so", "thread": "libtsan.so"}[SANITIZER]
+    name = "libtsan.so" if SANITIZER == "thread" else "libasan.so"
     return subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -113,7 +113,7 @@ class Machine:
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
             "LD_LIBRARY_PATH": str(SIMULATOR / "lib"),
-            **({"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"} if library else {}),
+            **({"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1"} if library else {}),
         }
         return base | self.knobs | more
 

@@ -123,7 +123,7 @@ struct link_packet {
 	pid_t pid; /* the sender's; 0: unknown */
 	uid_t uid;
 	int fd; /* the receiver's to close; LINK_NO_FD: none came */
-	char payload[LINK_PAYLOAD];
+	_Alignas(8) char payload[LINK_PAYLOAD]; /* rows of a struct are written and read in place */
 };
 
 /* 0, or -errno.  Never blocks longer than `timeout_ms`; -1: for ever. */
