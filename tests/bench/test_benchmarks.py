@@ -13,8 +13,6 @@ HERE = Path(__file__).parent
 FEWER = {"growth": ["--clients", "0,50"], "storms": ["--waiting", "50", "--arrivals", "10", "--users", "5"]}
 ROWS = {
     "api": "100 subscribers: events per second",
-    "commands": "64 pollers: failed or wrong answers",
-    "admission": "40 at once: first kernel",
     "leases": "10000 leases: a client is let in, with a lease",
     "relay": "64 connections: messages per second",
     "start": "importing the daemon: processor time",

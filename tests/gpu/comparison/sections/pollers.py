@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ ROUNDS = {1: (200, 200), 4: (200, 200), 64: (40, 1000)}  # pollers: commands eac
 START_SECONDS = 20.0
 
 
-def run(stage: Stage, rounds: Mapping[int, tuple[int, int]] = ROUNDS) -> dict[str, list[tuple[float, float]]]:
-    """By system, the commands per second of so many pollers."""
+def run(stage: Stage) -> None:
     program = stage.work / "pollers"
     subprocess.run([shutil.which("cc") or "gcc", "-O2", "-o", str(program), str(SOURCE)], check=True)
     questions: dict[str, list[str]] = {}
@@ -30,14 +28,10 @@ def run(stage: Stage, rounds: Mapping[int, tuple[int, int]] = ROUNDS) -> dict[st
     stage.mpsd.wait_for_spare(10)
     for system in stage.both:
         questions[system.name] = _questions(system)
-    rates: dict[str, list[tuple[float, float]]] = {"vendor": [], "mpsd": []}
-    for pollers, (theirs, ours) in rounds.items():
+    for pollers, (theirs, ours) in ROUNDS.items():
         vendor = _poll(stage, program, stage.vendor, pollers, stage.trials(theirs), questions["vendor"])
         mpsd = _poll(stage, program, stage.mpsd, pollers, stage.trials(ours), questions["mpsd"])
         _rows(stage, pollers, vendor, mpsd)
-        for name, counted in (("vendor", vendor), ("mpsd", mpsd)):
-            rates[name] += [(pollers, counted["per_second"])] if counted else []
-    return rates
 
 
 def _questions(system: System) -> list[str]:
