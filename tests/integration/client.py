@@ -49,9 +49,6 @@ class Client:
         wait_for(f"pid {self.pid} to count on", lambda: len(self.events("tick")) > before + 1 or self.has_ended(), seconds)
         assert self.process.poll() is None, f"it ended: {self.output.read_text()}"
 
-    def worst_stall_ms(self) -> float:
-        return max(float(event["worst_ms"]) for event in self.events("tick"))
-
     def is_silent(self) -> bool:
         """It has neither begun nor failed."""
         return self.process.poll() is None and not self.events("ready")

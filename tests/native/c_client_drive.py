@@ -19,7 +19,6 @@ import msgpack
 
 ROOT = Path(__file__).resolve().parents[2]
 C_CLIENT = ROOT / "clients/c"
-ADDRESS_SANITIZED = "san-address,undefined/"
 MIB = 1 << 20
 GRANULE = 2 * MIB
 DATAGRAM = 1 << 16

@@ -9,7 +9,6 @@ from tests.native.sim_machine import Machine, eventually, open_machine
 
 CONTEXT_MIB = 516
 SERVER_MIB = 72
-CUDA_MIB = 143155  # what CUDA sees of the 143771
 
 
 def test_a_client_without_a_daemon_runs_without_mps(machine: Machine) -> None:

@@ -21,7 +21,7 @@ CC_VIOLATION = 16  # a FaultType that drivers know since 560
 LOOK, ANSWER, UNREGISTER = 0, 1, 2
 
 UVM_INITIALIZE = 0x30000001
-UVM_FREE, UVM_CREATE_EXTERNAL_RANGE, UVM_MM_INITIALIZE = 34, 73, 75
+UVM_CREATE_EXTERNAL_RANGE, UVM_MM_INITIALIZE = 73, 75
 UVM_TEST_RANGE_TREE_DIRECTED, UVM_TEST_PAGE_TREE = 202, 210
 MULTI_PROCESS_SHARING = 2  # UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE
 
@@ -194,9 +194,6 @@ class VaSpace:
     def reserve(self, address: int, size: int) -> None:
         """Do as cuMemAddressReserve: make an external range with nothing mapped in it."""
         self.check(UVM_CREATE_EXTERNAL_RANGE, address.to_bytes(8, "little") + size.to_bytes(8, "little") + bytes(8), 16)
-
-    def unreserve(self, address: int, size: int) -> None:
-        self.check(UVM_FREE, address.to_bytes(8, "little") + size.to_bytes(8, "little") + bytes(8), 16)
 
     def unmanage(self) -> None:
         """Unmap the managed memory that was mapped last: UVM takes the VA space's lock for writing, below mmap_lock."""

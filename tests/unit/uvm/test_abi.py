@@ -11,7 +11,6 @@ from mpsd.uvm.abi import EventKind, UvmEvent
 
 FATAL = bytes.fromhex("0601020101000000") + struct.pack("<QQ", 0x7000DEAD0000, 987654321) + bytes(40)
 GPU_FAULT = bytes.fromhex("0301020101002700") + struct.pack("<QQ", 0x7000DEAD0000, 987654321) + bytes(40)
-U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 
 
