@@ -17,7 +17,6 @@ from mpsd.images.rules.manifest import (
     BLOCK_BYTES,
     ArenaFacts,
     ArenaImage,
-    BlockNumbers,
     BlockPlace,
     Manifest,
     block_offsets,
@@ -130,23 +129,6 @@ class ImageWriter:
             del self._known[place.id]
             if place.slot not in self._being_written:
                 self._free.append(place.slot)
-
-    def reuse(self, arena: str, offset: int, base: str) -> None:
-        """Declare that the block is the one that the image `base` has at this offset of this arena.
-
-        Raise BadRequest if that image did not exist when this one was begun, or has no such block, or has it damaged.
-        """
-        for one in self._held:
-            if one.manifest.name == base:
-                for each in one.manifest.arenas:
-                    if each.facts.name == arena:
-                        place = each.place(BlockNumbers(each.facts).number(offset))
-                        if place in self._bad:
-                            break
-                        with self._lock:
-                            self._use((arena, offset), place)
-                        return
-        raise BadRequest(f"image {base} has no such block of an arena {arena} that this image could share")
 
     def finish(self, instant: float, arenas: Sequence[ArenaFacts]) -> Manifest:
         """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.

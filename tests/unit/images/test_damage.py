@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import BadRequest, MpsdError
+from mpsd.errors import MpsdError
 from mpsd.images.pack import Pack
 from mpsd.images.reader import Damage
 from mpsd.images.rules.manifest import BLOCK_BYTES
@@ -36,9 +36,7 @@ def test_a_damaged_block_is_stored_again_by_the_next_image(images: Images, path:
     take(images, "second", FIRST)
     assert [each.image for each in images.verify()] == ["first", "second"]
     with images.begin("third") as new:
-        new.reuse("model", 0, "first")
-        with pytest.raises(BadRequest):
-            new.reuse("model", BLOCK_BYTES, "first")
+        new.add("model", 0, block(10))
         new.add("model", BLOCK_BYTES, block(11))
         new.add("model", 7 * BLOCK_BYTES, block(12))
         new.finish(3.0, [facts(0, 1, 7)])

@@ -111,21 +111,6 @@ def test_threads_add_blocks_at_the_same_time(images: Images) -> None:
     assert stored_blocks(images) == 20
 
 
-def test_a_block_of_an_earlier_image_needs_no_bytes(images: Images) -> None:
-    take(images, "first", FIRST)
-    with images.begin("second") as new:
-        new.reuse("model", 0, "first")
-        new.reuse("model", 7 * BLOCK_BYTES, "first")
-        with pytest.raises(BadRequest):
-            new.reuse("model", 8 * BLOCK_BYTES, "first")
-        with pytest.raises(BadRequest):
-            new.reuse("model", 8 * BLOCK_BYTES, "another")
-        new.add("model", 8 * BLOCK_BYTES, block(10))
-        new.finish(2.0, [facts(0, 7, 8)])
-    assert contents_of(images, "second") == expected({0: 10, 7: 12, 8: 10})
-    assert stored_blocks(images) == 3
-
-
 def test_the_arenas_may_be_known_last(images: Images) -> None:
     """A writer may drop memory while it is copied."""
     with images.begin("first") as new:
