@@ -1,6 +1,7 @@
 """Take images of an arena while its client writes it. Prints JSON lines.
 
-    image_client.py take BYTES PERMILLE TRIALS DIRECTORY    take images in a row; each step writes PERMILLE of the bytes
+    image_client.py take BYTES PERMILLE TRIALS DIRECTORY    take images in a row; each step writes PERMILLE of the bytes;
+                                                            then restore the last one
     image_client.py save BYTES DIRECTORY                    save as many bytes by torch.save and by safetensors
     image_client.py checkpoint BYTES                        checkpoint a process without MPS by the driver's calls
 """
@@ -12,11 +13,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpsd_client import TensorSpec
 
 BLOCK = 2 << 20
 WORK_BYTES = 256 << 20  # each step also copies these, limited by the GPU's memory bandwidth
+PARTS = 8
 RATE_SECONDS = 0.5
+RESTORES = 3
 SAMPLES = 32  # blocks of each image that are compared with the arena's at the barrier
 
 
@@ -28,7 +34,7 @@ class Worker:
     """Writes its arena and copies private memory, step by step."""
 
     def __init__(self, size: int, permille: int) -> None:
-        from mpsd_client import Arena
+        from mpsd_client import Arena, Layout
 
         self.arena = Arena.create("imaged", size)
         self.block = self.arena.allocate(size)
@@ -37,7 +43,14 @@ class Worker:
         self._from, self._to, self._work = _allocated(work), _allocated(work), work
         self._steps = 0
         _call("cuMemsetD32", self.block.address, 1, size // 4)
-        self.arena.commit(b"imaged")
+        self.arena.commit(Layout(self._parts(size)))
+
+    def _parts(self, size: int) -> "dict[str, TensorSpec]":
+        """Return a name for each of the arena's equal parts, as of a model's layers."""
+        from mpsd_client import TensorSpec
+
+        each, first = size // PARTS // BLOCK * BLOCK, self.block.offset
+        return {f"layers.{number}": TensorSpec(first + number * each, "uint8", (each,), (1,)) for number in range(PARTS)}
 
     def step(self) -> None:
         self._steps += 1
@@ -109,6 +122,7 @@ def _allocated(size: int) -> int:
 
 def take(size: str, permille: str, trials: str, directory: str) -> None:
     from cuda.core import Device
+    from mpsd_client import Client, calls
 
     from mpsd.images.store import Images
 
@@ -118,10 +132,35 @@ def take(size: str, permille: str, trials: str, directory: str) -> None:
     for number in range(int(trials)):
         rate = worker.rate()
         say("image", **worker.take(number, Path(directory), rate))
+        if number + 1 == int(trials):
+            break
         with Images.open(Path(directory)) as images:  # each image has all of its bytes to write, as the first
             images.remove(f"image.{number}")
             images.collect()
+    worker.arena.close()
+    with Client() as mpsd:
+        mpsd.ask(calls.arena_remove("imaged"))
+        for _ in range(RESTORES):
+            say("restored", **restore(f"image.{int(trials) - 1}", Path(directory)))
+            mpsd.ask(calls.arena_remove("restored"))
     say("end")
+
+
+def restore(image: str, directory: Path) -> dict[str, Any]:
+    """Wait for an image's first part, and then for all."""
+    from mpsd_client import restore_arena
+
+    began = time.monotonic()
+    with restore_arena(image, "restored", ["layers.0"], directory=directory) as arena:
+        opened = time.monotonic() - began
+        arena.ready("layers.0")
+        first = time.monotonic() - began
+        arena.ready()
+        whole = time.monotonic() - began
+        [block] = arena.blocks()
+        places = random.Random(1).choices(range(0, block.bytes, BLOCK), k=SAMPLES)
+        found = {block.offset + at: arena.copy_out(block.address + at, BLOCK) for at in places}
+        return {"opened_s": opened, "first_s": first, "all_s": whole, "is_right": _is_image(directory, image, found)}
 
 
 def save(size: str, directory: str) -> None:

@@ -20,6 +20,7 @@ STAGING_RATE = 1.5e12  # bytes a second
 SCAN_MS = {20: 12.0}  # the stall's goal, before the dirty bytes
 MOST_STALL_MS = {(20, 50): 20.0}
 LEAST_SPEED = 0.97
+MOST_FIRST = 0.35  # of the time until all bytes are there
 
 
 def run(stage: Stage) -> None:
@@ -49,9 +50,9 @@ def _take(stage: Stage, directory: Path, gib: int, permille: int) -> None:
     words = ("take", str(size), str(permille), str(trials), str(directory))
     client = _python(stage, stage.options.python, *words, PYTHONPATH=str(ROOT))
     status = client.wait(min(stage.left(), TRIAL_SECONDS * trials))
-    found = client.events("image")
+    found, restored = client.events("image"), client.events("restored")
     stage.mpsd.clients.remove(client)
-    vault.remove(stage.mpsd, "imaged")
+    vault.remove(stage.mpsd, "imaged", "restored")
     shutil.rmtree(directory, ignore_errors=True)
     what = f"{vault.size_text(stage, size)}, {permille / 10:g} % dirty"
     stage.keep(what, found)
@@ -61,6 +62,7 @@ def _take(stage: Stage, directory: Path, gib: int, permille: int) -> None:
     _report(stage, what, found, _goal(gib, permille) if not stage.options.is_simulated else None)
     right = sum(bool(event["is_right"]) for event in found)
     stage.add(f"{what}: images right", mpsd=figures.of(right, trials), goal="all", met=right == trials and status == 0)
+    _report_restored(stage, what, size, restored)
 
 
 def _goal(gib: int, permille: int) -> float | None:
@@ -92,6 +94,24 @@ def _report(stage: Stage, what: str, found: Sequence[Event], most_ms: float | No
         goal=f">= {LEAST_SPEED}" if is_judged else "",
         met=speed >= LEAST_SPEED if is_judged else None,
         remark=f"prepared after {median('prepared_s'):.2f} s, on the disk after {median('total_s'):.2f} s",
+    )
+
+
+def _report_restored(stage: Stage, what: str, size: int, found: Sequence[Event]) -> None:
+    """The first of eight equal parts, and all."""
+    if not found or not all(event["is_right"] for event in found):
+        stage.add(f"{what}: restored", met=False, remark="wrong bytes" if found else "not restored")
+        return
+    opened, first, whole = (
+        figures.median([float(event[key]) for event in found]) or 0.0 for key in ("opened_s", "first_s", "all_s")
+    )
+    is_judged = not stage.options.is_simulated
+    stage.add(
+        f"{what}: restored: the part of the time after which the first eighth is there",
+        mpsd=f"{first / whole:.2f}",
+        goal=f"<= {MOST_FIRST}" if is_judged else "",
+        met=first <= MOST_FIRST * whole if is_judged else None,
+        remark=f"opened after {opened:.2f} s, {size / 1e9 / (whole - opened):.1f} GB/s after that",
     )
 
 
