@@ -10,7 +10,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
 
@@ -75,6 +75,7 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
     yield probe_pid_namespace()
     yield probe_privilege()
     yield from probe_private()
+    yield from probe_duplicates()
     yield from probe_sentinel(config, environ)
     yield probe_descriptors(config)
 
@@ -284,6 +285,30 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
         return
     found = f"every user can connect to vendor daemons past mpsd and past leases: {done.stderr.strip()}"
     yield Finding(area, Grade.NOTE, found, "let mpsd mount: CAP_SYS_ADMIN, and a security profile that allows it")
+
+
+def probe_duplicates() -> Iterator[Finding]:
+    """Report whether descriptors of other processes can be duplicated; a container's security profile often forbids it.
+
+    The process whose descriptor is duplicated is this one: to read another process can block.
+    """
+    area = "descriptors"
+    if not may_impersonate():
+        return
+    try:
+        with ExitStack() as stack:
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            pidfd = os.pidfd_open(os.getpid())
+            stack.callback(os.close, pidfd)
+            inspector = stack.enter_context(closing(Inspector()))
+            for _, taken in inspector.take_now(os.getpid(), pidfd, [os.devnull], []):
+                os.close(taken)
+    except (OSError, Unreadable) as exc:
+        found = f"clients' descriptors cannot be duplicated (pidfd_open, pidfd_getfd): {getattr(exc, 'strerror', None) or exc}"
+        advice = "allow both in the security profile; without them no UVM events, no shield and no holding (docs/uvm.md)"
+        yield Finding(area, Grade.NOTE, found, advice)
+    else:
+        yield Finding(area, Grade.GOOD, "clients' descriptors can be duplicated")
 
 
 def probe_sentinel(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:

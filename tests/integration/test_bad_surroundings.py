@@ -4,9 +4,12 @@ that runs without MPS."""
 import os
 import shutil
 import stat
+import sys
+from pathlib import Path
 
 import pytest
 
+from tests.hostile.refusing import PIDFD_GETFD, make_refusing
 from tests.integration.machine import FRONT_END, PROGRAM, SIMULATOR, Machine
 from tests.integration.process import wait_for
 
@@ -238,3 +241,16 @@ def test_a_vendors_server_program_that_is_missing(machine: Machine) -> None:
     assert machine.client("smcount").error() == 805
     (program.parent / "nvidia-cuda-mps-server").symlink_to(SIMULATOR / "bin/nvidia-cuda-mps-server")
     assert machine.client("smcount").wait("sms")["seen"] == 132
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_refused", [False, True], ids=["allowed", "refused"])
+def test_the_check_names_a_security_profile_that_refuses_duplicates(machine: Machine, is_refused: bool) -> None:
+    """As Docker's filter does without SYS_PTRACE: clients are served, but mpsd has no UVM events."""
+    program = Path(sys.executable).with_name("mpsd")
+    if is_refused:
+        program = make_refusing(machine.place / "refusing", program, call=PIDFD_GETFD)
+    done = machine.run("check", program=program)
+    assert done.returncode == 0, done
+    assert ("note  descriptors      clients' descriptors cannot be duplicated" in done.stdout) is is_refused
+    assert ("ok    descriptors      clients' descriptors can be duplicated" in done.stdout) is not is_refused
