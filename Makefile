@@ -14,6 +14,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 DATADIR ?= /usr/share
 DESTDIR ?=
 WHEELS ?=
+CONSTRAINTS ?= constraints.txt
 FORCE ?=
 DIVERT ?= $(shell command -v dpkg-divert)
 
@@ -128,6 +129,10 @@ dist: $(VENV)/dev ## the source distributions and the wheels of mpsd and its cli
 	done
 	@mv $(DIST)/built/*.tar.gz $(DIST)/built/*-any.whl $(DIST) && rm -r $(DIST)/built
 
+constraints: dist ## constraints.txt anew: the newest versions of what mpsd needs and is built with, and their hashes
+	@printf '%s\n' 'setuptools>=77' 'cffi>=1.15' | $(VENV)/bin/uv pip compile -q --universal --python-version 3.11 --upgrade --generate-hashes \
+		--no-annotate --no-header --no-emit-package mpsd-client --find-links $(DIST) -o constraints.txt pyproject.toml $(CLIENTS:%=%/pyproject.toml) -
+
 # With Debian's own Python, on which the package depends; the wheels are for any.
 deb: ## a Debian package of the wheels in DIST, into DIST; for the release that this runs on
 	@rm -rf $(DIST)/root
@@ -153,6 +158,8 @@ install: $(if $(WHEELS),,programs) ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, 
 PLACES = PREFIX BINDIR SYSCONFDIR UNITDIR TMPFILESDIR DATADIR
 REFUSE_OTHERS = [ -z "$$(find "$$each" -maxdepth 0 \( ! -uid 0 -o ! -type l -perm /022 ! -perm -1000 \) 2>/dev/null)" ] || { \
 	echo "$$each, where $$place leads, belongs to another user, or others may write to it: chown root $$each; chmod go-w $$each" >&2; exit 1; }
+# Nothing is fetched but what CONSTRAINTS names, by its hash: not for the build either.
+PINNED = $(if $(CONSTRAINTS),--no-deps --no-build-isolation)
 # A program may be running, so a new file takes its name: nothing is written in place.
 place = install -m $(1) $(2) $(3).new && mv -fT $(3).new $(3)
 install-files:
@@ -168,7 +175,9 @@ install-files:
 	@echo "making $(DESTDIR)$(PREFIX)/venv"
 	@$(call make_venv,$(DESTDIR)$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
-	@if [ "$(WHEELS)" ]; then $(INSTALLED_PIP) --force-reinstall $(WHEELS)/*.whl; else $(call install_each,$(INSTALLED_PIP),$(DESTDIR)$(PREFIX)/venv); fi
+	@[ -z "$(CONSTRAINTS)" ] || { echo "installing what $(CONSTRAINTS) names"; $(INSTALLED_PIP) --require-hashes -r $(CONSTRAINTS); }
+	@if [ "$(WHEELS)" ]; then $(INSTALLED_PIP) $(PINNED) --force-reinstall $(WHEELS)/*.whl; \
+	else $(call install_each,$(INSTALLED_PIP) $(PINNED),$(DESTDIR)$(PREFIX)/venv); fi
 	@[ -z "$(DESTDIR)" ] || grep -rlIF "$(DESTDIR)" $(DESTDIR)$(PREFIX)/venv/bin $(DESTDIR)$(PREFIX)/venv/pyvenv.cfg | xargs -r sed -i "s,$(DESTDIR),,g"
 	@echo "copying the front end, manual page and service files into place"
 	@chmod -R go-w $(DESTDIR)$(PREFIX)/venv
@@ -210,4 +219,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist deb clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist constraints deb clean install install-files uninstall
