@@ -1,4 +1,4 @@
-"""A task that runs for as long as a block of a test."""
+"""Tasks that run for as long as a block of a test."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,5 +12,14 @@ async def running(task: Callable[..., Any], *arguments: object) -> AsyncIterator
     """Start the task, and cancel it at the end of the block."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(task, *arguments)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def started(task: Callable[..., Any], *arguments: object) -> AsyncIterator[None]:
+    """Like running(), but the block begins when the task reports that it has started."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(task, *arguments)
         yield
         nursery.cancel_scope.cancel()

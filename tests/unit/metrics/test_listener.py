@@ -13,6 +13,7 @@ import trio.testing
 
 from mpsd.config.value_checks import LISTEN
 from mpsd.metrics import http, pages, server
+from tests.running import started
 from tests.unit.metrics.fake_daemon import FakeDaemon
 
 PATIENCE_SECONDS = 20.0
@@ -23,10 +24,8 @@ async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[FakeD
     """Run a daemon that serves its metrics at a Unix socket."""
     path = str(directory / "metrics.sock")
     daemon = FakeDaemon.furnish(f"unix:{path}", **settings)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(daemon.metrics.serve, daemon.fakes.services(), daemon.readings)
+    async with started(daemon.metrics.serve, daemon.fakes.services(), daemon.readings):
         yield daemon, path
-        nursery.cancel_scope.cancel()
 
 
 async def connect(path: str) -> trio.SocketStream:
@@ -76,8 +75,7 @@ def is_there(path: str) -> bool:
 
 async def test_numbers_come_over_tcp(unused_port: int) -> None:
     daemon = FakeDaemon.furnish(f"127.0.0.1:{unused_port}")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(daemon.metrics.serve, daemon.fakes.services(), daemon.readings)
+    async with started(daemon.metrics.serve, daemon.fakes.services(), daemon.readings):
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
                 try:
@@ -88,7 +86,6 @@ async def test_numbers_come_over_tcp(unused_port: int) -> None:
         async with stream:
             await stream.send_all(request("/healthz"))
             assert (await rest_of(stream)).startswith(b"HTTP/1.1 200 ")
-        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -186,12 +183,10 @@ async def test_where_it_cannot_listen_it_says_so_once_and_tries_again(
     away = short_dir / "away"
     daemon = FakeDaemon.furnish(f"unix:{away}/metrics.sock")
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(daemon.metrics.serve, daemon.fakes.services(), daemon.readings)
+        async with started(daemon.metrics.serve, daemon.fakes.services(), daemon.readings):
             await trio.sleep(10 * server._AGAIN_SECONDS)
             away.mkdir()
             await trio.sleep(2 * server._AGAIN_SECONDS)
-            nursery.cancel_scope.cancel()
     assert [entry["event"] for entry in logs] == ["metrics.unusable", "metrics.listening"]
 
 

@@ -4,8 +4,8 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, RangeResult
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
+from tests.running import started
 
 SCRIPT = Path(__file__).with_name("fake_client.py")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -176,11 +177,12 @@ def nobody() -> bool:
     return False
 
 
-async def start(
-    nursery: trio.Nursery, made: Attachments, client: FakeClient, has_company: Callable[[], bool] = company
-) -> None:
-    await nursery.start(made.run)
-    made.watch(client.process, "default", (GPU,), has_company)
+@asynccontextmanager
+async def attached(made: Attachments, client: FakeClient, has_company: Callable[[], bool] = company) -> AsyncIterator[None]:
+    """Run the watch of clients for as long as a block, with one client."""
+    async with started(made.run):
+        made.watch(client.process, "default", (GPU,), has_company)
+        yield
 
 
 WATCHED = WatchStatus(watched=True, shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True)

@@ -20,6 +20,7 @@ from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
+from tests.running import started
 from tests.unit.uvm.fake_clients import (
     GPU,
     WATCHED,
@@ -27,11 +28,11 @@ from tests.unit.uvm.fake_clients import (
     FakeSpace,
     Told,
     a_client,
+    attached,
     attachments,
     company,
     directly,
     nobody,
-    start,
     until,
     watching,
 )
@@ -42,15 +43,13 @@ LAID = "10000+1f0000s 200000+200000s"
 async def test_a_client_is_attached_and_its_fault_told_with_proof(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process) == WATCHED)
         assert (client.ask("ranges"), client.ask("attached")) == (LAID, "1")
         before = time.monotonic_ns()
         client.ask("fault 3 0x7000dead0000 2 0 1")
         client.ask("fault 6 0x7000dead0000 2 1 1")
         await told.wait_for(1)
-        nursery.cancel_scope.cancel()
     (seen,) = told.observations
     assert (seen.source, seen.process, seen.domain, seen.gpu) == (Source.UVM_EVENTS, client.process, "default", GPU)
     assert (seen.is_proof, seen.address, seen.access, seen.seen_ns > before) == (True, 0x7000DEAD0000, "write", True)
@@ -60,14 +59,12 @@ async def test_a_flood_is_few_observations_with_a_count(tmp_path: Path, client: 
     """600 entries of one copy: the first at once, the rest together, what did not fit counted."""
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process).watched)
         client.ask("fault 6 0x1000 1 1 1")
         await told.wait_for(1)
         client.ask("fault 6 0x2000 1 1 1500")
         await told.wait_for(2)
-        nursery.cancel_scope.cancel()
     assert [seen.address for seen in told.observations] == [0x1000, 0x2000]
     assert "the first of 1024; 476 more were lost" in told.observations[1].text
 
@@ -76,34 +73,29 @@ async def test_lost_events_are_in_the_log_once(tmp_path: Path, client: FakeClien
     made = attachments(tmp_path, told)
     client.begin()
     with structlog.testing.capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client)
+        async with attached(made, client):
             await until(lambda: made.standing(client.process).watched)
             for count in (1, 2):
                 client.ask("fault 6 0x2000 1 1 1500")
                 await told.wait_for(count)
-            nursery.cancel_scope.cancel()
     assert [line["count"] for line in lines if line["event"] == "uvm.events_lost"] == [476]
 
 
 async def test_the_shield_comes_with_the_context(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
     client.ask("open")
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process).shield is ShieldState.WAITING)
         assert made.standing(client.process).watched
         client.ask("register")
         await until(lambda: made.standing(client.process) == WATCHED)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_context_that_comes_much_later_wakes_it(tmp_path: Path, client: FakeClient, told: Told, mock_clock) -> None:
     """A connection announces it, so that no polling is needed."""
     made = attachments(tmp_path, told, in_thread=directly)
     client.ask("open")
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(2.5)
         await trio.testing.wait_all_tasks_blocked()
@@ -114,24 +106,20 @@ async def test_a_context_that_comes_much_later_wakes_it(tmp_path: Path, client: 
         made.watch(client.process, "default", (GPU,), company)
         await trio.testing.wait_all_tasks_blocked()
         assert made.standing(client.process) == WATCHED
-        nursery.cancel_scope.cancel()
 
 
 async def test_descriptors_that_come_late_are_found(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: "not found yet" in made.standing(client.process).why)
         client.begin()
         await until(lambda: made.standing(client.process) == WATCHED)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_client_is_attached_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process) == WATCHED)
         before = descriptors()
         for _ in range(20):
@@ -139,7 +127,6 @@ async def test_a_client_is_attached_once(tmp_path: Path, client: FakeClient, tol
             await trio.testing.wait_all_tasks_blocked(0.001)
         await until(lambda: descriptors() == before)  # what looks have open goes with them
         assert (made.count, made.standing(client.process)) == (1, WATCHED)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_fault_is_told_of_the_domain_to_which_the_client_went_in_the_end(
@@ -148,13 +135,11 @@ async def test_a_fault_is_told_of_the_domain_to_which_the_client_went_in_the_end
     """Its first connection may have been for a domain that then fell ill, or served another user."""
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         made.watch(client.process, "d2", ("GPU-b",), company)
         await until(lambda: made.standing(client.process) == WATCHED)
         client.ask("fault 6 0x7000dead0000 2 1 1")
         await told.wait_for(1)
-        nursery.cancel_scope.cancel()
     assert [(seen.domain, seen.gpu) for seen in told.observations] == [("d2", "GPU-b")]
 
 
@@ -164,8 +149,7 @@ async def test_what_a_client_closes_is_let_go(tmp_path: Path, client: FakeClient
     made = attachments(tmp_path, told, in_thread=directly)
     client.begin()
     before = descriptors()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process) == WATCHED)
         client.ask(words)
         client.ask("x")  # the new program answers: the old one is gone
@@ -176,7 +160,6 @@ async def test_what_a_client_closes_is_let_go(tmp_path: Path, client: FakeClient
         client.begin()
         made.watch(client.process, "default", (GPU,), company)
         await until(lambda: made.standing(client.process) == WATCHED)
-        nursery.cancel_scope.cancel()
     assert descriptors() == before
 
 
@@ -186,11 +169,9 @@ async def test_clients_of_an_earlier_mpsd_are_attached_anew(tmp_path: Path, clie
     for shield in (ShieldState.ON, ShieldState.KEPT):
         made = attachments(tmp_path, told)
         made.watch(client.process, "default", (GPU,), company)  # before it runs
-        async with trio.open_nursery() as nursery:
-            await nursery.start(made.run)
+        async with started(made.run):
             await until(lambda made=made, shield=shield: made.standing(client.process).shield is shield)
             assert made.standing(client.process).watched
-            nursery.cancel_scope.cancel()
         assert client.ask("ranges") == LAID
         assert client.ask("attached") == "0"
     made.watch(client.process, "default", (GPU,), company)  # after it ran: nothing happens
@@ -205,12 +186,10 @@ async def test_what_cannot_be_is_said_once(client: FakeClient, tmp_path: Path, t
 
     with a_client(tmp_path) as second, structlog.testing.capture_logs() as lines:
         made = watching(UvmSettings(), nothing_here, INSPECTOR, told)
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client)
+        async with attached(made, client):
             made.watch(second.process, "default", (GPU,), company)
             for each in (client, second):
                 await until(lambda each=each: "no such device" in made.standing(each.process).why)
-            nursery.cancel_scope.cancel()
     assert [line["why"] for line in lines] == ["there is no such device"]
 
 
@@ -221,10 +200,8 @@ async def test_a_bug_ends_one_watch_and_leaves_nothing(client: FakeClient, tmp_p
     before = descriptors()
     with structlog.testing.capture_logs() as lines:
         made = watching(UvmSettings(), fails, INSPECTOR, told)
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client)
+        async with attached(made, client):
             await until(lambda: made.count == 0)
-            nursery.cancel_scope.cancel()
     assert ([line["event"] for line in lines], descriptors()) == (["uvm.bug"], before)
 
 
@@ -232,8 +209,7 @@ async def test_there_is_a_bound(tmp_path: Path, client: FakeClient, told: Told) 
     client.begin()
     with a_client(tmp_path) as second, a_client(tmp_path) as third, structlog.testing.capture_logs() as lines:
         made = attachments(tmp_path, told, most=1)
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client)
+        async with attached(made, client):
             for each in (second, third):
                 made.watch(each.process, "default", (GPU,), company)
                 assert made.standing(each.process) == UNKNOWN
@@ -241,7 +217,6 @@ async def test_there_is_a_bound(tmp_path: Path, client: FakeClient, told: Told) 
             await until(lambda: made.count == 0)
             made.watch(second.process, "default", (GPU,), company)
             assert made.count == 1
-            nursery.cancel_scope.cancel()
     assert [line["event"] for line in lines] == ["uvm.full"]
 
 
@@ -249,11 +224,9 @@ async def test_one_that_is_gone_before_anything_happened(tmp_path: Path, told: T
     with a_client(tmp_path) as client:
         process = client.process
     made = attachments(tmp_path, told)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(made.run)
+    async with started(made.run):
         made.watch(process, "default", (GPU,), company)
         await until(lambda: made.count == 0)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -268,11 +241,9 @@ async def test_one_that_is_gone_before_anything_happened(tmp_path: Path, told: T
 async def test_each_part_can_be_off(tmp_path: Path, client: FakeClient, told: Told, settings, expected, ranges: str) -> None:
     client.begin()
     made = attachments(tmp_path, told, **settings)
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process) == expected)
         assert (client.ask("ranges"), client.ask("attached")) == (ranges, str(int(expected.watched)))
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.deadline(60)
@@ -298,10 +269,8 @@ async def live(made: Attachments, client: FakeClient, steps: int) -> bool:
 
     made._around = replace(made._around, in_thread=some, close=some)
     with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client)
+        async with attached(made, client):
             await until(lambda: made.standing(client.process).shield is ShieldState.KEPT)
-            nursery.cancel_scope.cancel()
     assert made.count == 0
     return steps < 0
 
@@ -328,14 +297,12 @@ async def test_however_many_descriptors_a_client_opens_mpsd_takes_a_few(tmp_path
     greedy = Greedy()
     made = watching(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client)
+        async with attached(made, client):
             for _ in range(20):
                 made.watch(client.process, "default", (GPU,), company)
                 await trio.sleep(0.06)
             assert greedy.held(client.process) == MOST_SPACES
             assert greedy.looks <= 2
-            nursery.cancel_scope.cancel()
     [why] = [entry["why"] for entry in logs if entry["event"] == "uvm.absent"]
     assert "as many of mpsd's descriptors as they may" in why
 
@@ -346,8 +313,7 @@ async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path
     made = watching(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
     with ExitStack() as clients, structlog.testing.capture_logs():
         crowd = [clients.enter_context(a_client(tmp_path)) for _ in range(6)]
-        async with trio.open_nursery() as nursery:
-            await nursery.start(made.run)
+        async with started(made.run):
             most = 64 + len(crowd) * OF_A_CLIENT  # 106, so that the third client's four spaces are the last
             for number, client in enumerate(crowd):
                 made.watch(client.process, "default", (GPU,), nobody)
@@ -358,4 +324,3 @@ async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path
             for client in served:
                 client.kill()
             await until(lambda: sum(bool(greedy.held(each.process)) for each in crowd if each not in served) >= 2)
-            nursery.cancel_scope.cancel()

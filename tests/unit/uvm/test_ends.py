@@ -25,11 +25,11 @@ from tests.unit.uvm.fake_clients import (
     FakeSpace,
     Told,
     a_client,
+    attached,
     attachments,
     company,
     directly,
     nobody,
-    start,
     until,
     watching,
 )
@@ -44,8 +44,7 @@ async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: 
 
     client.begin()
     with structlog.testing.capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, client, has_company)
+        async with attached(made, client, has_company):
             await until(lambda: made.standing(client.process) == WATCHED)
             client.kill()
             await asked.wait()
@@ -55,7 +54,6 @@ async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: 
             mock_clock.jump(0.2)
             await until(lambda: made.count == 0)
             assert not client.is_held
-            nursery.cancel_scope.cancel()
     told_by_log = [(line["event"], line.get("ended"), line.get("seconds")) for line in lines]
     assert told_by_log == [("uvm.held", "signal 9", None), ("uvm.released", None, 2.1)]
     (seen,) = told.observations  # the work that is no longer held can end the others
@@ -69,13 +67,11 @@ async def test_one_that_ends_by_itself_is_let_go_at_once(
     """The clock stands still."""
     made = attachments(tmp_path, told, in_thread=directly)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await until(lambda: made.standing(client.process) == WATCHED)
         client.end(words)
         await until(lambda: made.count == 0)
         assert not client.is_held
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("why", ["alone", "released", "faulted", "not asked for"])
@@ -84,8 +80,7 @@ async def test_one_that_was_killed_is_let_go_at_once_where_holding_helps_nobody(
 ) -> None:
     made = attachments(tmp_path, told, in_thread=directly, hold=why != "not asked for")
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client, nobody if why == "alone" else company)
+    async with attached(made, client, nobody if why == "alone" else company):
         await until(lambda: made.standing(client.process).shield is ShieldState.ON)
         if why == "released":
             made.release(client.process)
@@ -94,7 +89,6 @@ async def test_one_that_was_killed_is_let_go_at_once_where_holding_helps_nobody(
         client.kill()
         await until(lambda: made.count == 0)
         assert not client.is_held
-        nursery.cancel_scope.cancel()
     assert len(told.observations) == (why == "faulted")  # its last action is reported
 
 
@@ -103,8 +97,7 @@ async def test_holding_ends_when_the_last_of_the_others_goes(
 ) -> None:
     made, others = attachments(tmp_path, told, in_thread=directly, hold_seconds=60.0), [1]
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client, lambda: bool(others))
+    async with attached(made, client, lambda: bool(others)):
         await until(lambda: made.standing(client.process) == WATCHED)
         client.kill()
         client.wait_for_end()
@@ -113,7 +106,6 @@ async def test_holding_ends_when_the_last_of_the_others_goes(
         others.clear()
         mock_clock.jump(0.1)
         await until(lambda: made.count == 0)
-        nursery.cancel_scope.cancel()
     assert not told.observations
 
 
@@ -152,8 +144,7 @@ async def test_a_slow_driver_never_keeps_the_event_loop(tmp_path: Path, told: To
     made = watching(UvmSettings(events=False, shield="off", hold_seconds=0), driver.open_spaces, INSPECTOR, told)
     with ExitStack() as clients:
         dying = [clients.enter_context(a_client(tmp_path)) for _ in range(12)]
-        async with trio.open_nursery() as nursery:
-            await start(nursery, made, dying[0])
+        async with attached(made, dying[0]):
             for each in dying[1:]:
                 made.watch(each.process, "default", (GPU,), company)
             await until(lambda: all(made.standing(each.process).held for each in dying))
@@ -168,7 +159,6 @@ async def test_a_slow_driver_never_keeps_the_event_loop(tmp_path: Path, told: To
             assert (made.count, driver.closed_by) == (13, [])
             driver.may_close.set()
             await until(lambda: made.count == 1)
-            nursery.cancel_scope.cancel()
     assert len(driver.closed_by) == 13
     assert threading.main_thread() not in driver.closed_by
 
@@ -185,8 +175,7 @@ async def test_a_client_without_a_shield_counts_as_one_without_a_context_only_if
     )  # fmt: skip
     made.client_ended.subscribe(lambda process, *end: ends.append(end))
     client.ask("open")
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client, nobody)
+    async with attached(made, client, nobody):
         await until(lambda: made.standing(client.process).shield is ShieldState.WAITING)
         made.watch(client.process, "d1", (GPU,), nobody)
         await trio.testing.wait_all_tasks_blocked()
@@ -194,4 +183,3 @@ async def test_a_client_without_a_shield_counts_as_one_without_a_context_only_if
         client.kill()
         await until(lambda: made.count == 0)
         assert ends == told_ends
-        nursery.cancel_scope.cancel()

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import trio
 
 from mpsd.errors import TooMany
 from mpsd.faults.rules.verdict import judge
@@ -11,7 +10,7 @@ from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import EventKind, UvmEvent
 from mpsd.uvm.fault_digest import digest_guarded, guarded
-from tests.unit.uvm.fake_clients import FakeClient, Told, attachments, start
+from tests.unit.uvm.fake_clients import FakeClient, Told, attached, attachments
 
 P, OTHER = ProcessId(4711, 99), ProcessId(4712, 99)
 WINDOW = range(0x5000_0000_0000, 0x5040_0000_0000)
@@ -55,8 +54,7 @@ async def test_an_access_is_told_once_it_is_known_not_to_be_fatal(tmp_path: Path
     """The first is not in a guard, the second belongs to a fatal fault, the third is an access to a guard."""
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         assert await made.guard(client.process, WINDOW.start, len(WINDOW))
         client.ask(f"fault 3 {WINDOW.stop:#x} 2 0 1")
         client.ask(f"fault 3 {WINDOW.start + 64:#x} 2 0 1")
@@ -64,7 +62,6 @@ async def test_an_access_is_told_once_it_is_known_not_to_be_fatal(tmp_path: Path
         await told.wait_for(1)
         client.ask(f"fault 3 {WINDOW.start + 128:#x} 1 0 1")
         await told.wait_for(2)
-        nursery.cancel_scope.cancel()
     fatal, contained = told.observations
     assert (fatal.is_contained, fatal.address) == (False, WINDOW.start + 64)
     assert (contained.is_contained, contained.address, contained.access) == (True, WINDOW.start + 128, "read")
@@ -73,26 +70,22 @@ async def test_an_access_is_told_once_it_is_known_not_to_be_fatal(tmp_path: Path
 async def test_what_a_client_did_last_is_told(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         assert await made.guard(client.process, WINDOW.start, len(WINDOW))
         client.ask(f"fault 3 {WINDOW.start:#x} 2 0 1")
         client.kill()
         await told.wait_for(1)
-        nursery.cancel_scope.cancel()
     assert told.observations[0].is_contained
 
 
 async def test_ranges_are_bounded_and_the_same_counts_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
     made = attachments(tmp_path, told)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         for place in (*range(64), 5):
             assert await made.guard(client.process, place << 30, 1 << 30)
         with pytest.raises(TooMany):
             await made.guard(client.process, 64 << 30, 1 << 30)
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_is_not_watched_is_told_so(tmp_path: Path, told: Told) -> None:

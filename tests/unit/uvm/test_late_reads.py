@@ -12,7 +12,7 @@ from mpsd.host.inspector_messages import Pair, Same
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
-from tests.unit.uvm.fake_clients import WATCHED, FakeClient, Told, directly, start, watching
+from tests.unit.uvm.fake_clients import WATCHED, FakeClient, Told, attached, directly, watching
 
 
 class LateInspector(Inspector):
@@ -48,13 +48,11 @@ async def test_it_is_read_again_until_it_is_attached(
     late = LateInspector(fails=2)
     made = watching(UvmSettings(), SimulatedDevices(tmp_path, late).open_spaces, late, told, in_thread=directly)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await trio.testing.wait_all_tasks_blocked()
         assert not made.standing(client.process).watched
         await trio.sleep(60)
         assert made.standing(client.process) == WATCHED
-        nursery.cancel_scope.cancel()
     assert (late.takes, late.maps) == (0, 0)
 
 
@@ -64,9 +62,7 @@ async def test_a_client_that_makes_all_reads_wait_is_read_a_few_times(
     late = LateInspector(fails=1000)
     made = watching(UvmSettings(), SimulatedDevices(tmp_path, late).open_spaces, late, told, in_thread=directly)
     client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
+    async with attached(made, client):
         await trio.sleep(3600)
         assert late.asked < 10
         assert "in time" in made.standing(client.process).why
-        nursery.cancel_scope.cancel()
