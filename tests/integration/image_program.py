@@ -10,6 +10,7 @@ import random
 import select
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from arena_looks import MIB, cuda, dense, is_there, poke, refusal, say
@@ -169,6 +170,22 @@ def serve_on(directory: str, kept: str, failed: str) -> None:
             poke(term.arena, block.address, 251, MIB)  # the next step has begun
             term.publish()
         say(step=step, last=images.last and images.last.name, trouble=images.trouble)
+
+
+def end_early(directory: str) -> None:
+    """Close the arena of a schedule whose imager starts."""
+    before = set(threading.enumerate())
+    with Arena.create("early", 64 * MIB) as arena:
+        arena.allocate(2 * MIB)
+        arena.commit(b"layout")
+        images = ImageSchedule(0.001, directory)
+        images.step_done(arena)
+        [thread] = set(threading.enumerate()) - before
+        while not Path(f"/proc/self/task/{thread.native_id}/children").read_text():
+            assert thread.is_alive()
+        images.end()
+    thread.join(60)
+    say(is_over=not thread.is_alive(), taken=images.taken, failed=images.failed)
 
 
 def keep(directory: str) -> None:
@@ -369,6 +386,6 @@ def refusals(directory: str) -> None:
 
 if __name__ == "__main__":
     verbs = (many, group, fill, keep, keep_tensors, look, serve, serve_on, live_through_a_fault, leave_the_barrier,
-             die_after_barrier, die_completing, complete_two, die_restoring, restore_missing, restore_in_use,
+             end_early, die_after_barrier, die_completing, complete_two, die_restoring, restore_missing, restore_in_use,
              refusals)  # fmt: skip
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

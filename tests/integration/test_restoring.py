@@ -119,6 +119,12 @@ def test_a_service_goes_on_from_its_newest_image_if_its_arena_is_gone(vault: Mac
         del vault.variables["MPSD_IMAGER"]
 
 
+def test_a_schedule_ends_while_its_imager_starts(vault: Machine, tmp_path: Path) -> None:
+    """And leaves no imager, of which Python would warn."""
+    [said] = run(vault, "end_early", str(tmp_path))
+    assert said == {"is_over": True, "taken": 0, "failed": 0}
+
+
 def test_an_arena_of_a_killed_restorer_is_restored_again(vault: Machine, taken: Taken) -> None:
     """One that was never committed, and that no process has.  One that a process has is left alone."""
     directory, expected = taken

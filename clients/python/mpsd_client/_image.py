@@ -158,7 +158,11 @@ def begin(
     imager = before.settle(place, arenas) if before else None
     if imager is None:
         imager = Imager([_facts(arena) for arena in arenas], place)
-    return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group)
+    try:
+        return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group)
+    except BaseException:
+        imager.close()
+        raise
 
 
 def _facts(arena: "Arena") -> dict[str, Any]:

@@ -69,18 +69,21 @@ class ImageSchedule:
 
     def _take(self, arena: "Arena", stop: threading.Event) -> None:
         taking = arena.image(directory=self.directory)
-        if not taking.wait_for_answer(stop, LOOK_SECONDS):
-            return
-        self._had_barrier.clear()
-        self._prepared = taking
-        while not self._had_barrier.wait(LOOK_SECONDS):  # as long as the program's step
-            if stop.is_set():
+        try:
+            if not taking.wait_for_answer(stop, LOOK_SECONDS) or stop.is_set():
                 return
-        if taking.has_failed or not taking.wait_for_answer(stop, LOOK_SECONDS):
-            return
-        self.last = taking.wait()
-        self.taken += 1
-        self.trouble = ""
+            self._had_barrier.clear()
+            self._prepared = taking
+            while not self._had_barrier.wait(LOOK_SECONDS):  # as long as the program's step
+                if stop.is_set():
+                    return
+            if not taking.has_failed and taking.wait_for_answer(stop, LOOK_SECONDS):
+                self.last = taking.wait()
+                self.taken += 1
+                self.trouble = ""
+        finally:
+            if arena.is_closed:  # maybe before the arena knew this image
+                taking.end()
 
     def _note_failure(self, exc: Exception) -> None:
         self.failed += 1
