@@ -169,7 +169,10 @@ def _is_missing(mpsd: Asks, name: str) -> bool:
         return True
     if found.layout_hash or found.unheld_since is None:
         return False
-    mpsd.ask(calls.arena_remove(name))
+    try:
+        mpsd.ask(calls.arena_remove(name))
+    except Refused:  # a process has opened it meanwhile, or it is another user's
+        return False
     return True
 
 

@@ -1,4 +1,4 @@
-"""Images of an arena that this process writes, each some seconds after the one before.  Prose: mpsd's docs/images.md."""
+"""Take images of an arena that this process writes, at an interval.  Prose: mpsd's docs/images.md."""
 
 import logging
 import os
@@ -18,16 +18,16 @@ _log = logging.getLogger("mpsd_client")
 
 
 class ImageSchedule:
-    """Takes an image every so many seconds; the writer calls `step_done` between two steps.  An image that fails is logged,
-    and costs the program no more than a barrier.
+    """Takes images of an arena at an interval; the writer calls `step_done` between two steps.  A failure is logged, and costs
+    the program at most a barrier.
 
     every: seconds from the end of an image to the begin of the next one.  directory: as for Arena.image.  taken, failed:
-    how many.  last: the last complete image.  trouble: why the last one failed; "" after a complete one.
+    counts of images.  last: the last complete image.  trouble: why the last image failed; "" after a complete one.
     """
 
     def __init__(self, every: float, directory: str | os.PathLike[str] | None = None) -> None:
         if not every > 0:
-            raise ValueError(f"an image is taken every so many seconds, more than 0, not {every}")
+            raise ValueError(f"every: seconds, more than 0, not {every}")
         self.every, self.directory = every, directory
         self.taken = self.failed = 0
         self.last: Image | None = None
@@ -37,8 +37,8 @@ class ImageSchedule:
         self._stop: threading.Event | None = None  # of the thread that runs now
 
     def step_done(self, arena: "Arena") -> None:
-        """Set the moment of an image that is prepared.  This process must not launch work that writes the arena meanwhile.  The
-        first call, and the first one after `end`, begin the schedule."""
+        """Set the moment of a prepared image.  No thread of this process may launch work that writes the arena meanwhile.
+        The first call, and the first one after `end`, begin the schedule."""
         if self._stop is None:
             self._stop = threading.Event()
             threading.Thread(target=self._run, args=(arena, self._stop), name="mpsd images", daemon=True).start()

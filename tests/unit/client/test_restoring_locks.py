@@ -1,11 +1,13 @@
-"""The lock of restore_if_missing."""
+"""What restore_if_missing leaves alone."""
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from mpsd_client import ImageError
-from mpsd_client._restoring import restore_if_missing
+from mpsd_client import Call, ErrorCode, ImageError, Refused
+from mpsd_client._restoring import _is_missing, restore_if_missing
 
 
 @pytest.mark.root
@@ -14,3 +16,16 @@ def test_nobody_waits_for_another_users_directory(tmp_path: Path) -> None:
     os.chown(tmp_path, 64321, 64321)
     with pytest.raises(ImageError, match="another user"):
         restore_if_missing("weights", "0", tmp_path / "no-daemon", tmp_path, mode=0o600, ttl=0.0)
+
+
+class AnothersArena:
+    """An mpsd with an empty arena that the caller may not remove: root's, which everyone finds by its name."""
+
+    def ask(self, call: Call[Any]) -> Any:
+        if call.method == "arena.remove":
+            raise Refused(ErrorCode.NOT_ALLOWED, "NOT_ALLOWED", "it belongs to root")
+        return SimpleNamespace(layout_hash="", unheld_since=1.0)
+
+
+def test_an_arena_that_cannot_be_removed_is_there() -> None:
+    assert not _is_missing(AnothersArena(), "weights")
