@@ -16,6 +16,7 @@ from mpsd import __version__
 from mpsd.app import readiness
 from mpsd.config.loading import ConfigError, Invocation
 from mpsd.config.options import Config
+from mpsd.host.command_line import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,13 +25,13 @@ def main(argv: Sequence[str]) -> int:
     if arguments.command == "serve":
         return serve(arguments)  # unknown words are ignored, as the vendor's program ignores them
     if unknown:
-        print(f"mpsd: unknown argument: {unknown[0]}; see mpsd --help", file=sys.stderr)
+        print(f'mpsd: unknown argument "{unknown[0]}"; see mpsd --help', file=sys.stderr)
         return 2
     if arguments.command == "check" or arguments.check:
         return check(arguments)
     if arguments.command == "config":
         return show_config(arguments)
-    print("mpsd: what to do? one of: serve, check, config; see mpsd --help", file=sys.stderr)
+    print("mpsd: missing: COMMAND, one of serve, check and config; see mpsd --help", file=sys.stderr)
     return 2
 
 
@@ -39,19 +40,19 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
 
     Exits for --help, --version, and a known option with a bad value.
     """
-    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--config", metavar="FILE", help="read this instead of /etc/mpsd/mpsd.toml")
     shared.add_argument("--backend", help="gpu or sim, over environment and file")
-    report = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    report = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     report.add_argument("--json", action="store_true", help="check: print JSON")
     tested = "check: cause an SM exception among clients of mpsd's own, and test that a sentinel contains it"
     report.add_argument("--gpu", action="store_true", help=tested)
     title = "The daemon behind nvidia-cuda-mps-control, which starts it: see that program's --help.  mpsctl asks it things."
-    parser = argparse.ArgumentParser(prog="mpsd", description=title, parents=[shared, report], allow_abbrev=False)
+    parser = Parser(prog="mpsd", description=title, parents=[shared, report], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mpsd {__version__}")
     parser.add_argument("--check", action="store_true", help="the same as the command check")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serving = commands.add_parser("serve", help="run the daemon", parents=[shared], allow_abbrev=False)
+    serving = commands.add_parser("serve", help="Run the daemon", parents=[shared], allow_abbrev=False)
     place = serving.add_mutually_exclusive_group()
     place.add_argument("--foreground", action="store_true", help="log to standard error (the default)")
     place.add_argument("--background", action="store_true", help="log to LOG_DIR/mpsd.log")
@@ -59,8 +60,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     serving.add_argument("--static-partitioning", action="store_true", help="as the vendor's -S, which drivers from 590 know")
     serving.add_argument("--ready-devices", action="store_true", help="as the vendor's -q")
     serving.add_argument("--ready-fd", type=int, metavar="N", help="descriptor to answer when ready; the front end's")
-    commands.add_parser("check", help="check configuration and machine", parents=[shared, report], allow_abbrev=False)
-    showing = commands.add_parser("config", help="show every option", parents=[shared], allow_abbrev=False)
+    commands.add_parser("check", help="Check configuration and machine", parents=[shared, report], allow_abbrev=False)
+    showing = commands.add_parser("config", help="Show every option", parents=[shared], allow_abbrev=False)
     showing.add_argument("--print", action="store_true", help="annotated TOML: values in force (the default)")
     showing.add_argument("--defaults", action="store_true", help="the sample file: annotated TOML, every value commented out")
     showing.add_argument("--markdown", action="store_true", help="docs/configuration.md")

@@ -34,6 +34,7 @@ from mpsd.faults.store import FaultStore
 from mpsd.host import processes
 from mpsd.host.process_exit import ProcessExit
 from mpsd.model.blame import BlameStatus
+from mpsd.model.describe import describe as in_words
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
 from mpsd.model.fault_signs import are_of_one
@@ -300,7 +301,7 @@ class Incidents:
         """End what is held against the key and return it.  A drained GPU, GPU-..., takes clients again.  Raises NoSuchFault."""
         found = next((each for each in self.standings() if each.key == key), None)
         if found is None:
-            raise NoSuchFault(f"nothing is held against {key!r}")
+            raise NoSuchFault(f"{in_words(key)} is neither in quarantine nor suspected")
         changes = self._blame.pardon(key)
         if self._pool.restore_gpu(key):
             self._publish("gpu.restored", {"gpu": key})

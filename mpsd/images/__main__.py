@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from msgspec.structs import asdict, replace
 
 from mpsd.errors import BadRequest, MpsdError
+from mpsd.host.command_line import Parser
 from mpsd.images.copying import copy
 from mpsd.images.export import export
 from mpsd.images.place import default_directory
@@ -49,9 +50,7 @@ def main(words: Sequence[str]) -> int:
     asked = _parser().parse_args(words)
     try:
         asked.directory = asked.directory or default_directory()
-        if not asked.directory.is_dir():
-            raise BadRequest(f"{asked.directory} is no directory: no image was taken there; name another with --directory")
-        with Images.open(asked.directory) as images:
+        with Images.open_existing(asked.directory) as images:
             status: int = asked.run(images, asked)
             return status
     except BrokenPipeError:
@@ -62,13 +61,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = Parser(add_help=False)
     shared.add_argument(
         "--directory", type=Path,
         help="of the images; default: $MPSD_IMAGES, else mpsd/images in $XDG_STATE_HOME or ~/.local/state",
     )  # fmt: skip
     shared.add_argument("--json", action="store_true", help="print JSON; each second also the progress, on standard error")
-    parser = argparse.ArgumentParser(prog="mpsd-images", description="Images of arenas, on disk.", allow_abbrev=False)
+    parser = Parser(prog="mpsd-images", description="Images of arenas, on disk.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
     def verb(name: str, run: Run, help: str) -> argparse.ArgumentParser:
@@ -76,48 +75,48 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    verb("list", _list, "list all images, oldest first")
-    verb("show", _show, "show one image").add_argument("name")
-    verb("verify", _verify, "read all blocks, and report damage; exit status 1 if any").add_argument("name", nargs="*")
-    exporting = verb("export", _export, "write an arena of an image as a safetensors file")
+    verb("list", _list, "List all images, oldest first")
+    verb("show", _show, "Show one image").add_argument("name")
+    verb("verify", _verify, "Read all blocks, and report damage; exit status 1 if any").add_argument("name", nargs="*")
+    exporting = verb("export", _export, "Write an arena of an image as a safetensors file")
     exporting.add_argument("name")
     exporting.add_argument("file", type=Path, help="must not exist")
     exporting.add_argument("--arena", help="which, if the image has several")
     exporting.add_argument("--raw", action="store_true", help="each allocation as bytes, if the layout names no tensors")
-    copying = verb("copy", _copy, "copy an image to another directory, as from host memory to disk")
+    copying = verb("copy", _copy, "Copy an image to another directory, as from host memory to disk")
     copying.add_argument("name")
     copying.add_argument("to", type=Path, metavar="DIRECTORY", help="made if it is missing")
     copying.add_argument("--as", dest="new_name", metavar="NAME", help="otherwise the same name")
-    verb("remove", _remove, "remove images, and free their disk space").add_argument("name", nargs="+")
-    pruning = verb("prune", _prune, "remove old images, and free their disk space; the newest of each arena stays")
+    verb("remove", _remove, "Remove images, and free their disk space").add_argument("name", nargs="+")
+    pruning = verb("prune", _prune, "Remove old images, and free their disk space; the newest of each arena stays")
     pruning.add_argument("--keep", type=_count, metavar="N", help="this many of each arena stay")
     pruning.add_argument("--older-than", type=_seconds, metavar="DURATION", help="as 12h or 7d")
-    limiting = verb("limits", _limits, "show or set the limits of the directory, which apply to every image from then on")
+    limiting = verb("limits", _limits, "Show or set the limits of the directory, which apply to every image from then on")
     limiting.add_argument("--quota", type=_or_none(_bytes), metavar="SIZE", help="of disk space, as 500G; none: no limit")
     limiting.add_argument("--keep", type=_or_none(_count), metavar="N", help="this many of each arena stay; none: no limit")
     limiting.add_argument("--older-than", type=_or_none(_seconds), metavar="DURATION", help="older ones go; none: no limit")
-    verb("metrics", _metrics, "print the numbers of the directory for Prometheus")
-    verb("collect", _collect, "free what killed writers left behind")
+    verb("metrics", _metrics, "Print the numbers of the directory for Prometheus")
+    verb("collect", _collect, "Free what killed writers left behind")
     return parser
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:10]) < 2**31):
-        raise argparse.ArgumentTypeError("a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f'found "{text}"; accepted: a whole number from 1 on')
     return int(text)
 
 
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if found is None:
-        raise argparse.ArgumentTypeError("a whole number and s, m, h or d, as 12h or 7d")
+        raise argparse.ArgumentTypeError(f'found "{text}"; accepted: a whole number and s, m, h or d, as 12h or 7d')
     return float(found[1]) * _SECONDS[found[2]]
 
 
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,9})([MGT])", text)
     if found is None:
-        raise argparse.ArgumentTypeError("a whole number and M, G or T, as 500G")
+        raise argparse.ArgumentTypeError(f'found "{text}"; accepted: a whole number and M, G or T, as 500G')
     return int(found[1]) << _SHIFTS[found[2]]
 
 

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from mpsd.errors import NoRoom
+from mpsd.errors import BadRequest, NoRoom
 from mpsd.images.directory import MANIFEST_IN_WORK, Held, ImageDirectory, check_free
 from mpsd.images.pack import Pack, free_slots
 from mpsd.images.reader import Damage, ImageReader
@@ -48,6 +48,13 @@ class Images:
         Raise UnusablePath: others can write there, or the key is gone.
         """
         return cls(ImageDirectory(path))
+
+    @classmethod
+    def open_existing(cls, path: Path) -> Self:
+        """Open a directory that must be there: a mistyped path makes none.  Raise BadRequest."""
+        if not path.is_dir():
+            raise BadRequest(f"{path} is no directory: no image was taken there; name another with --directory")
+        return cls.open(path)
 
     def close(self) -> None:
         self.directory.close()

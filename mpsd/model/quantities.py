@@ -54,6 +54,14 @@ def render_limit(limit_bytes: int) -> str:
     return f"{limit_bytes // MIB}M"
 
 
+def render_size(size: int) -> str:
+    """Render a size in the largest unit that is exact, for messages: 4G, 143771M, 100 bytes."""
+    for unit, shift in (("T", 40), ("G", 30), ("M", 20), ("K", 10)):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size} bytes"
+
+
 def _leading_number(word: str) -> float:
     """Parse as strtod(3), except `inf` and `nan`, which are not percentages; 0 if the word has no number."""
     if found := _HEXADECIMAL.match(word):

@@ -22,7 +22,7 @@ from mpsd.vault.live_arena import LiveArena
 from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.rules import windows
 from mpsd.vault.rules.contents import Contents
-from mpsd.vault.rules.eviction import plan_eviction
+from mpsd.vault.rules.eviction import plan_eviction, why_not_more
 from mpsd.vault.rules.spec import check_fits, check_spec
 from mpsd.vault.rules.usage import are_of_one_user
 from mpsd.vault.store import Row, VaultStore
@@ -148,8 +148,8 @@ class Arenas:
         await self._reclaimer.settled()
         return arena
 
-    async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> list[Arena]:
-        """Evict arenas that no process holds, as the policy allows for this caller, and return them."""
+    async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> tuple[list[Arena], str]:
+        """Evict arenas that no process holds, as the policy allows this caller.  Return them, and why they free too little."""
         await self._begin()
         catalog = self._catalog
         uuid = find_device(catalog.parts.devices(), gpu).uuid
@@ -157,7 +157,8 @@ class Arenas:
         chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, catalog.parts.clock(), settings)
         gone = [self._take_away(catalog.by_id[arena.id], "evicted") for arena in chosen if not catalog.by_id[arena.id].queue]
         await self._reclaimer.settled()
-        return gone
+        is_enough = sum(arena.used_bytes for arena in gone) >= wanted_bytes
+        return gone, "" if is_enough else why_not_more(self.arenas(), uuid, uid, settings)
 
     def expire(self, arena_id: int) -> None:
         """Remove an arena that has expired and is not held."""

@@ -79,6 +79,7 @@ ROOM_MADE = Result(
     "RoomMade", "The result of an eviction.",
     Field("freed_bytes", WHOLE),
     Field("names", TEXTS, "of the arenas that went, as far as you could see them"),
+    Field("why", TEXT, "why less was freed than asked; empty if enough was", since=4, absent='""'),
 )  # fmt: skip
 
 

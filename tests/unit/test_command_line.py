@@ -59,11 +59,6 @@ def test_a_package_that_is_missing_is_said_to_the_front_end(monkeypatch: pytest.
     os.close(reader)
 
 
-def test_a_bad_backend_is_a_configuration_error() -> None:
-    done = run("serve", "--backend", "cpu")
-    assert (done.returncode, done.stderr) == (1, 'command line: backend: found "cpu"; accepted: one of "gpu", "sim"\n')
-
-
 def test_the_version_needs_neither_trio_nor_structlog() -> None:
     """Health checks call it often; the daemon's libraries cost a tenth of a second."""
     code = "import sys; from mpsd.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
@@ -86,13 +81,3 @@ def test_check_answers_in_both_spellings(arguments: list[str]) -> None:
     assert done.returncode in (0, 1)
     assert done.stdout.startswith("{") is ("--json" in arguments)
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize("arguments", [[], ["check", "--bogus"], ["bogus"]])
-def test_other_words_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = main(arguments)
-    except SystemExit as exc:  # argparse, for an unknown command
-        status = int(exc.code or 0)
-    assert status == 2
-    assert "mpsd: " in capsys.readouterr().err

@@ -4,6 +4,7 @@ The parser reports a wrong command line in one line, and exits with status 2.
 """
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -66,7 +67,32 @@ EVERYWHERE = (
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        for pattern, plain in _PLAINER:
+            message = re.sub(pattern, plain, message)
         self.exit(USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(f'unknown command "{value}"{likely(value, action.choices)}')
+        raise argparse.ArgumentError(action, f'found "{value}"; accepted: {", ".join(action.choices)}')
+
+
+_PLAINER = (  # what argparse says -> what mpsctl says
+    (r"^the following arguments are required: (.*)", r"missing: \1"),
+    (r"^one of the arguments (\S+) is required", r"missing: \1"),
+    (r"^one of the arguments (.*) is required", r"missing: one of \1"),
+    (r": expected one argument$", ": its value is missing"),
+)
+
+
+def likely(word: str, known: Iterable[str]) -> str:
+    """Return a question after the known words that look like this one; empty without any."""
+    import difflib  # for mistakes only
+
+    found = difflib.get_close_matches(word, list(known), 3)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def build_parser(commands: Sequence[Command], groups: dict[str, str]) -> argparse.ArgumentParser:
@@ -75,7 +101,7 @@ def build_parser(commands: Sequence[Command], groups: dict[str, str]) -> argpars
     _add(shared, EVERYWHERE)
     parser = Parser(prog="mpsctl", description="The person's tool for mpsd.", parents=[shared], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mpsctl {__version__}")
-    parser.set_defaults(command=None)
+    parser.set_defaults(command=None, parser=parser)
     levels = {"": parser.add_subparsers(metavar="COMMAND", title="commands")}
     for command in commands:
         group, _, word = command.words.rpartition(" ")
@@ -84,7 +110,7 @@ def build_parser(commands: Sequence[Command], groups: dict[str, str]) -> argpars
         made = levels[group].add_parser(
             word, help=_escaped(command.help), description=_escaped(command.help) + ".", parents=[shared], allow_abbrev=False
         )
-        made.set_defaults(command=command)
+        made.set_defaults(command=command, parser=made)
         _add(made, command.arguments)
         if command.words in groups:  # the group's word is a command by itself too
             levels[command.words] = _add_group(made, required=False)

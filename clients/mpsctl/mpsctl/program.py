@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from mpsd_client import Client, Disconnected, ErrorCode, ProtocolError, Refused
 
 from mpsctl.__main__ import NO_MPSD, REFUSED
+from mpsctl.arguments import EVERYWHERE, likely
 from mpsctl.output import Output, visible
 from mpsctl.session import PROGRAM, NoMpsd, Session
 from mpsctl.surroundings import Surroundings
@@ -18,9 +19,12 @@ def connect(path: str | None) -> Client:
 def main(words: Sequence[str], surroundings: Surroundings, connect: Callable[[str | None], Client] = connect) -> int:
     """Run a command line and return its exit status.  Raises SystemExit for --help and wrong command lines, KeyboardInterrupt,
     BrokenPipeError."""
-    asked = parser().parse_args(words)
+    asked, unknown = parser().parse_known_args(words)
     if asked.command is None:
-        parser().error("what to do? one of the commands")
+        asked.parser.error(f'unknown argument "{unknown[0]}"' if unknown else "missing: COMMAND")
+    if unknown:
+        options = [each.name for each in (*asked.command.arguments, *EVERYWHERE) if each.is_option]
+        asked.parser.error(f'unknown argument "{unknown[0]}"{likely(unknown[0], options)}')
     out = Output(surroundings, is_json=getattr(asked, "json", False))
     try:
         with Session(asked, out, connect) as session:

@@ -43,6 +43,11 @@ class Session:
             why = exc.strerror if exc.errno == errno.EPERM else os.strerror(exc.errno or 0)  # EPERM: names the listener
             raise NoMpsd(f"no mpsd at {exc.filename}: {why}") from None
 
+    def needs_one_of(self, *names: str) -> None:
+        """End with status 2 if none of these options was given: there is nothing to change."""
+        if all(getattr(self.asked, name) is None for name in names):
+            self.asked.parser.error(f"nothing to change; give {', '.join(f'--{name}' for name in names)}")
+
     def ask(self, call: Call[T]) -> T:
         return self.mpsd.ask(call)
 

@@ -91,3 +91,4 @@ class RoomMade:
 
     freed_bytes: int
     names: tuple[str, ...]  # of the arenas that went, as far as you could see them
+    why: str = ""  # why less was freed than asked; empty if enough was

@@ -264,9 +264,9 @@ async def make_room(call: Call[MakeRoom]) -> Map:
     """Evict arenas.  The answer names those evicted arenas that the caller may see."""
     peer = call.peer
     gpu = find_device(call.services.board.devices, call.ask.gpu).uuid
-    evicted = await arenas_of(call.services).make_room(gpu, call.ask.bytes, peer.uid, is_operator=peer.is_operator)
+    evicted, why = await arenas_of(call.services).make_room(gpu, call.ask.bytes, peer.uid, is_operator=peer.is_operator)
     names = [each.name for each in evicted if may_see(peer, each)]
-    return {"freed_bytes": sum(each.used_bytes for each in evicted), "names": names[:_MOST_NAMES]}
+    return {"freed_bytes": sum(each.used_bytes for each in evicted), "names": names[:_MOST_NAMES], "why": why}
 
 
 def room_made(result: Mapping[str, Any]) -> str:

@@ -113,7 +113,8 @@ def _selector(call: Call[CreateLease]) -> Selector:
     if asked.value == SELF and found != peer.process:  # the connected process has ended, and another has its pid
         found = None
     if found is None or asked.start_time not in (0, found.start_time):
-        raise BadRequest(f"parameter selector: mpsd's pid namespace has no process {describe(asked.value)} of that start time")
+        since = f" that started at {asked.start_time}" if asked.start_time else ""
+        raise BadRequest(f"no process in mpsd's pid namespace has pid {describe(asked.value)}{since}")
     if asked.value != SELF and not peer.may_name(call.services.owner_of(found), call.services.namespaces_of(pid)):
         owners = "which is another user's, or outside of your container,"
         raise NotAllowed(f"a lease for process {found.pid}, {owners} needs an operator")

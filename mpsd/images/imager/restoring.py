@@ -29,7 +29,7 @@ class Restorer:
         """Answer with the arena's facts, and files of its layout and forward state."""
         asked = request.asked
         self._channel, self._progress = channel, Progress(request)
-        images = Images.open(Path(asked["directory"]))
+        images = Images.open_existing(Path(asked["directory"]))
         self._image = images.reader(asked["image"] or images.newest(asked["arena"]).name)
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts

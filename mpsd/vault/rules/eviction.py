@@ -1,5 +1,6 @@
 """Decide which arenas expire, and which to evict when room is short.  Pure."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from mpsd.model.arena import Arena
@@ -25,6 +26,23 @@ def plan_eviction(
         chosen.append(arena)
         freed += arena.used_bytes
     return chosen
+
+
+def why_not_more(arenas: Iterable[Arena], gpu: str, uid: int, settings: VaultSettings) -> str:
+    """Explain why the arenas that are left on the GPU stay, by the number of arenas for each reason."""
+    if settings.eviction is Eviction.OFF:
+        return "mpsd evicts no arena: vault.eviction is off"
+    found = Counter(_why_not(arena, uid, settings) for arena in arenas if arena.gpu == gpu)
+    left = ", ".join(f"{number} {why}" for why, number in sorted(found.items())) or "none"
+    return f"the arenas that are left there: {left}"
+
+
+def _why_not(arena: Arena, uid: int, settings: VaultSettings) -> str:
+    if not (settings.evicts_all or arena.owner_uid == uid):
+        return "of other users (vault.evict_from)"
+    if arena.is_held:
+        return "open in a process"
+    return "without memory" if not arena.used_bytes else "not expired (vault.eviction)"
 
 
 def _may_go(arena: Arena, uid: int, now: float, settings: VaultSettings) -> bool:

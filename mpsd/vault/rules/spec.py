@@ -4,6 +4,7 @@ from mpsd.errors import BadRequest, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.model.arena import GRANULE, MOST_CAPACITY_BYTES, MOST_WINDOW_BYTES, WINDOW_UNIT, Arena, ArenaSpec
 from mpsd.model.device import Device
+from mpsd.model.quantities import render_size
 from mpsd.vault.rules.windows import round_up, window_bytes
 
 MOST_READERS = 256
@@ -12,20 +13,21 @@ MOST_READERS = 256
 def check_spec(spec: ArenaSpec) -> tuple[int, int]:
     """Return its capacity and its window in bytes, in whole units.  Raise BadRequest."""
     if not GRANULE <= spec.capacity_bytes <= MOST_CAPACITY_BYTES:
-        raise BadRequest(f"a capacity of {spec.capacity_bytes} bytes; accepted: {GRANULE} to {MOST_CAPACITY_BYTES}")
+        accepted = f"{render_size(GRANULE)} to {render_size(MOST_CAPACITY_BYTES)}"
+        raise BadRequest(f"a capacity of {render_size(spec.capacity_bytes)}; accepted: {accepted}")
     capacity = round_up(spec.capacity_bytes, GRANULE)
     window = window_bytes(capacity, spec.window_bytes)
     if not max(capacity, WINDOW_UNIT) <= window <= MOST_WINDOW_BYTES:
-        accepted = f"its capacity of {capacity} to {MOST_WINDOW_BYTES}"
-        raise BadRequest(f"a window of {window} bytes; accepted: {accepted}")
+        accepted = f"the capacity of {render_size(capacity)} to {render_size(MOST_WINDOW_BYTES)}"
+        raise BadRequest(f"a window of {render_size(window)}; accepted: {accepted}")
     return capacity, window
 
 
 def check_fits(name: str, capacity_bytes: int, device: Device | None) -> None:
     """Refuse a capacity that the GPU could never hold.  device: None if the GPU has gone.  Raise BadRequest."""
     if device is not None and capacity_bytes > device.total_bytes:
-        found = f"found {capacity_bytes}; GPU {device.ordinal} ({device.uuid}) has {device.total_bytes}"
-        raise BadRequest(f"capacity_bytes of arena {name}: {found}")
+        found = f"GPU {device.ordinal} ({device.uuid}) has {render_size(device.total_bytes)}"
+        raise BadRequest(f"a capacity of {render_size(capacity_bytes)} for arena {name}: {found}")
 
 
 def check_readers(arena: Arena, own: int, *, is_preferred: bool) -> None:

@@ -296,14 +296,15 @@ class FakeArenas:
             raise ArenaBusy(f"arena {arena.name} is held")
         return self._take_away(arena, "removed")
 
-    async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> list[Arena]:
+    async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> tuple[list[Arena], str]:
         evicted: list[Arena] = []
         for arena in self.arenas():
             if sum(each.used_bytes for each in evicted) >= wanted_bytes:
                 break
             if arena.gpu == gpu and not arena.is_held and arena.used_bytes and (is_operator or uid == arena.owner_uid):
                 evicted.append(self._take_away(arena, "evicted"))
-        return evicted
+        is_enough = sum(each.used_bytes for each in evicted) >= wanted_bytes
+        return evicted, "" if is_enough else "mpsd evicts no arena: vault.eviction is off"
 
     def _take_away(self, arena: Arena, word: str) -> Arena:
         self._keep(arena, word)

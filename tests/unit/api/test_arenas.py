@@ -259,14 +259,17 @@ async def test_room_is_made_without_naming_what_one_may_not_see(tmp_path: Path) 
     async with open_daemon(tmp_path) as daemon:
         daemon.fakes.arenas.made[2] = replace(daemon.fakes.arenas.made[2], owner_uid=2000)
         caller = await daemon.call_as(OWNER)
-        assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 0, "names": []}
+        assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {
+            "freed_bytes": 0, "names": [], "why": "mpsd evicts no arena: vault.eviction is off",
+        }  # fmt: skip
         evicted = daemon.fakes.arenas.made[2]
 
         async def evict(gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> Any:
-            return [evicted, replace(evicted, name="mine", owner_uid=1000)]
+            return [evicted, replace(evicted, name="mine", owner_uid=1000)], ""
 
         daemon.fakes.arenas.make_room = evict  # type: ignore[method-assign]
-        assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 2 * GRANULE, "names": ["mine"]}
+        made = await caller.ask("arena.make_room", gpu="0", bytes=1)
+        assert made == {"freed_bytes": 2 * GRANULE, "names": ["mine"], "why": ""}
 
 
 async def test_who_is_told_of_an_arena(tmp_path: Path) -> None:

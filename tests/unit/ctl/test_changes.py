@@ -153,7 +153,7 @@ async def test_a_client_is_stopped(words: str, target: Target, manner: Manner, t
         out = await console.answer("stop", *words.split())
         assert console.daemon.fakes.stopper.asked == [(target, manner)]
     assert ("586  d1" in out) == ("--pid" in words)
-    assert ("no process found" in out) == ("--pid" not in words)
+    assert ("no client found in " in out) == ("--pid" not in words)
 
 
 async def test_a_client_that_was_left_is_status_1(tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,11 +230,11 @@ async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) ->
 
 async def test_a_pardon_is_said_and_done(tmp_path: Path, short_dir: Path) -> None:
     async with open_console(tmp_path, short_dir) as console:
-        assert await console.answer("pardon", "lease:1") == "lease:1 was convicted; nothing is held against it any more\n"
+        assert await console.answer("pardon", "lease:1") == "lease:1 was convicted; it is no longer\n"
         done = await console.run("pardon", "lease:1")
         assert (done.status, done.err) == (1, "mpsctl pardon: nothing is held against lease:1 (NO_SUCH_FAULT)\n")
         done = await console.run("pardon", "user:1000:crasher", peer=OWNER)
         assert done.err == "mpsctl pardon: blame.pardon needs an operator; you are user 1000 (NOT_ALLOWED)\n"
         assert set(console.daemon.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}
         console.daemon.fakes.faults.held.clear()
-        assert await console.answer("blame") == "nothing is held against anybody\n"
+        assert await console.answer("blame") == "no client is in quarantine, suspected or paused\n"

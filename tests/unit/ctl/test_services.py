@@ -17,7 +17,6 @@ SETTINGS = ServiceSettings(2, 30.0, 20 << 30, 2.5)  # of the furnished one
 @pytest.mark.parametrize(
     ("words", "changed"),
     [
-        ("", {}),
         ("--standbys 0", {"standbys": 0}),
         ("--sm 12.5% --memory 8G", {"sm_percent": 12.5, "memory_bytes": 8 << 30}),
         ("--sm none --memory none", {"sm_percent": None, "memory_bytes": None}),
@@ -50,10 +49,10 @@ async def test_a_handover_goes_to_whom_was_named(
     assert out == f"pid {to_pid or 586} serves in place of pid 586, after 250 ms\n"
 
 
-@pytest.mark.parametrize("words", ["show", "change", "handover"])
+@pytest.mark.parametrize("words", ["show weights", "change weights --sm 1%", "handover weights"])
 async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, short_dir: Path) -> None:
     async with open_console(tmp_path, short_dir) as console:
-        done = await console.run("service", words, "weights", peer=STRANGER)
+        done = await console.run("service", *words.split(), peer=STRANGER)
         assert await console.answer("services", peer=STRANGER) == "no services\n"
     assert done.status == 1
     assert "NO_SUCH_ARENA" in done.err

@@ -30,6 +30,8 @@ from tests.unit.vault.machine import (
     until,
 )
 
+OPEN = "1 of other users (vault.evict_from), 1 open in a process"
+
 
 async def test_what_was_committed_is_there_for_the_next_and_nothing_else(machine, writer, other):
     async with machine.vault() as vault:
@@ -282,14 +284,15 @@ async def test_a_clock_that_is_set_forward_ends_its_time_within_a_minute(machine
 
 
 @pytest.mark.parametrize(
-    ("settings", "gone"),
+    ("settings", "gone", "left"),
     [
-        pytest.param(VaultSettings(), [], id="off"),
-        pytest.param(VaultSettings(eviction=Eviction.UNHELD), ["oldest"], id="the oldest of the asker's own"),
-        pytest.param(VaultSettings(eviction=Eviction.UNHELD, evicts_all=True), ["theirs"], id="anybody's"),
+        pytest.param(VaultSettings(), [], "mpsd evicts no arena: vault.eviction is off", id="off"),
+        pytest.param(VaultSettings(eviction=Eviction.EXPIRED), [], f"2 not expired (vault.eviction), {OPEN}", id="expired"),
+        pytest.param(VaultSettings(eviction=Eviction.UNHELD), ["oldest"], OPEN, id="the oldest of the asker's own"),
+        pytest.param(VaultSettings(eviction=Eviction.UNHELD, evicts_all=True), ["theirs"], "1 open", id="anybody's"),
     ],
 )
-async def test_room_is_made_of_what_nobody_holds(machine, writer, other, settings, gone):
+async def test_room_is_made_of_what_nobody_holds(machine, writer, other, settings, gone, left):
     machine.settings = settings
     async with machine.vault() as vault:
         for name, uid in (("theirs", STRANGER), ("oldest", USER), ("younger", USER), ("elsewhere", USER)):
@@ -298,9 +301,12 @@ async def test_room_is_made_of_what_nobody_holds(machine, writer, other, setting
             machine.now += 1
             await vault.arenas.close(arena.id, writer.process)
         await committed(vault, other.process, replace(SPEC, name="held"))
-        assert [each.name for each in await vault.arenas.make_room(GPU, GRANULE, USER, is_operator=False)] == gone
-        everything = await vault.arenas.make_room(GPU, 1 << 40, USER, is_operator=False)
+        evicted, why = await vault.arenas.make_room(GPU, GRANULE, USER, is_operator=False)
+        assert [each.name for each in evicted] == gone
+        assert (why == "") is bool(gone)
+        everything, why = await vault.arenas.make_room(GPU, 1 << 40, USER, is_operator=False)
         assert "held" not in [each.name for each in everything]
+        assert left in why
         assert vault.arenas.find("held").used_bytes == GRANULE
         assert vault.arenas.find("elsewhere")
 
@@ -312,7 +318,7 @@ async def test_a_uid_alone_makes_no_operator_who_evicts(machine, writer, is_oper
     async with machine.vault() as vault:
         arena = await committed(vault, writer.process, ArenaSpec("theirs", GPU, 1 << 30), USER)
         await vault.arenas.close(arena.id, writer.process)
-        made = await vault.arenas.make_room(GPU, GRANULE, 0, is_operator=is_operator)
+        made, _ = await vault.arenas.make_room(GPU, GRANULE, 0, is_operator=is_operator)
         assert [each.name for each in made] == gone
 
 
@@ -320,9 +326,9 @@ async def test_no_arena_is_larger_than_its_gpu(machine, writer):
     """Nor does one grow beyond it: it could never be filled."""
     async with machine.vault() as vault:
         total = 80 << 30
-        found = rf"capacity_bytes of arena model: found {total + GRANULE}; GPU 0 \(.*\) has {total}"
+        found = r"a capacity of 81922M for arena model: GPU 0 \(.*\) has 80G"
         with pytest.raises(BadRequest, match=found):
             await vault.arenas.create(replace(SPEC, capacity_bytes=total + GRANULE), USER, USER, None)
         arena = await opened(vault, writer.process)
-        with pytest.raises(BadRequest, match="capacity_bytes of arena model"):
+        with pytest.raises(BadRequest, match="for arena model: GPU 0"):
             await vault.arenas.change(arena.id, total + GRANULE, None, None)

@@ -20,13 +20,21 @@ def parse_mode(text: str) -> int:
     return int(text, 8)
 
 
+def parse_capacity(text: str) -> int:
+    size = parse_size(text)
+    if not _LEAST_CAPACITY <= size <= _MOST_CAPACITY:
+        raise Unfit("2M to 4T")
+    return size
+
+
 def parse_ttl(text: str) -> float:
     """Parse a duration; 0 for none."""
     return 0.0 if text == FOR_EVER else parse_duration(text)
 
 
+_LEAST_CAPACITY, _MOST_CAPACITY = 2 << 20, 4 << 40  # as mpsd has them
 _NAME = Argument("name", "of the arena, as `mpsctl arenas` shows it")
-_CAPACITY = Argument("--capacity", "the most memory that it may have", metavar="SIZE", parse=parse_size)
+_CAPACITY = Argument("--capacity", "the most memory that it may have", metavar="SIZE", parse=parse_capacity)
 _MODE = Argument("--mode", "who may adopt (r) and write (w) it, octal, as of a file", metavar="MODE", parse=parse_mode)
 _TTL_HELP = "how long it stays while no process has it open"
 _ONE_GPU = "an ordinal or a UUID"
@@ -136,6 +144,7 @@ def _sentence(session: Session, arena: values.Arena) -> str:
 def change(session: Session) -> int:
     """Change an arena, after looking up its number: people use names, the protocol numbers."""
     asked = session.asked
+    session.needs_one_of("capacity", "mode", "ttl")
     arena = session.ask(calls.arena_get(asked.name))
     changed = session.ask(calls.arena_change(arena.id, capacity_bytes=asked.capacity, mode=asked.mode, ttl_seconds=asked.ttl))
     session.out.document(changed, lambda: _sentence(session, changed))
@@ -152,7 +161,8 @@ def make_room(session: Session) -> int:
     """Free memory of unheld arenas.  Return 1 if less was freed than requested."""
     asked = session.asked
     made = session.ask(calls.arena_make_room(asked.gpu, asked.size))
-    session.out.document(made, lambda: f"{show_size(made.freed_bytes)} freed{_of(made.names)}")
+    why = f"; {made.why}" if made.why else ""
+    session.out.document(made, lambda: f"{show_size(made.freed_bytes)} freed{_of(made.names)}{why}")
     return 0 if made.freed_bytes >= asked.size else 1
 
 

@@ -83,6 +83,7 @@ def show_limits(session: Session) -> int:
 
 def set_limits(session: Session) -> int:
     asked = session.asked
+    session.needs_one_of("sm", "memory", "priority")
     found = session.ask(
         calls.limits_set(
             default_active_thread_percentage=asked.sm,

@@ -138,7 +138,7 @@ def list_blame(session: Session) -> int:
         Column("CASE", lambda each: each.case, is_number=True),
         Column("GROUP", lambda each: each.group, is_number=True),
     )
-    session.out.document(found, lambda: session.out.table(columns, found, "nothing is held against anybody"))
+    session.out.document(found, lambda: session.out.table(columns, found, "no client is in quarantine, suspected or paused"))
     return 0
 
 
@@ -149,7 +149,7 @@ def _left(session: Session, moment: float | None) -> str | None:
 
 def pardon(session: Session) -> int:
     done = session.ask(calls.blame_pardon(session.asked.key))
-    said = f"{done.key} was {done.standing}; nothing is held against it any more"
+    said = f"{done.key} was {done.standing}; it is no longer"
     session.out.document(done, lambda: said)
     return 0
 

@@ -186,6 +186,7 @@ def hand_over(session: Session) -> int:
 
 def change(session: Session) -> int:
     asked = session.asked
+    session.needs_one_of("standbys", "sm", "memory", "heartbeat")
     changed = session.ask(
         calls.service_change(
             asked.name, standbys=asked.standbys, sm_percent=asked.sm, memory_bytes=asked.memory,

@@ -32,12 +32,15 @@ def stop(session: Session) -> int:
         Column("STEPS", lambda each: ", ".join(each.steps)),
         Column("WHY", lambda each: each.why, may_be_cut=True, least=12),
     )
-    session.out.document(found, lambda: session.out.table(columns, found.processes, _nobody(found)))
+    session.out.document(found, lambda: session.out.table(columns, found.processes, _nobody(session, found)))
     return DONE if all(each.has_ended for each in found.processes) else REFUSED
 
 
-def _nobody(found: values.Stopped) -> str:
-    return f"no process of yours; {found.others} clients belong to other users" if found.others else "no process found"
+def _nobody(session: Session, found: values.Stopped) -> str:
+    place = session.asked.cgroup or session.asked.container
+    if found.others:
+        return f"no client of yours in {place}; {found.others} there belong to other users"
+    return f"no client found in {place}"
 
 
 COMMAND = Command("stop", "End client processes without harm to their co-runners: their GPU work first", stop, (
