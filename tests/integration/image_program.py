@@ -239,6 +239,14 @@ def restore_in_use(directory: str, name: str) -> None:
     say(**said)
 
 
+def die_in_use(directory: str) -> None:
+    """Killed while the image comes, which this process uses."""
+    cuda_context()
+    arena = restore_arena("tensors", "halfway", ["layers.0"], directory=directory)
+    arena.ready("layers.0")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def look(name: str) -> None:
     """Adopt an arena, print what it has, and change it."""
     with Arena.open(name) as arena:
@@ -386,6 +394,6 @@ def refusals(directory: str) -> None:
 
 if __name__ == "__main__":
     verbs = (many, group, fill, keep, keep_tensors, look, serve, serve_on, live_through_a_fault, leave_the_barrier,
-             end_early, die_after_barrier, die_completing, complete_two, die_restoring, restore_missing, restore_in_use,
-             refusals)  # fmt: skip
+             end_early, die_after_barrier, die_completing, complete_two, die_restoring, die_in_use, restore_missing,
+             restore_in_use, refusals)  # fmt: skip
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

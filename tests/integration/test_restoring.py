@@ -100,6 +100,13 @@ def test_an_arena_that_was_used_while_it_came_is_complete(vault: Machine, tensor
     assert list(json.loads(found["layout"])["tensors"]) == ["embed", "layers.0", "layers.1"]
 
 
+def test_an_arena_whose_user_is_killed_before_it_is_complete_expires(vault: Machine, tensors: Path) -> None:
+    """Until then nothing takes it for complete: it has no layout."""
+    run(vault, "die_in_use", str(tensors), status=-signal.SIGKILL)
+    found = json.loads(mpsctl(vault, "arena", "show", "halfway", "--json").stdout)
+    assert (found["ttl_seconds"], found["layout_hash"]) == (60.0, "")
+
+
 def test_a_service_goes_on_from_its_newest_image_if_its_arena_is_gone(vault: Machine, tmp_path: Path) -> None:
     """Each image is of one step, whatever the service wrote before and after; one that failed has cost nothing but itself."""
     [found, ended] = run(vault, "serve_on", str(tmp_path), "2", "0")
