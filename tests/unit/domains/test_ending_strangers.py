@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -53,13 +53,6 @@ class Room:
         view = ServerView(SERVER, 0, "ACTIVE", pids, "default", GPUS)
         self.domain._believe({SERVER: view}, trio.current_time())
         await self.strangers.look(self.domain)
-
-
-@pytest.fixture
-def child() -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
 
 
 @pytest.mark.parametrize("is_ended", [False, True])

@@ -38,13 +38,6 @@ class Vendor:
         self.process: ProcessId | None = processes.process_id(os.getpid())
 
 
-@pytest.fixture
-def child() -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
 def domain_with(*clients: int, is_exposed: bool = False) -> Domain:
     view = ServerView(SERVER, 0, "ACTIVE", clients, "default", GPUS)
     return Domain("default", 1, GPUS, Vendor(is_exposed), 48, state=DomainState.READY, servers={SERVER: view})  # type: ignore[arg-type]

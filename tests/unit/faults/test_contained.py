@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 
 import pytest
 import structlog
@@ -34,13 +33,6 @@ def wait_continued(pid: int) -> None:
 def scene(tmp_path, request):
     """With any handling of other culprits."""
     return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)))
-
-
-@pytest.fixture
-def child():
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
 
 
 def fault(scene: Reacting, process: ProcessId) -> None:

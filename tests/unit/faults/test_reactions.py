@@ -77,13 +77,6 @@ def scene(tmp_path):
     return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, culprit_seconds=5.0)))
 
 
-@pytest.fixture
-def child():
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
 async def until_done(scene: Reacting, seconds: float = 60.0) -> None:
     async with running(scene.reactions.run):
         await trio.sleep(seconds)
