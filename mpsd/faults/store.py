@@ -7,8 +7,9 @@ although incidents are removed.  Prose: docs/faults.md.
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -16,7 +17,7 @@ from mpsd.errors import UnusablePath
 from mpsd.faults.rules.blame_state import BlameState
 from mpsd.faults.rules.incident_json import blame_of, blame_text, incident_of, incident_text
 from mpsd.model.fault import Incident
-from mpsd.storage.database import Write, close, open_database, write
+from mpsd.storage.database import Write, close, open_database, read, write
 
 log = structlog.get_logger()
 SCHEMA_VERSION = 1
@@ -48,6 +49,7 @@ class FaultStore:
         self._path, self._kept = path, kept
         holds = "past faults and whom they are blamed on"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
+        self._read = partial(read, self._db, path)
 
     def next_number(self) -> int:
         """Return the number of the next incident, which no earlier one has had."""
@@ -114,12 +116,6 @@ class FaultStore:
             return parse(body)
         except (ValueError, KeyError, TypeError) as exc:
             raise UnusablePath(f"{self._path} holds what this mpsd cannot read: {exc!r}; it may be removed") from None
-
-    def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(statement, values).fetchall()
-        except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, writes: Sequence[Write]) -> bool:
         """Write in one transaction.  Returns False, having logged it, if that fails."""

@@ -7,6 +7,7 @@ Prose: docs/leases.md, "What outlives mpsd".
 
 import sqlite3
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -14,10 +15,10 @@ from msgspec.structs import replace
 
 from mpsd.errors import UnusablePath
 from mpsd.host.boot_id import read_boot_id
-from mpsd.leases.rows import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
+from mpsd.leases.rows import Admitted, admitted_of, admitted_row, lease_of, lease_row
 from mpsd.model.lease import Lease
 from mpsd.model.process import ProcessId
-from mpsd.storage.database import Write, close, open_database, sync_log, write
+from mpsd.storage.database import Write, close, open_database, read, sync_log, write
 
 SCHEMA_VERSION = 2
 _UPGRADES = {1: ""}  # version 2 adds the requested SMs to a spec; a spec of version 1 is read as it is
@@ -41,6 +42,7 @@ class LeaseStore:
         self._written, self._on_disk = 0, 0  # commits
         self._syncing = trio.Lock()  # one thread at a time: the next one syncs all that was committed in the meantime
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "leases and who runs under them", _UPGRADES)
+        self._read = partial(read, self._db, path)
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     def leases(self) -> list[Lease]:
@@ -104,12 +106,6 @@ class LeaseStore:
             return False
         self._write([("DELETE FROM grants", ()), ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))])
         return bool(known)
-
-    def _read(self, statement: str) -> list[Row]:
-        try:
-            return self._db.execute(statement).fetchall()
-        except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, writes: list[Write]) -> int:
         """Write all or nothing; return the id of the last inserted row."""

@@ -7,15 +7,15 @@ before it initializes CUDA.
 
 import sqlite3
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.model.process import ProcessId
 from mpsd.model.service import ServiceSettings
-from mpsd.storage.database import close, open_database
+from mpsd.storage.database import close, open_database, read
 
 SCHEMA_VERSION = 2
 _ENLISTED = """
@@ -47,6 +47,7 @@ class ServiceStore:
         self._path = path
         holds = "how many standbys each service is to have, and which processes are kept apart"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
+        self._read = partial(read, self._db, path)
 
     def load(self, arenas: Collection[int]) -> dict[int, ServiceSettings]:
         """Return the stored settings by arena; settings of arenas that no longer exist are deleted."""
@@ -76,12 +77,6 @@ class ServiceStore:
 
     def close(self) -> None:
         close(self._db)
-
-    def _read(self, statement: str) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(statement).fetchall()
-        except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
         try:

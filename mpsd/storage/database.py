@@ -83,6 +83,14 @@ def _unusable(path: Path, exc: Exception, holds: str) -> UnusablePath:
     return UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}{_way_out(path) if is_damaged else ''}")
 
 
+def read(database: sqlite3.Connection, path: Path, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return all rows.  Raises UnusablePath."""
+    try:
+        return database.execute(statement, values).fetchall()
+    except sqlite3.Error as exc:
+        raise UnusablePath(f"{path} cannot be read: {exc}") from None
+
+
 def write(database: sqlite3.Connection, writes: Iterable[Write]) -> int:
     """Run the writes in one transaction; return the id of the last inserted row.
 

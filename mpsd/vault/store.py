@@ -11,6 +11,7 @@ Prose: docs/vault.md, "What is stored, and what outlives what".
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpsd.errors import UnusablePath
 from mpsd.host.boot_id import read_boot_id
 from mpsd.model.arena import Access, Allocation, Arena, KeptState
 from mpsd.model.process import ProcessId
-from mpsd.storage.database import Write, close, open_database, write
+from mpsd.storage.database import Write, close, open_database, read, write
 
 SCHEMA_VERSION = 4
 _STATES = """
@@ -78,6 +79,7 @@ class VaultStore:
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         holds = "which GPU memory belongs to which arena"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
+        self._read = partial(read, self._db, path)
         self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     # -- reading -------------------------------------------------------------------------------------------------------------
@@ -215,12 +217,6 @@ class VaultStore:
             started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
             unknown = ("UPDATE arenas SET pid_namespace = 0 WHERE pid_namespace IS NOT NULL", ())
             self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keepers")), unknown, started])
-
-    def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(statement, values).fetchall()
-        except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, writes: Iterable[Write]) -> int:
         """Write all or nothing; return the id of the last inserted row."""
