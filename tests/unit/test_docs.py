@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+CHAPTER_LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)#([^)\s]+)\)")
 PAGE = re.compile(r"\b(?:docs|kmod|tests|clients|native|mpsd)/[\w/.-]*\.md\b")
 PLACES_OF_A_MACHINE = ("/wor" + "k/", "/roo" + "t/", "/hom" + "e/")  # in two parts: this file is looked at too
 
@@ -38,6 +39,23 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in LINK.findall(page.read_text()):
             if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
                 dead.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not dead
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which a rendered page's chapters are linked, as GitHub and mkdocs make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_links_to_chapters_lead_somewhere() -> None:
+    dead = []
+    for page in pages():
+        for target, chapter in CHAPTER_LINK.findall(page.read_text()):
+            other = page.parent / target if target else page
+            if other.suffix == ".md" and "://" not in target and chapter not in anchors(other):
+                dead.append(f"{page.relative_to(ROOT)}: {target}#{chapter}")
     assert not dead
 
 
