@@ -122,7 +122,7 @@ dist: $(VENV)/dev ## the source distributions and the wheels of mpsd and its cli
 	@rm -rf $(DIST)/built && mkdir -p $(DIST)/built
 	@for each in . $(CLIENTS); do \
 		echo "building $$(sed -n 's/^name = "\(.*\)"/\1/p' $$each/pyproject.toml) in $(DIST)"; \
-		$(VENV)/bin/python -m build --outdir $(DIST)/built $$each >$(DIST)/built/log 2>&1 || { tail -30 $(DIST)/built/log; exit 1; }; \
+		$(VENV)/bin/python -m build --no-isolation --outdir $(DIST)/built $$each >$(DIST)/built/log 2>&1 || { tail -30 $(DIST)/built/log; exit 1; }; \
 	done
 	@for each in $(DIST)/built/*-linux_*.whl; do \
 		PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python -m auditwheel repair -w $(DIST) $$each >$(DIST)/built/log 2>&1 || { cat $(DIST)/built/log; exit 1; }; \

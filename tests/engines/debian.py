@@ -1,8 +1,10 @@
-"""A clean Debian in namespaces of its own, to install the package in; what it changes is in memory, and goes with it."""
+"""A Debian 12 that never had mpsd, in namespaces of its own, to install the package in.
+
+It is the one that builds the kernel module (tests/kmod/distributions.py): a minimal system and a compiler.  What a test changes
+is in memory, and goes with the test.
+"""
 
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +12,8 @@ from pathlib import Path
 
 from tests.integration.host import Host
 from tests.integration.machine import CLIENTS, PROGRAM
-from tests.kmod.distributions import Unavailable, cache_directory, once
+from tests.kmod.distributions import DEBIAN12, Unavailable
 
-SUITE, RELEASE = "bookworm", "debian12"
 INSTALLED_SIMULATOR = "/opt/mpsd/venv/lib/mpsd/sim/lib"
 VENDOR = "#!/bin/sh\necho the vendor's\n"
 SET_UP = """\
@@ -30,22 +31,6 @@ printf '%s' "{vendor}" > usr/bin/{program}
 chmod 755 usr/bin/{program}
 exec chroot . sh -c 'echo ready; exec sleep 86400'
 """
-
-
-def bootstrap() -> Path:
-    """Return a minimal Debian with Python, from the cache if it is there. Unavailable: it cannot be made here."""
-    place = cache_directory() / "roots" / f"clean-{RELEASE}"
-    if not place.exists() and (missing := [each for each in ("mmdebstrap", "dpkg-deb") if not shutil.which(each)]):
-        raise Unavailable(f"no {', '.join(missing)}: apt-get install mmdebstrap dpkg")
-    return once(place, _fill)
-
-
-def _fill(target: Path) -> None:
-    argv = ["mmdebstrap", "--variant=apt", "--mode=root", "--include=python3", '--aptopt=Apt::Install-Recommends "false"']
-    argv += ["--dpkgopt=path-exclude=/usr/share/doc/*", SUITE, str(target), "http://deb.debian.org/debian"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Unavailable(f"{SUITE} could not be fetched: {done.stderr.strip().splitlines()[-1:]}")
 
 
 @contextmanager
@@ -69,4 +54,5 @@ def why_not() -> str:
     if os.geteuid() != 0:
         return "needs uid 0"
     here = Path("/etc/os-release").read_text()
-    return "" if "VERSION_CODENAME=bookworm" in here else f"the package is built for this machine's release, not for {SUITE}"
+    has_same = f"VERSION_CODENAME={DEBIAN12.suite}" in here
+    return "" if has_same else f"the package is built for this machine's release, not for {DEBIAN12.name}"

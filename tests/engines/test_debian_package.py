@@ -4,17 +4,16 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.engines.debian import INSTALLED_SIMULATOR, VENDOR, bootstrap, open_debian, why_not
+from tests.engines.debian import INSTALLED_SIMULATOR, VENDOR, open_debian, why_not
 from tests.integration.client import Client
 from tests.integration.host import Host
 from tests.integration.machine import PROGRAM, ROOT
 from tests.integration.process import wait_for
-from tests.kmod.distributions import Unavailable
+from tests.kmod.distributions import DEBIAN12, Unavailable, root_of
 
 pytestmark = [pytest.mark.root, pytest.mark.deadline(300)]
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "MPSD_CONFIG": "/etc/mpsd.toml", "MPSD_SIM_FAST": "1"}
@@ -22,16 +21,18 @@ USR_BIN = f"/usr/bin/{PROGRAM}"
 
 
 @pytest.fixture(scope="module")
-def fetched() -> Iterator["Future[Path]"]:
-    """Yield the clean Debian that is fetched while the packages are built."""
+def root() -> Path:
+    """Return the directory that has a Debian 12."""
     if why := why_not():
         pytest.skip(why)
-    with ThreadPoolExecutor() as pool:
-        yield pool.submit(bootstrap)
+    try:
+        return root_of(DEBIAN12).path
+    except Unavailable as exc:
+        pytest.skip(str(exc))
 
 
 @pytest.fixture(scope="module")
-def packages(fetched: "Future[Path]", dist: Path) -> Path:
+def packages(root: Path, dist: Path) -> Path:
     """Return the directory with two versions, mpsd_1.deb and mpsd_2.deb."""
     if not shutil.which("dpkg-deb"):
         pytest.skip("needs dpkg-deb: apt-get install dpkg")
@@ -49,9 +50,9 @@ def packages(fetched: "Future[Path]", dist: Path) -> Path:
 
 
 @pytest.fixture
-def debian(programs: None, packages: Path, fetched: "Future[Path]") -> Iterator[Host]:
+def debian(programs: None, packages: Path, root: Path) -> Iterator[Host]:
     try:
-        with open_debian(fetched.result(), packages) as made:
+        with open_debian(root, packages) as made:
             dpkg(made, "-i", "/mnt/dist/mpsd_1.deb")
             yield made
     except Unavailable as exc:
@@ -88,7 +89,7 @@ def test_a_client_is_served_by_the_package(debian: Host) -> None:
     serve(debian)
     assert len(json.loads(debian.run("mpsctl", "--json", "clients", environment=ENVIRONMENT).stdout)) == 1
     assert "mpsd can serve here" in debian.run("/opt/mpsd/venv/bin/mpsd", "check", environment=ENVIRONMENT).stdout
-    assert debian.file("/usr/share/man/man1/mpsctl.1").exists()
+    assert "/usr/share/man/man1/mpsctl.1\n" in debian.run("dpkg", "-L", "mpsd").stdout
     assert debian.run("bash", "-n", "/usr/share/bash-completion/completions/mpsctl").returncode == 0
     assert debian.run("dpkg", "-S", "/usr/lib/tmpfiles.d/mpsd.conf", "/usr/lib/systemd/system/mpsd.service").returncode == 0
 
