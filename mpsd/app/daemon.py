@@ -19,6 +19,7 @@ from mpsd.api.event_bus import EventBus
 from mpsd.api.server import Api
 from mpsd.app.adoption import HeldSocket, settle, take_connections
 from mpsd.app.domain_events import tell_of_domains
+from mpsd.app.instance_lock import PID_FILE
 from mpsd.app.public_paths import PublicPaths
 from mpsd.app.readiness import Notifier
 from mpsd.commands.sessions import Sessions
@@ -101,6 +102,7 @@ class Daemon(Struct, kw_only=True):
                     for name, mode, serve in self._sockets():
                         places[name] = partial(self._open, name, mode, serve, conversations, listeners)
                         places[name]()
+                    places[PID_FILE] = lambda: None  # self.restore writes it
                     listeners.start_soon(PublicPaths(self.pipe, self.restore, places, lambda: self.pool.is_stopping).run)
                     await services.start(self._take_signals, take_signal)  # before ready: its receiver may send a signal
                     ready()

@@ -145,6 +145,14 @@ def test_a_pipe_directory_that_is_removed_under_the_daemon(machine: Machine) -> 
     client.goes_on()
 
 
+def test_a_pid_file_that_is_removed_comes_back(machine: Machine) -> None:
+    """As by jobs that tidy /tmp; callers end mpsd by this file."""
+    machine.start()
+    pid = machine.daemon_pid()
+    (machine.pipe / f"{PROGRAM}.pid").unlink()
+    wait_for("the pid file", lambda: machine.daemon_pid() == pid)
+
+
 def test_a_bad_configuration_is_refused_with_everything_that_is_wrong(machine: Machine) -> None:
     machine.configure("[domains]\nspares = 99\nspeed = 3\n[stop]\non_sigterm = 'explode'\n")
     said = refused(machine)
