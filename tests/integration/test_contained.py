@@ -106,6 +106,7 @@ def test_who_reports_the_error_is_likely_the_culprit(machine: Machine) -> None:
     victim.goes_on()
 
 
+@pytest.mark.slow
 def test_who_alone_ends_with_an_error_is_likely_the_culprit(machine: Machine) -> None:
     started(machine, LEAVE)
     victim = machine.counter().ready()
@@ -170,6 +171,7 @@ def test_a_co_runner_that_ends_does_not_harm_the_others(machine: Machine) -> Non
     victim.goes_on()
 
 
+@pytest.mark.slow
 def test_after_the_deadline_the_rest_is_ended(machine: Machine) -> None:
     started(machine, LEAVE.replace('"on"', '"on"\ndrain_seconds = 2.0'))
     victim, _ = fault(machine)
@@ -219,6 +221,7 @@ def test_the_next_mpsd_keeps_the_domain_contained(machine: Machine) -> None:
     victim.goes_on()
 
 
+@pytest.mark.slow
 def test_an_exception_while_no_mpsd_runs_is_contained(machine: Machine) -> None:
     started(machine, LEAVE)
     victim = machine.counter().ready()
@@ -241,6 +244,7 @@ def pidfds(watcher: int) -> int:
     return sum("pidfd" in os.readlink(f"{folder}/{each}") for each in os.listdir(folder))
 
 
+@pytest.mark.slow
 def test_a_second_exception_is_contained_and_is_another_fault(machine: Machine) -> None:
     started(machine, LEAVE)
     third = machine.client("faulter", "misaligned", "--after", "6", "--linger", "60").ready()
@@ -284,6 +288,7 @@ def test_a_memory_fault_ends_the_sentinel_and_then_all_clients(machine: Machine)
     assert not machine.journal("domain.contained")
 
 
+@pytest.mark.slow
 def test_after_a_memory_fault_the_next_server_has_a_sentinel_at_once(machine: Machine) -> None:
     started(machine, f"{LEAVE}[domains]\nspares = 0\nmax_domains = 1\n")
     victim = machine.counter().ready()

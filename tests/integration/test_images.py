@@ -78,6 +78,7 @@ def test_each_image_is_the_arena_at_its_barrier(vault: Machine, tmp_path: Path) 
     assert all(each["beside"] for each in said), "the client did not write while it was copied"
 
 
+@pytest.mark.slow
 def test_an_image_of_a_group_is_of_one_moment_of_all_its_arenas(vault: Machine, tmp_path: Path) -> None:
     refused, *said = run(vault, "group", str(tmp_path), "1")
     assert all(words.startswith("ValueError: an image of several arenas has a group") for words in refused.values())
@@ -185,6 +186,7 @@ def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine,
     )
 
 
+@pytest.mark.slow
 def test_the_limits_of_the_directory_hold_for_every_image(vault: Machine, tmp_path: Path) -> None:
     run(vault, "fill", "limited", "leave")
     take = ("image", "take", "limited", "--directory", str(tmp_path), "--name")

@@ -107,6 +107,7 @@ def test_an_arena_whose_user_is_killed_before_it_is_complete_expires(vault: Mach
     assert (found["ttl_seconds"], found["layout_hash"]) == (60.0, "")
 
 
+@pytest.mark.slow
 def test_a_service_goes_on_from_its_newest_image_if_its_arena_is_gone(vault: Machine, tmp_path: Path) -> None:
     """Each image is of one step, whatever the service wrote before and after; one that failed has cost nothing but itself."""
     [found, ended] = run(vault, "serve_on", str(tmp_path), "2", "0")

@@ -70,6 +70,7 @@ def test_where_it_is_required_and_fails_clients_wait(machine: Machine) -> None:
     assert not client.events("ready")
 
 
+@pytest.mark.slow
 def test_check_reports_it(machine: Machine) -> None:
     status, found = check(machine)
     assert (status, found["area"], found["grade"]) == (0, "sentinel test", "good")

@@ -43,6 +43,7 @@ def stopped_by_a_debugger(pid: int) -> Iterator[str]:
         assert ptrace(PTRACE_DETACH, each, None, None) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [stopped_by_a_signal, stopped_by_a_debugger], ids=["signal", "debugger"])
 def test_a_stopped_client_that_keeps_its_domain_is_named(machine: Machine, stopped) -> None:  # type: ignore[no-untyped-def]
     machine.start()

@@ -83,6 +83,7 @@ def test_quit_waits_as_long_as_it_takes(run: Run, short_dir: Path) -> None:
     assert outputs(run, short_dir, converse, commands) == dict.fromkeys(commands, (4, b"", b""))
 
 
+@pytest.mark.slow
 def test_a_quit_with_seconds_is_waited_for_a_while_longer(run: Run, short_dir: Path) -> None:
     """Then the daemon should have ended everything.  No number that overflows becomes a short wait, or one without an end."""
 

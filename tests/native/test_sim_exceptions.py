@@ -116,6 +116,7 @@ def test_clearing_alone_resumes_nobody(mps: Machine) -> None:
     assert victim.falls_silent()
 
 
+@pytest.mark.slow
 def test_the_error_is_shown_until_it_is_cleared(mps: Machine) -> None:
     """Measured on an H200: all clients go on after one RESUME."""
     victim, stopped = victim_of(mps), stopped_client(mps)
@@ -143,6 +144,7 @@ def test_the_others_go_on_and_lose_nothing(mps: Machine) -> None:
     assert (last["event"], last["count"]) == ("end", last["kernels"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_resume_before_the_culprit_knows_is_too_early(slow_mps: Machine, is_held: bool) -> None:
     """Killed afterwards, it takes the others along, unless its address space is held."""

@@ -146,7 +146,8 @@ def test_many_threads_ask_at_once_and_nothing_is_left() -> None:
         each.start()
     for each in threads:
         each.join()
-    assert (len(answers) + len(refusals), descriptors()) == (60, before)
+    assert len(answers) + len(refusals) == 60
+    assert descriptors() <= before, "what earlier tests left may be closed meanwhile"
     assert answers
     assert not [each for each in refusals if "too many" in each], "three, and some that have answered, are under eight"
 

@@ -107,7 +107,9 @@ def die_in(step: Step, path: Path, deadly: int) -> bool:
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("step", list(STEPS), ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", [
+    pytest.param(step, marks=() if step is take_second else pytest.mark.slow, id=step.__name__) for step in STEPS
+])  # fmt: skip
 def test_a_death_at_any_call_leaves_every_image_whole_or_absent(step: Step, tmp_path: Path) -> None:
     begin, allowed = STEPS[step]
     deadly, is_cut = 0, True
