@@ -3,6 +3,7 @@
 mpsd never closes the connection before the client does: CUDA would then run without MPS and without limits (docs/relay.md).
 """
 
+import math
 
 import structlog
 import trio
@@ -14,13 +15,14 @@ from mpsd.errors import Refused
 from mpsd.host import processes
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
-from mpsd.relay.client_connection import ClientConnection, until_ended
+from mpsd.relay.client_connection import ClientConnection, has_ended, until_ended
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.vendor_connection import connect
 
 log = structlog.get_logger()
 _HANG_UP_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0  # an answer takes milliseconds; after a shorter limit mpsd would have to hold the client
+_ANSWER_SECONDS = 3.0  # an answer takes milliseconds
+_AGAIN_SECONDS = 1.0
 
 
 class Refusals(Struct):
@@ -42,9 +44,18 @@ class Refusals(Struct):
             await self.hold(caller, None, why)
 
     async def tell(self, caller: ClientConnection, why: str) -> None:
-        """Send the client error 805 through a vendor daemon that refuses all clients; hold the client if that fails."""
-        if not await self.try_to_tell(caller, why):
-            await self.hold(caller, None, f"{why}, and it could not be informed")
+        """Send the client error 805 through a vendor daemon that refuses all clients; hold the client if that fails for good.
+
+        A client that is silent is told when it sends something: among many others it may get no processor for a while.
+        """
+        while not await self.try_to_tell(caller, why):
+            if caller.link.transcript is None or not self.refuser.is_alive():
+                await self.hold(caller, None, f"{why}, and it could not be informed")
+                return
+            with trio.move_on_after(_AGAIN_SECONDS if caller.link.awaits_domain else math.inf):
+                await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued at any time
+            if has_ended(caller.connection):
+                return
 
     async def try_to_tell(self, caller: ClientConnection, why: str) -> bool:
         """Send the error; return False if the client does not respond, or no refusing daemon can be started."""

@@ -1,0 +1,78 @@
+"""A client that is refused: told as soon as it listens, and held only where nothing can tell it."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from mpsd.model.process import Credentials
+from mpsd.relay import refusals
+from mpsd.relay.forwarding import LinkSide
+from mpsd.relay.refusals import Refusals
+
+
+class Link:
+    """Runs to the given ends, one after the other."""
+
+    def __init__(self, *ends: LinkSide, awaits_domain: bool = False) -> None:
+        self.ends, self.awaits_domain = list(ends), awaits_domain
+        self.transcript: list[bytes] | None = []
+
+    async def run(self, *_: object) -> LinkSide:
+        return self.ends.pop(0)
+
+    def no_way_back(self) -> None:
+        self.transcript = None
+
+
+class Refuser:
+    def __init__(self, is_there: bool) -> None:
+        self.is_there = is_there
+
+    def is_alive(self) -> bool:
+        return self.is_there
+
+    async def open(self) -> str | None:
+        return "/nowhere" if self.is_there else None
+
+
+@pytest.fixture(autouse=True)
+def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(path: str, refuser: Refuser) -> socket.socket:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    monkeypatch.setattr(refusals, "connect", connect)
+
+
+@pytest.mark.parametrize(("awaits_domain", "waited"), [(False, 60.0), (True, 1.0)], ids=["client", "daemon"])
+async def test_who_is_slow_once_is_told_later(autojump_clock: object, awaits_domain: bool, waited: float) -> None:
+    """In a crowd a client got no processor for half a second; then mpsd held it for as long as it lived."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    link = Link(LinkSide.SLOW_CLIENT, LinkSide.CLIENT, awaits_domain=awaits_domain)
+    caller = SimpleNamespace(connection=ours, link=link, door="control", credentials=Credentials(1, 1000, 1000))
+    with ours, theirs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Refusals(Refuser(True), 0.5).tell, caller, "it has no lease")
+            began = trio.current_time()
+            if not awaits_domain:
+                await trio.sleep(60.0)
+                theirs.send(b"here I am")
+        assert trio.current_time() - began == waited
+    assert not link.ends
+    assert link.transcript is not None, "it is not held"
+
+
+async def test_without_a_refusing_daemon_it_is_held_until_it_ends(autojump_clock: object) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    link = Link()
+    caller = SimpleNamespace(connection=ours, link=link, door="control", credentials=Credentials(1, 1000, 1000))
+    with ours:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Refusals(Refuser(False), 0.5).tell, caller, "it has no lease")
+            await trio.sleep(60.0)
+            assert nursery.child_tasks
+            theirs.close()
+    assert link.transcript is None
