@@ -128,6 +128,13 @@ def test_a_ticket_is_its_users_alone(cluster: Cluster, uid: int) -> None:
     assert cluster.shell(f"stat -c %u:%a /run/mpsd-slurm-n1/{job}").strip() == f"{uid}:600"
 
 
+def test_no_user_can_hold_the_lock_of_the_prologs(cluster: Cluster) -> None:
+    """Every user could open it, and who held it let each job of the node wait a minute and then be refused."""
+    assert cluster.run("--gres=mps:30", script=COUNT)[0] == "COMPLETED"
+    held = cluster.host.run("flock", "--nonblock", "/run/mpsd-slurm-n1/lock", "true", uid=BOB)
+    assert "Permission denied" in held.stderr
+
+
 def test_a_pipe_directory_in_a_jobs_private_tmp_is_refused(cluster: Cluster) -> None:
     """As with job_container/tmpfs, which does not start in these namespaces: the script runs here as the job's user."""
     cluster.configure(pipes="/tmp")
