@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from mpsd_client import Refused, calls
+from mpsd_client._restoring import _is_missing
 
 from tests.integration.machine import ROOT, UIDS, Machine
 
@@ -41,6 +42,14 @@ def test_the_shim_commits_nothing_to_a_squatters_arena(shared: Machine) -> None:
         assert client.status() == 0
         found = squatter.ask(calls.arena_get("kv"))
     assert (found.generation, found.used_bytes) == (made.generation, 0)
+
+
+def test_root_restores_no_image_in_the_place_of_another_users_arena(shared: Machine) -> None:
+    """One that no process has open and that has no layout, such as the shim's, was taken for root's own and removed."""
+    with shared.mpsd(VICTIM) as victim, shared.mpsd() as operator:
+        made = victim.ask(calls.arena_create("weights", "0", BYTES))
+        assert not _is_missing(operator, "weights")
+        assert victim.ask(calls.arena_get("weights")).id == made.id
 
 
 def test_a_starter_does_not_obey_a_squatter(shared: Machine) -> None:

@@ -169,7 +169,8 @@ def _is_missing(mpsd: Asks, name: str) -> bool:
         return True
     if found.layout_hash or found.unheld_since is None:
         return False
-    try:
+    try:  # mpsd lets root remove another user's arena too, but open none by a name without a uid
+        mpsd.ask(calls.arena_close(mpsd.ask(calls.arena_open(name, "read")).id))
         mpsd.ask(calls.arena_remove(name))
     except Refused:  # a process has opened it meanwhile, or it is another user's
         return False

@@ -24,7 +24,7 @@ class AnothersArena:
     def ask(self, call: Call[Any]) -> Any:
         if call.method == "arena.remove":
             raise Refused(ErrorCode.NOT_ALLOWED, "NOT_ALLOWED", "it belongs to root")
-        return SimpleNamespace(layout_hash="", unheld_since=1.0)
+        return SimpleNamespace(id=1, layout_hash="", unheld_since=1.0)
 
 
 def test_an_arena_that_cannot_be_removed_is_there() -> None:
