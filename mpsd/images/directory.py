@@ -3,6 +3,7 @@
     DIRECTORY/            0700, of the user who takes the images; so are all files in it, 0600
       key                 of the keyed hash (rules/block_hash.py)
       lock                flock: whoever adds or removes an image, or opens one
+      restore-lock        flock: of the process that restores an arena that several miss (mpsd_client)
       complete/NAME       manifests
       removed/NAME.RANDOM manifests of removed images, as long as a process still uses them
       packs/NUMBER        blocks; flock: of the process that writes it

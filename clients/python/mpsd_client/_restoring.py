@@ -139,17 +139,13 @@ def restore_if_missing(
     """Make the arena `name` of the newest image of an arena of this name, if it does not exist, or has no layout and no
     process has it: that of a restorer that was killed.  Does nothing without an image.  Raises as restore_image does.
 
-    It locks the directory: of several processes that miss the arena, one restores it, and the others find it complete.
+    Of several processes that miss the arena, one restores it, and the others wait and find it complete.
     """
     place = Path(directory) if directory else images_directory()
     if not place.is_dir():
         return
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = _open_lock(place)
     try:
-        if os.fstat(descriptor).st_uid not in (0, os.geteuid()):
-            raise ImageError(f"{place} belongs to another user, who could keep this process waiting")
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            os.fchmod(descriptor, 0o700)  # else another user could lock it, for ever
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
         with Client(path, program="mpsd_client") as mpsd:
             if _is_missing(mpsd, name):
@@ -158,6 +154,21 @@ def restore_if_missing(
         pass
     finally:
         os.close(descriptor)
+
+
+def _open_lock(place: Path) -> int:
+    """Open a file that no other user ever could: whoever opened the directory before it was closed to others may lock that."""
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.fstat(directory).st_uid == os.geteuid():
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open("restore-lock", flags, 0o600, dir_fd=directory)
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                return descriptor
+            os.close(descriptor)
+    finally:
+        os.close(directory)
+    raise ImageError(f"{place}, or its lock, belongs to another user, who could keep this process waiting")
 
 
 def _is_missing(mpsd: Asks, name: str) -> bool:

@@ -1,5 +1,6 @@
 """What restore_if_missing leaves alone."""
 
+import fcntl
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,19 @@ def test_nobody_waits_for_another_users_directory(tmp_path: Path) -> None:
     os.chown(tmp_path, 64321, 64321)
     with pytest.raises(ImageError, match="another user"):
         restore_if_missing("weights", "0", tmp_path / "no-daemon", tmp_path, mode=0o600, ttl=0.0)
+
+
+def test_nobody_waits_for_who_opened_the_directory_earlier(tmp_path: Path) -> None:
+    """Before it was closed to others, any user could open it, and keep its lock from then on."""
+    tmp_path.chmod(0o755)
+    held = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="no-daemon"):
+            restore_if_missing("weights", "0", tmp_path / "no-daemon", tmp_path, mode=0o600, ttl=0.0)
+    finally:
+        os.close(held)
+    assert (tmp_path / "restore-lock").stat().st_mode & 0o777 == 0o600
 
 
 class AnothersArena:
