@@ -11,7 +11,8 @@
  * the domain's CUDA_MPS_PIPE_DIRECTORY and one GPU in CUDA_VISIBLE_DEVICES. UID is the user of the server: the stopped client's. The watcher outlives mpsd; the next mpsd connects again.
  * A new connection replaces the one before. Peers of another uid are disconnected. A new peer first receives every report so far,
  * from the start, then each new one. A request is one datagram, exactly one struct mpsd_sentinel_request; a malformed one ends
- * the connection.
+ * the connection. Once armed, a watcher that knows no server yet exits ten seconds after it lost its peer: it would not see the
+ * server's end.
  *
  *   op     request                             effect
  *   ADD    pid and, as a descriptor, a pidfd    the process is a client of the server: its descriptors are held after an exception

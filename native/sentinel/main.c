@@ -19,6 +19,7 @@ enum {
 	SETTLE_MS = 10, /* from the event to RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
 	DRAIN_MS = 20,  /* one exception fires several events */
 	LAST_PEER_MS = 1000, MOST_IN_A_ROW = 2, /* then requests are read again */
+	ALONE_MS = 10000,
 };
 
 enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
@@ -39,7 +40,7 @@ static struct {
 	uint64_t pc; /* of the last one */
 	struct mpsd_sentinel_report reports[MPSD_SENTINEL_REPORTS];
 	unsigned report_count;
-	uint64_t start_end_ns;
+	uint64_t start_end_ns, alone_end_ns;
 } watcher;
 
 static void close_slot(int slot)
@@ -241,47 +242,25 @@ static void add_client(pid_t pid, int pidfd)
 	close(pidfd);
 }
 
-/* Of a message: the one descriptor that came with it, or -1. */
-static int sole_descriptor(struct msghdr *message)
-{
-	struct cmsghdr *head = CMSG_FIRSTHDR(message);
-	int fd = -1;
-
-	if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
-		memcpy(&fd, CMSG_DATA(head), sizeof(fd)); /* room for one */
-	return fd;
-}
-
 static void hear_peer(void)
 {
 	struct mpsd_sentinel_request request;
-	struct iovec part = { &request, sizeof(request) };
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(sizeof(int))];
-	} room;
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = room.space, .msg_controllen = sizeof(room.space) };
-	ssize_t size = recvmsg(watcher.polled[PEER].fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-	int fd;
-	bool is_whole;
+	int fd, rc = request_receive(watcher.polled[PEER].fd, &request, &fd);
 
-	if (size < 0 && (errno == EAGAIN || errno == EINTR))
+	if (rc == 0)
 		return;
-	fd = size < 0 ? -1 : sole_descriptor(&message);
-	is_whole = size == sizeof(request) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
-		   request.version == MPSD_SENTINEL_VERSION && request.reserved == 0;
-	if (is_whole && request.op == MPSD_SENTINEL_END && fd < 0)
+	if (rc > 0 && request.op == MPSD_SENTINEL_END && fd < 0)
 		leave(0);
-	if (is_whole && request.op == MPSD_SENTINEL_ADD && fd >= 0) {
+	if (rc > 0 && request.op == MPSD_SENTINEL_ADD && fd >= 0) {
 		add_client((pid_t)request.pid, fd);
 		return;
 	}
-	if (is_whole && request.op == MPSD_SENTINEL_SERVER && fd >= 0) {
+	if (rc > 0 && request.op == MPSD_SENTINEL_SERVER && fd >= 0) {
 		close_slot(SERVER);
 		watcher.polled[SERVER].fd = fd;
 		return;
 	}
-	if (fd >= 0)
+	if (rc > 0 && fd >= 0)
 		close(fd);
 	close_slot(PEER);
 }
@@ -304,13 +283,26 @@ static void server_ended(void)
 	leave(0);
 }
 
+/* Before it knows its server, its end shows to nobody: without a peer the stopped client would stay for ever. */
+static void look_alone(void)
+{
+	bool is_alone = watcher.polled[START].fd < 0 && watcher.polled[PEER].fd < 0 && watcher.polled[SERVER].fd < 0;
+
+	if (!is_alone)
+		watcher.alone_end_ns = 0;
+	else if (!watcher.alone_end_ns)
+		watcher.alone_end_ns = now_ns() + ALONE_MS * 1000000ull;
+	else if (now_ns() >= watcher.alone_end_ns)
+		leave(0);
+}
+
 static int wait_ms(void)
 {
-	uint64_t now = now_ns();
+	uint64_t now = now_ns(), end_ns = watcher.start_end_ns ? watcher.start_end_ns : watcher.alone_end_ns;
 
-	if (!watcher.start_end_ns)
+	if (!end_ns)
 		return -1; /* forever: until an exception, a request, or the client's end */
-	return now >= watcher.start_end_ns ? 0 : (int)((watcher.start_end_ns - now) / 1000000u + 1);
+	return now >= end_ns ? 0 : (int)((end_ns - now) / 1000000u + 1);
 }
 
 static void run(void)
@@ -321,7 +313,10 @@ static void run(void)
 	static const int order[] = { EVENT, HOLDERS, START, SIGNALS, PEER, LISTENER, SERVER };
 
 	for (;;) { /* forever: see wait_ms() */
-		int ready = poll(watcher.polled, FIRST_ADDED + MPSD_SENTINEL_CLIENTS, wait_ms());
+		int ready;
+
+		look_alone();
+		ready = poll(watcher.polled, FIRST_ADDED + MPSD_SENTINEL_CLIENTS, wait_ms());
 
 		if (ready < 0)
 			continue;

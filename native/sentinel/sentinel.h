@@ -66,6 +66,11 @@ int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 26 to 190 ms */
 /* trial.c */
 int trial_run(const char *role); /* the exit status */
 
+/* request.c */
+/* Receive a request and the descriptor that came with it, or -1.  1: it is valid, and the descriptor is the caller's; 0: none is
+ * there yet; -1: the peer has gone, or it is not valid. */
+int request_receive(int peer, struct mpsd_sentinel_request *request, int *fd);
+
 /* holders.c */
 uint64_t now_ns(void); /* of CLOCK_MONOTONIC */
 /* Whether a number in a folder /proc/PID/fd is a device /dev/NAME..., but not /dev/BUT... (NULL: any). */

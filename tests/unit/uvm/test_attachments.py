@@ -246,6 +246,9 @@ async def test_each_part_can_be_off(tmp_path: Path, client: FakeClient, told: To
         assert (client.ask("ranges"), client.ask("attached")) == (ranges, str(int(expected.watched)))
 
 
+FEW = 12  # descriptors of further inspectors, which start when questions overlap
+
+
 @pytest.mark.deadline(60)
 @pytest.mark.slow
 async def test_a_thousand_lives_leave_nothing(tmp_path: Path, client: FakeClient, told: Told) -> None:
@@ -253,7 +256,9 @@ async def test_a_thousand_lives_leave_nothing(tmp_path: Path, client: FakeClient
     client.begin()
     before = descriptors()
     cut = sum([await live(attachments(tmp_path, told), client, number % 6) for number in range(1000)])
-    assert (descriptors(), client.ask("attached")) == (before, "0")
+    left = descriptors() - before
+    assert left < FEW, "what each sixth life leaves would be 166"
+    assert client.ask("attached") == "0"
     assert cut >= 500
 
 
