@@ -229,4 +229,5 @@ def test_plain_faults_leave_the_flags_alone(device: Device, va_space: VaSpace) -
     with FakeGpu(device, va_space) as gpu:
         gpu.access(HOLE, flags=AS_REPLAYABLE)
         gpu.access(HOLE, flags=0)
-    assert [each.flags for each in device.drain()] == [REPLAYABLE, 0]
+    ours = [each for each in device.drain() if each.tgid == os.getpid()]  # the client of the test before may be gone only now
+    assert [each.flags for each in ours] == [REPLAYABLE, 0]
