@@ -19,4 +19,4 @@ def images(path: Path) -> Iterator[Images]:
     before = descriptors()
     with Images.open(path) as made:
         yield made
-    assert descriptors() == before
+    assert descriptors() <= before, "what earlier tests left may be closed meanwhile"
