@@ -52,6 +52,16 @@ def has_ended(connection: socket.socket) -> bool:
     return not data and not ancillary
 
 
+async def has_ended_when_it_sends(connection: socket.socket, seconds: float) -> bool:
+    """Wait until a silent client sends something, at most this long; return whether it has ended.
+
+    The time can be unlimited: a stopped process may be continued at any time.
+    """
+    with trio.move_on_after(seconds):
+        await trio.lowlevel.wait_readable(connection)
+    return has_ended(connection)
+
+
 async def until_ended(connection: socket.socket) -> None:
     """Wait until the client sends no more, without reading what it has sent.
 

@@ -23,7 +23,7 @@ from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.keeper.connections import KeeperClient
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Assignment
-from mpsd.relay.client_connection import ClientConnection, has_ended, until_ended
+from mpsd.relay.client_connection import ClientConnection, has_ended_when_it_sends, until_ended
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.offences import Offences
 from mpsd.relay.progress import Progress
@@ -270,9 +270,7 @@ class Conversations(Struct):
             await self.refusals.hold(caller, domain, "it was silent in the middle of its handshake")
             return True
         pause = min(2.0 ** self._offences(caller), _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
-        with trio.move_on_after(pause):
-            await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued at any time
-        return has_ended(caller.connection)
+        return await has_ended_when_it_sends(caller.connection, pause)
 
 
 async def _give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:

@@ -15,7 +15,7 @@ from mpsd.errors import Refused
 from mpsd.host import processes
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
-from mpsd.relay.client_connection import ClientConnection, has_ended, until_ended
+from mpsd.relay.client_connection import ClientConnection, has_ended_when_it_sends, until_ended
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.vendor_connection import connect
 
@@ -52,9 +52,7 @@ class Refusals(Struct):
             if caller.link.transcript is None or not self.refuser.is_alive():
                 await self.hold(caller, None, f"{why}, and it could not be informed")
                 return
-            with trio.move_on_after(_AGAIN_SECONDS if caller.link.awaits_domain else math.inf):
-                await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued at any time
-            if has_ended(caller.connection):
+            if await has_ended_when_it_sends(caller.connection, _AGAIN_SECONDS if caller.link.awaits_domain else math.inf):
                 return
 
     async def try_to_tell(self, caller: ClientConnection, why: str) -> bool:

@@ -2,12 +2,10 @@
 
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.integration.host import PATIENT, SIM_DIRECTORY, Host, open_host, why_not
+from tests.integration.host import PATIENT, SIM_DIRECTORY, Host
 from tests.integration.machine import PATH, ROOT, SIMULATOR
 from tests.integration.snippets import Snippet, pages, snippets_of
 
@@ -120,16 +118,11 @@ finish() {
 
 
 @pytest.fixture
-def reader(installed_front_end: Path) -> Iterator[Host]:
-    """Yield the machine of a person who reads the page."""
-    if why := why_not():
-        pytest.skip(why)
-    with open_host(installed_front_end) as made:
-        if made.trouble:
-            pytest.skip(f"no namespaces of our own: {made.trouble}")
-        done = made.shell(SETUP)
-        assert done.returncode == 0, done.stderr
-        yield made
+def reader(host: Host) -> Host:
+    """Return the machine of a person who reads the page."""
+    done = host.shell(SETUP)
+    assert done.returncode == 0, done.stderr
+    return host
 
 
 def bash(reader: Host, script: str) -> str:

@@ -38,15 +38,19 @@ def why_not_more(arenas: Iterable[Arena], gpu: str, uid: int, settings: VaultSet
 
 
 def _why_not(arena: Arena, uid: int, settings: VaultSettings) -> str:
+    kept = _why_kept(arena, uid, settings)
+    return kept or ("not expired (vault.eviction)" if arena.used_bytes else "without memory")
+
+
+def _why_kept(arena: Arena, uid: int, settings: VaultSettings) -> str:
+    """Return why this user's request can never evict the arena as it is now; empty: it could."""
     if not (settings.evicts_all or arena.owner_uid == uid):
         return "of other users (vault.evict_from)"
-    if arena.is_held:
-        return "open in a process"
-    return "without memory" if not arena.used_bytes else "not expired (vault.eviction)"
+    return "open in a process" if arena.is_held else ""
 
 
 def _may_go(arena: Arena, uid: int, now: float, settings: VaultSettings) -> bool:
-    if arena.is_held or not (settings.evicts_all or arena.owner_uid == uid):
+    if _why_kept(arena, uid, settings):
         return False
     if settings.eviction is Eviction.EXPIRED:
         end = expires_at(arena)
