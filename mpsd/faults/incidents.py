@@ -44,7 +44,7 @@ from mpsd.notify import Changed, Outbox, Signal
 
 log = structlog.get_logger()
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
-# Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
+# Signals by which a process ends itself, also after its own error (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 SM_ERRORS = frozenset({700, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
 _MOST_RECENT = 256
@@ -149,7 +149,7 @@ class Incidents:
             self.see(line)
 
     def report(self, process: ProcessId, error: FirstError) -> None:
-        """Take a client's report of its own error: evidence, and not proof."""
+        """Take a client's report that it met an error: evidence, and not proof."""
         words = " ".join(filter(None, (error.name or f"CUDA error {error.code}", error.text)))
         self.see(
             Observation(
@@ -210,12 +210,12 @@ class Incidents:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """Record a connection of a client that is placed in the domain; called for each of its connections."""
+        """Record a connection of a client that is placed in the domain; called for each one."""
         is_new = self.parties.meet(process, domain.name)
         self.client_arrived.emit(process, domain, is_new)
 
     def hung_up(self, process: ProcessId) -> None:
-        """Record that one of its connections has ended."""
+        """Record that a connection of the client has ended."""
         self.client_hung_up.emit(process)
 
     def left(self, process: ProcessId, ending: ProcessExit | None) -> None:

@@ -21,23 +21,23 @@
  *                                               the server's other clients, as without a sentinel
  *
  *   report      pid           status               count                      other
- *   STARTED     the client    0                    pid of the watcher         the client runs, and has no context yet
+ *   STARTED     the client    0                    pid of the watcher         the client runs, still without a context
  *   ARMED       the client    0                    SMs of the GPU             an exception from now on is contained
  *   FAULT       0             1: RM reports an MMU SMs that report an error   pc, warp_esr, global_esr of the first of them
  *                             fault, too; else 0
  *   HOLDS       of ADD        0, or -errno         descriptors held anew      is_culprit: pc is in one of its mappings, which has
- *                                                                            mapping_bytes. Several clients can say so (measured:
+ *                                                                            mapping_bytes. It can be true of several clients (measured:
  *                                                                            2 of 53 exceptions): then each is a suspect
  *   CONTAINED   0             0                    exceptions so far          the GPU continues
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
- *                             or -errno                                       sentinel if there was an exception
+ *                             or -errno                                       sentinel, after an exception
  *
  * `time_ns` is CLOCK_MONOTONIC. After each exception one HOLDS comes for each process that was added and lives; it can come after
- * CONTAINED. A process is held once: in later reports of it the count is 0.
+ * CONTAINED. A process is held once: in its later reports the count is 0.
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,
  * which it does when the last of them has ended. A death of the watcher kills the stopped client.
  *
- * Self-test. `mpsd-sentinel --trial ROLE` is a client in the server of its environment; it writes lines to stdout:
+ * Self-test. `mpsd-sentinel --trial ROLE` is a client in the server that its environment names; it writes lines to stdout:
  *
  *   ROLE    lines                                exits
  *   count   "ready 0" after its first kernel     at the end of its stdin: "exact N", status 0, if N kernels counted to N; else "wrong N"
@@ -62,7 +62,7 @@ enum { MPSD_SENTINEL_VERSION = 1 };
 enum {
 	MPSD_SENTINEL_CLIENTS = 64,   /* that can be added; a server takes 48 */
 	MPSD_SENTINEL_HELD = 64,      /* descriptors of one of them */
-	MPSD_SENTINEL_REPORTS = 200,  /* kept for the next peer, whose socket has room for 277 (measured); those beyond are not */
+	MPSD_SENTINEL_REPORTS = 200,  /* kept for the next peer: its socket has room for 277 (measured); later ones are not kept */
 	MPSD_SENTINEL_START_MS = 60000,
 };
 

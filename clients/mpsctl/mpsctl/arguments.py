@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f'found "{value}"; accepted: {", ".join(action.choices)}')
 
 
-_PLAINER = (  # what argparse says -> what mpsctl says
+_PLAINER = (  # the words of argparse -> those of mpsctl
     (r"^the following arguments are required: (.*)", r"missing: \1"),
     (r"^one of the arguments (\S+) is required", r"missing: \1"),
     (r"^one of the arguments (.*) is required", r"missing: one of \1"),

@@ -40,7 +40,7 @@ def restore_image(
 
     image: "": the newest one of `arena`.  name: of the new arena; "": as in the image.  arena: which, if the image has several.
     gpu: ordinal or UUID; "": the same GPU.  mode, ttl: as for Arena.create.  told: called with the bytes that are restored and
-    all of them, each half second and after each part.  The new arena has addresses of its own.
+    all of them, each half second and after each part.  The new arena has its own addresses.
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
@@ -157,7 +157,7 @@ def restore_if_missing(
 
 
 def _open_lock(place: Path) -> int:
-    """Open a file that no other user ever could: whoever opened the directory before it was closed to others may lock that."""
+    """Open a file that no other user ever could: a process that opened the directory earlier may lock that."""
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if os.fstat(directory).st_uid == os.geteuid():
@@ -183,7 +183,7 @@ def _is_missing(mpsd: Asks, name: str) -> bool:
     try:  # mpsd lets root remove another user's arena too, but open none by a name without a uid
         mpsd.ask(calls.arena_close(mpsd.ask(calls.arena_open(name, "read")).id))
         mpsd.ask(calls.arena_remove(name))
-    except Refused:  # a process has opened it meanwhile, or it is another user's
+    except Refused:  # a process has just opened it, or it is another user's
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What a process asks of its imager, one request in each datagram: JSON, with descriptors.
+"""The requests of a process to its imager, one in each datagram: JSON, with descriptors.
 
     open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor, of the first: the progress     -> ready
     allocations  arena, items: [offset, bytes, commit that it came with] each; a descriptor for each item
@@ -17,7 +17,7 @@ Or, to make an arena of an image:
 The order is a file with the numbers of all blocks, 4 bytes each, as they are to be filled; the other file has a byte for each
 block, which becomes 1 when the block is in the GPU's memory.  A block's number is its place among those of all allocations.
 
-An answer has `is`; instead of it comes `failed` with `why` and `is_missing` (no such image), and the image of `prepare` is
+An answer has `is`. A failure is the answer `failed` with `why` and `is_missing` (no such image), and the image of `prepare` is
 given up.  The imager ends when the process closes its end, but finishes an image that is staged.  A process that stops waiting
 for `staged` closes its end first.
 
@@ -53,7 +53,7 @@ class Request:
 
 
 class Channel:
-    """The imager's end.  Raises ValueError for what is no request."""
+    """The imager's end.  Raises ValueError for a message that is not a request."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -93,7 +93,7 @@ class Channel:
 
 
 class Progress:
-    """Says how much is copied, in the file that the process gave.  For several threads."""
+    """Writes how much is copied into the file that the process gave.  For several threads."""
 
     def __init__(self, request: Request) -> None:
         [descriptor] = request.descriptors

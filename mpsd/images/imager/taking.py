@@ -1,11 +1,11 @@
 """Taking an image while its arena is being written.
 
     prepare   blocks are copied to the host while the client runs, and again while fewer change each time;
-    stage     the client stands still: the blocks whose bytes are not the saved ones are copied inside the GPU;
+    stage     the client stands still: the blocks with other bytes than the saved ones are copied inside the GPU;
     finish    the client runs: the staged copies go to the host.
 
 A block is hashed where it was saved from: the imager copies it into its own memory on the GPU, hashes the copy, and sends the
-copy to the host.  So a hash always belongs to the bytes that were saved, at whatever moment the client wrote; a hash of the
+copy to the host.  So a hash always belongs to the bytes that were saved, at any moment that the client wrote; a hash of the
 block in the arena, before or after the copy, would not.  At the barrier the imager hashes the arena's blocks: where the hash
 is equal, the saved bytes are the barrier's.
 
@@ -65,7 +65,7 @@ class Copier:
         return BlockTable(self, addresses)
 
     def hash(self, table: int, count: int, out: int) -> None:
-        """Enqueue the hashes of the blocks whose addresses are in `table`."""
+        """Enqueue the hashes of the blocks at the addresses in `table`."""
         self.kernel.launch(self.stream, table, count, self._key.address, out)
 
     def copy_inside(self, to: int, origin: int, blocks: int) -> None:
@@ -160,7 +160,7 @@ class Taking:
     def __init__(
         self, copier: Copier, memory: ArenaMemory, save: Save, expect: Callable[[int], None] = lambda size: None
     ) -> None:
-        """save: called for each block, in several threads.  expect: told how many bytes will be saved, before they are."""
+        """save: called for each block, in several threads.  expect: called with the bytes to be saved, before they are."""
         self._copier, self._memory, self._save, self._expect = copier, memory, save, expect
         self._staging: DeviceMemory | None = None
         self._staged_places: BlockTable | None = None
@@ -188,7 +188,7 @@ class Taking:
         self._table = self._copier.table(self._memory.base + self._offsets)
 
     def _scan(self) -> tuple[Any, Any]:
-        """Hash the arena's blocks; return the numbers of those whose saved bytes are others, and all hashes."""
+        """Hash the arena's blocks; return the numbers of those with other saved bytes, and all hashes."""
         assert self._table
         now = self._table.hashes(len(self._offsets))
         return numpy.flatnonzero(~self._is_saved | (now != self._saved).any(axis=1)), now
