@@ -21,8 +21,11 @@ from mpsd.images.copying import copy
 from mpsd.images.export import export
 from mpsd.images.place import default_directory
 from mpsd.images.progress import Progress, size_text
+from mpsd.images.receiving import receive
 from mpsd.images.rules.manifest import BLOCK_BYTES, BlockPlace, Manifest
+from mpsd.images.sending import send_by
 from mpsd.images.store import Images
+from mpsd.images.stream import STALL_SECONDS, Stream
 from mpsd.model.visible_text import visible
 
 DONE, FAILED = 0, 1
@@ -50,7 +53,7 @@ def main(words: Sequence[str]) -> int:
     asked = _parser().parse_args(words)
     try:
         asked.directory = asked.directory or default_directory()
-        with Images.open_existing(asked.directory) as images:
+        with asked.open(asked.directory) as images:
             status: int = asked.run(images, asked)
             return status
     except BrokenPipeError:
@@ -72,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, run: Run, help: str) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=help, parents=[shared], allow_abbrev=False)
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, open=Images.open_existing)
         return made
 
     verb("list", _list, "List all images, oldest first")
@@ -87,6 +90,17 @@ def _parser() -> argparse.ArgumentParser:
     copying.add_argument("name")
     copying.add_argument("to", type=Path, metavar="DIRECTORY", help="made if it is missing")
     copying.add_argument("--as", dest="new_name", metavar="NAME", help="otherwise the same name")
+    sending = verb("send", _send, "Send an image to another machine, by a command that runs `mpsd-images receive` there")
+    sending.add_argument("name")
+    sending.add_argument("--as", dest="new_name", metavar="NAME", help="otherwise the same name")
+    sending.add_argument("command", nargs="+", metavar="COMMAND", help="after --, as: -- ssh HOST mpsd-images receive")
+    receiving = verb("receive", _receive, "Receive the image that `mpsd-images send` sends")
+    receiving.set_defaults(open=Images.open)
+    for each in (sending, receiving):
+        each.add_argument(
+            "--stall", type=_seconds, default=STALL_SECONDS, metavar="DURATION",
+            help="give up when the other side stands still for so long; default: 5m",
+        )  # fmt: skip
     verb("remove", _remove, "Remove images, and free their disk space").add_argument("name", nargs="+")
     pruning = verb("prune", _prune, "Remove old images, and free their disk space; the newest of each arena stays")
     pruning.add_argument("--keep", type=_count, metavar="N", help="this many of each arena stay")
@@ -201,6 +215,26 @@ def _copy(images: Images, asked: argparse.Namespace) -> int:
         to.tidy()
     text = f"image {made.name} in {asked.to}: {size_text(made.content_bytes)}"
     _report(asked, {"name": made.name, "directory": str(asked.to), "bytes": made.content_bytes}, text)
+    return DONE
+
+
+def _send(images: Images, asked: argparse.Namespace) -> int:
+    with images.reader(asked.name) as image:
+        progress = Progress("sent", 0, is_json=asked.json)
+        sent = send_by(asked.command, image, asked.new_name or asked.name, progress.add, asked.stall)
+        progress.end()
+        whole = image.manifest.content_bytes
+    text = f"image {asked.name}: {size_text(sent)} were sent, the other side had the rest of {size_text(whole)}"
+    _report(asked, {"name": asked.name, "bytes": whole, "sent_bytes": sent}, text)
+    return DONE
+
+
+def _receive(images: Images, asked: argparse.Namespace) -> int:
+    if sys.stdin.isatty():
+        raise BadRequest("`mpsd-images send NAME -- COMMAND` starts this and writes the image to its standard input")
+    made = receive(images, Stream(sys.stdin.fileno(), sys.stdout.fileno(), asked.stall))
+    images.tidy()
+    _say(f"image {made.name} in {asked.directory}: {size_text(made.content_bytes)}", sys.stderr)
     return DONE
 
 

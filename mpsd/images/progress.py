@@ -23,8 +23,10 @@ class Progress:
         self._was_shown = False
         self.done = 0
 
-    def add(self, size: int) -> None:
+    def add(self, size: int, total: int | None = None) -> None:
+        """Count so many more bytes; total: of all, if it is only known now."""
         self.done += size
+        self._total = self._total if total is None else total
         if time.monotonic() < self._next or not (self._is_json or sys.stderr.isatty()):
             return
         if self._is_json:

@@ -92,6 +92,14 @@ class ImageWriter:
             with self._lock:
                 self._being_written.discard(place.slot)
 
+    def share(self, arena: str, offset: int, block_id: bytes) -> bool:
+        """Let the block at the offset be one that the directory, or this image, has; return False if neither has it."""
+        with self._lock:
+            place = self._known.get(block_id)
+            if place is not None:
+                self._use((arena, offset), place)
+            return place is not None
+
     def _place(self, where: tuple[str, int], block_id: bytes) -> tuple[BlockPlace, bool]:
         """Choose where the block is; return whether it has to be written there."""
         with self._lock:
@@ -130,9 +138,10 @@ class ImageWriter:
             if place.slot not in self._being_written:
                 self._free.append(place.slot)
 
-    def finish(self, instant: float, arenas: Sequence[ArenaFacts]) -> Manifest:
+    def finish(self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes] = ()) -> Manifest:
         """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.
 
+        origins: of each arena, if the image was received (ArenaImage).
         Blocks that were added outside the arenas' allocations are dropped.  Raise BadRequest if a block is missing, or an image
         of the name was finished meanwhile; NoRoom.
         """
@@ -148,15 +157,16 @@ class ImageWriter:
         self._pack.sync()
         with self._directory.locked():
             self._share_with_later()
-            manifest = self._manifest(instant, arenas)
+            manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas))
             self._directory.publish(manifest)
         self._is_finished = True
         self.close()
         return manifest
 
-    def _manifest(self, instant: float, arenas: Sequence[ArenaFacts]) -> Manifest:
+    def _manifest(self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes]) -> Manifest:
         places = [[self._places[each.name, offset] for offset in block_offsets(each)] for each in arenas]
-        made = tuple(ArenaImage(facts, write_places(each)) for facts, each in zip(arenas, places, strict=True))
+        named = zip(arenas, places, origins, strict=True)
+        made = tuple(ArenaImage(facts, write_places(each), origin) for facts, each, origin in named)
         digest = digest_of((place for each in places for place in each), self._directory.hash_of)
         return Manifest(self._name, self._group, instant, time.time(), digest, made)
 

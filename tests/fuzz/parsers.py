@@ -71,6 +71,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/check/containment_proof.py": _OWN,
     "mpsd/sentinel/self_test.py": "reads lines of the program that it has started itself; reports: sentinel/messages.py",
     "mpsd/images/__main__.py": _WORDS,
+    "mpsd/images/stream.py": _BESIDE,
     "mpsd/images/imager/restoring.py": "writes the files that it opens",
     "mpsd/images/imager/requests.py": "reads requests of the process that has started it, with that one's rights",
     "clients/python/mpsd_client/_peer.py": _KERNEL,

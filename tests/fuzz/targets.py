@@ -31,6 +31,17 @@ from mpsd.images.rules.manifest import BLOCK_BYTES, BODY_AT, MAJOR, MINOR, Arena
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.rules.safetensors import Header
 from mpsd.images.rules.tensors import read_layout
+from mpsd.images.rules.transfer import (
+    Answer,
+    Offer,
+    Want,
+    block_ids,
+    check_offer,
+    decode_message,
+    plan_transfer,
+    to_numbers,
+    to_ranges,
+)
 from mpsd.keeper import messages as keeper_wire
 from mpsd.model import stop
 from mpsd.model.cgroup_path import describe
@@ -163,6 +174,22 @@ def image_manifest(data: bytes) -> None:
         assert len(file) > BODY_AT
         assert sum(1 for _ in found.places()) * BLOCK_BYTES == found.content_bytes
         assert found.series
+
+
+@reads("mpsd/images/rules/transfer.py")
+def image_transfer(data: bytes) -> None:
+    """What the other side of a transfer says."""
+    with suppress(BadRequest):
+        offer = decode_message(data, Offer)
+        assert isinstance(offer, Offer)
+        check_offer(offer)
+        have, wanted = plan_transfer(offer, {each: each for each in block_ids(offer)[::2]})
+        assert len(have) + len(wanted) == len(set(block_ids(offer)))
+        assert to_numbers(Want(to_ranges(wanted)), len(block_ids(offer))) == wanted
+    with suppress(BadRequest):
+        answer = decode_message(data, Answer)  # type: ignore[arg-type]
+        if isinstance(answer, Want):
+            assert all(0 <= each < 100 for each in to_numbers(answer, 100))
 
 
 @reads("mpsd/images/rules/tensors.py")

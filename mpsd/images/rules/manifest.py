@@ -26,7 +26,7 @@ from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
 BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
 MOST_MANIFEST_BYTES = 512 << 20
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
-_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 1, 0
+_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 1, 1
 _HEAD = struct.Struct("<8sHHI")
 _LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")
@@ -66,10 +66,14 @@ class ArenaFacts(Struct, frozen=True):
 
 
 class ArenaImage(Struct, frozen=True):
-    """An arena with its blocks: the places of all blocks, in the order of their offsets, 24 bytes each."""
+    """An arena with its blocks: the places of all blocks, in the order of their offsets, 24 bytes each.
+
+    origins: the hashes that they have in the directory where the image was received from, 16 bytes each; empty: it was not.
+    """
 
     facts: ArenaFacts
     places: bytes
+    origins: bytes = b""
 
     def place(self, number: int) -> BlockPlace:
         return BlockPlace(*_PLACE.unpack_from(self.places, number * _PLACE.size))
@@ -199,6 +203,7 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
     if not all(0 <= each <= _LATEST for each in (found.instant, found.written_at)):
         raise ImageDamaged("its manifest has a time that is none")
     for each in found.arenas:
-        if len(each.places) != BlockNumbers(each.facts).count * _PLACE.size:
+        count = BlockNumbers(each.facts).count
+        if len(each.places) != count * _PLACE.size or len(each.origins) not in (0, count * HASH_BYTES):
             raise ImageDamaged(f"its manifest does not name every block of arena {each.facts.name}")
     return found

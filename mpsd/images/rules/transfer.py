@@ -1,0 +1,167 @@
+"""The messages of a transfer, and the choice of the blocks that have to travel.  Prose: docs/images.md, "The stream".
+
+    sender                     receiver
+    Offer              ->
+                       <-      Want, or Refused
+    a block, a block   ->              each: 16 bytes of its SHA-256, then its 2 MiB
+                       <-      Done, or Refused
+
+A message is its length (u32 LE) and a MessagePack map.  Pure.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+from msgspec import Struct
+
+from mpsd.errors import BadRequest
+from mpsd.images.rules.block_hash import HASH_BYTES, Bytes
+from mpsd.images.rules.manifest import ArenaFacts, ArenaImage, BlockNumbers, Manifest, check_facts, read_places
+from mpsd.images.rules.naming import check_name
+
+VERSION = 1
+MOST_NAME = 100  # of an image that is received: its partial images have longer names
+PARTIAL = ".partial"
+
+
+class OfferedArena(Struct, frozen=True):
+    """An arena; the hashes of its blocks in the sender's directory, and in the one where the sender received it from."""
+
+    facts: ArenaFacts
+    ids: bytes
+    origins: bytes = b""
+
+
+class Offer(Struct, frozen=True, tag=True):
+    """The image without its bytes."""
+
+    version: int
+    name: str
+    group: str
+    instant: float
+    arenas: tuple[OfferedArena, ...]
+
+
+class Want(Struct, frozen=True, tag=True):
+    """The numbers of the blocks that have to travel, ascending, as (first, count); counted through all arenas."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Done(Struct, frozen=True, tag=True):
+    """The image is complete at the receiver."""
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The receiver makes no image, for this reason."""
+
+    why: str
+
+
+Answer = Want | Done | Refused
+
+
+def offer_of(image: Manifest, name: str) -> Offer:
+    """Return the offer of an image that gets this name at the receiver."""
+    arenas = tuple(OfferedArena(each.facts, _ids(each), each.origins) for each in image.arenas)
+    return Offer(VERSION, name, image.group, image.instant, arenas)
+
+
+def _ids(arena: ArenaImage) -> bytes:
+    return b"".join(place.id for place in read_places(arena.places))
+
+
+def check_offer(offer: Offer) -> None:
+    """Raise BadRequest if no image can come of the offer."""
+    if offer.version != VERSION:
+        raise BadRequest(f"the sender speaks version {offer.version} of the stream, this mpsd {VERSION}")
+    check_name(offer.name)
+    if len(offer.name) > MOST_NAME:
+        raise BadRequest(f"image name {offer.name}: an image that is received has a name of {MOST_NAME} characters at most")
+    check_facts([each.facts for each in offer.arenas])
+    for each in offer.arenas:
+        size = BlockNumbers(each.facts).count * HASH_BYTES
+        if len(each.ids) != size or len(each.origins) not in (0, size):
+            raise BadRequest(f"arena {each.facts.name}: the sender does not name each of its blocks")
+
+
+def split_ids(ids: bytes) -> list[bytes]:
+    return [ids[at : at + HASH_BYTES] for at in range(0, len(ids), HASH_BYTES)]
+
+
+def block_ids(offer: Offer) -> list[bytes]:
+    """Return the sender's hash of each block, through all arenas."""
+    return [each for arena in offer.arenas for each in split_ids(arena.ids)]
+
+
+def known_ids(images: Sequence[Manifest]) -> dict[bytes, bytes]:
+    """Return the receiver's hash of each of its blocks, by that hash and by the one that the block had at its sender."""
+    known: dict[bytes, bytes] = {}
+    for arena in chain.from_iterable(each.arenas for each in images):
+        own = [place.id for place in read_places(arena.places)]
+        known.update(zip(own, own, strict=True))
+        if arena.origins:
+            known.update(zip(split_ids(arena.origins), own, strict=True))
+    return known
+
+
+def plan_transfer(offer: Offer, known: Mapping[bytes, bytes]) -> tuple[dict[bytes, bytes], list[int]]:
+    """Return the blocks that the receiver has, as its own hash by the sender's, and the numbers of the blocks to send."""
+    have: dict[bytes, bytes] = {}
+    wanted: dict[bytes, int] = {}
+    numbered = enumerate(zip(block_ids(offer), _origins(offer), strict=True))
+    for number, (block_id, origin) in numbered:
+        if block_id in have or block_id in wanted:
+            continue
+        own = known.get(block_id) or known.get(origin)
+        if own is None:
+            wanted[block_id] = number
+        else:
+            have[block_id] = own
+    return have, list(wanted.values())
+
+
+def _origins(offer: Offer) -> Iterator[bytes]:
+    for arena in offer.arenas:
+        yield from split_ids(arena.origins or arena.ids)
+
+
+def to_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return ascending numbers as (first, count)."""
+    ranges: list[tuple[int, int]] = []
+    for each in numbers:
+        if ranges and sum(ranges[-1]) == each:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+        else:
+            ranges.append((each, 1))
+    return tuple(ranges)
+
+
+def to_numbers(want: Want, count: int) -> list[int]:
+    """Return the numbers, of an image of `count` blocks.  Raise BadRequest."""
+    end = 0
+    for first, size in want.ranges:
+        if first < end or size <= 0 or first + size > count:
+            raise BadRequest(f"the receiver asks for {size} blocks from {first} on, of an image of {count}")
+        end = first + size
+    return [number for first, size in want.ranges for number in range(first, first + size)]
+
+
+def checksum(block: Bytes) -> bytes:
+    """Return the hash that travels before a block."""
+    return hashlib.sha256(block).digest()[:HASH_BYTES]
+
+
+def partial_group(name: str) -> str:
+    """Return the group of the images that keep the blocks which arrived so far for the image of this name."""
+    return name + PARTIAL
+
+
+def decode_message(data: bytes, kind: type) -> object:
+    """Raise BadRequest if the bytes are no message of this kind."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise BadRequest(f"the other side sent something else than expected: {exc}") from None

@@ -1,0 +1,276 @@
+"""An image goes to another directory, with another key, through the pipes of a command."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpsd.errors import BadRequest, NoRoom
+from mpsd.images.receiving import receive
+from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
+from mpsd.images.rules.refusals import ImageDamaged
+from mpsd.images.rules.retention import Limits
+from mpsd.images.sending import Refusal, send, send_by
+from mpsd.images.store import Images
+from mpsd.images.stream import Stream, StreamBroken
+from tests.unit.images.making import FIRST, block, contents_of, expected, facts, flip, stored_blocks, take
+
+MANY = {place: 100 + place for place in range(12)}
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Images]:
+    """Return the directory of the other machine."""
+    with Images.open(tmp_path / "there") as made:
+        yield made
+
+
+class Pipes:
+    """Two pipes between a sender and a receiver in a thread."""
+
+    def __init__(self) -> None:
+        self.from_receiver, self._to_sender = os.pipe()
+        self._from_sender, self.to_receiver = os.pipe()
+
+    def run(self, images: Images, through: Callable[[int], int] | None = None, **more: int) -> "Receiving":
+        incoming = through(self._from_sender) if through else self._from_sender
+        return Receiving(images, Stream(incoming, self._to_sender, 20), {incoming, self._to_sender}, more)
+
+    @property
+    def sender(self) -> Stream:
+        return Stream(self.from_receiver, self.to_receiver, 20)
+
+
+class Receiving(threading.Thread):
+    """Receives one image; `outcome` is the image or the exception."""
+
+    def __init__(self, images: Images, stream: Stream, owned: set[int], more: dict[str, int]) -> None:
+        super().__init__()
+        self._images, self._stream, self._owned, self._more = images, stream, owned, more
+        self.outcome: Manifest | Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = receive(self._images, self._stream, **self._more)
+        except Exception as exc:
+            self.outcome = exc
+        finally:
+            for each in self._owned:
+                os.close(each)
+
+
+def transfer(
+    here: Images, there: Images, name: str, new_name: str = "", through: Callable[[int], int] | None = None, **more: int
+) -> tuple[int | Exception, Manifest | Exception | None]:
+    """Send an image; return the number of blocks that travelled or the sender's exception, and the receiver's outcome."""
+    pipes = Pipes()
+    receiving = pipes.run(there, through, **more)
+    sent: int | Exception
+    try:
+        with here.reader(name) as image:
+            sent = send(image, new_name or name, pipes.sender, lambda size, total: None) // BLOCK_BYTES
+    except Exception as exc:
+        sent = exc
+    finally:
+        os.close(pipes.to_receiver)
+        receiving.join(60)
+        os.close(pipes.from_receiver)
+    return sent, receiving.outcome
+
+
+WHOLE = """
+import os
+def whole(count):
+    while count and (piece := os.read(0, min(count, 1 << 16))):
+        count -= len(piece)
+        os.write(1, piece)
+"""
+
+
+def cut_after(size: int) -> Callable[[int], int]:
+    """Return a way that lets only so many bytes through."""
+    return lambda incoming: _filtered(incoming, f"{WHOLE}\nwhole({size})")
+
+
+def changed_at(size: int) -> Callable[[int], int]:
+    """Return a way that flips a bit of the byte at this place."""
+    program = f"{WHOLE}\nwhole({size})\nos.write(1, bytes([os.read(0, 1)[0] ^ 1]))\nwhole(1 << 40)"
+    return lambda incoming: _filtered(incoming, program)
+
+
+def _filtered(incoming: int, program: str) -> int:
+    one = subprocess.Popen([sys.executable, "-c", program], stdin=incoming, stdout=subprocess.PIPE)
+    os.close(incoming)
+    assert one.stdout is not None
+    with one.stdout:
+        outgoing = os.dup(one.stdout.fileno())
+    threading.Thread(target=one.wait).start()
+    return outgoing
+
+
+def names(images: Images) -> list[str]:
+    return [each.name for each in images.listing().images]
+
+
+def test_everything_of_the_image_arrives(images: Images, there: Images) -> None:
+    with images.begin("first", "llm") as new:
+        for name in ("weights", "kv"):
+            for place in range(20):
+                new.add(name, place * BLOCK_BYTES, block(place % 7 + len(name)))
+        made = new.finish(5.0, [facts(*range(20), name=name, layout=b"x", state=b"y") for name in ("weights", "kv")])
+    sent, got = transfer(images, there, "first", "second")
+    assert isinstance(got, Manifest)
+    assert (sent, got.name, got.group, got.instant) == (12, "second", "llm", 5.0), "equal blocks travel once"
+    assert [each.facts for each in got.arenas] == [each.facts for each in made.arenas]
+    assert contents_of(there, "second") == contents_of(images, "first")
+    assert (list(there.verify()), names(there)) == ([], ["second"])
+
+
+def test_only_what_changed_travels_and_is_read(images: Images, there: Images, path: Path) -> None:
+    take(images, "first", MANY)
+    assert transfer(images, there, "first")[0] == 12
+    take(images, "second", {**MANY, 3: 7}, instant=2.0)
+    flip(path / "packs/1", 5 * BLOCK_BYTES)
+    sent, got = transfer(images, there, "second")
+    assert (sent, isinstance(got, Manifest), stored_blocks(there)) == (1, True, 13)
+    assert contents_of(there, "second") == expected({**MANY, 3: 7})
+
+
+def test_an_image_that_comes_back_does_not_travel_again(images: Images, there: Images) -> None:
+    take(images, "first", MANY)
+    transfer(images, there, "first")
+    assert transfer(there, images, "first", "again")[0] == 0
+    assert contents_of(images, "again") == expected(MANY)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 5, 11])
+def test_a_transfer_that_was_cut_off_goes_on(images: Images, there: Images, blocks: int) -> None:
+    """The image is absent until all blocks have arrived; a partial image keeps those that did."""
+    take(images, "first", MANY)
+    sent, got = transfer(images, there, "first", through=cut_after(2000 + blocks * (BLOCK_BYTES + 16)), kept_blocks=3)
+    assert isinstance(sent, StreamBroken)
+    assert isinstance(got, StreamBroken)
+    assert [each.rpartition("-")[0] for each in names(there)] == ["first.partial"] * bool(blocks)
+    assert transfer(images, there, "first", kept_blocks=3)[0] == 12 - blocks
+    assert (contents_of(there, "first"), names(there)) == (expected(MANY), ["first"])
+    there.collect()
+    assert stored_blocks(there) == 12
+
+
+def test_blocks_of_an_interrupted_transfer_serve_another_content(images: Images, there: Images) -> None:
+    take(images, "first", MANY)
+    transfer(images, there, "first", through=cut_after(2000 + 6 * (BLOCK_BYTES + 16)))
+    images.remove("first")
+    take(images, "first", {**MANY, 0: 1, 1: 2})
+    assert transfer(images, there, "first")[0] == 8
+    assert (contents_of(there, "first"), names(there)) == (expected({**MANY, 0: 1, 1: 2}), ["first"])
+
+
+def test_a_block_that_changed_on_its_way(images: Images, there: Images) -> None:
+    take(images, "first", FIRST)
+    sent, got = transfer(images, there, "first", through=changed_at(2 * BLOCK_BYTES))
+    assert isinstance(sent, Refusal)
+    assert "changed on its way" in str(sent)
+    assert isinstance(got, BadRequest)
+    assert names(there) == []
+
+
+def test_the_sender_says_why_the_receiver_refuses(images: Images, there: Images) -> None:
+    take(images, "first", MANY)
+    take(there, "first", FIRST)
+    assert "an image has the name first already" in str(transfer(images, there, "first")[0])
+    there.set_limits(Limits(quota_bytes=6 * BLOCK_BYTES))
+    sent, got = transfer(images, there, "first", "second")
+    assert "the quota of" in str(sent)
+    assert isinstance(got, NoRoom)
+    assert (isinstance(sent, Refusal), names(there)) == (True, ["first"])
+    assert "100 characters" in str(transfer(images, there, "first", "n" * 101)[0])
+
+
+def test_damage_at_the_sender(images: Images, there: Images, path: Path) -> None:
+    take(images, "first", MANY)
+    flip(path / "packs/1", 5 * BLOCK_BYTES)
+    sent, got = transfer(images, there, "first")
+    assert isinstance(sent, ImageDamaged)
+    assert isinstance(got, StreamBroken)
+    assert "first" not in names(there)
+
+
+@pytest.mark.parametrize("sent", [
+    pytest.param(b"", id="nothing"),
+    pytest.param(b"\x05\x00", id="half a length"),
+    pytest.param(b"\xff\xff\xff\xff", id="a length over the limit"),
+    pytest.param(b"\x04\x00\x00\x00abcd", id="no MessagePack"),
+    pytest.param(b"\x01\x00\x00\x00\x80", id="an empty map"),
+])  # fmt: skip
+def test_a_receiver_survives_any_bytes(there: Images, sent: bytes) -> None:
+    pipes = Pipes()
+    receiving = pipes.run(there)
+    os.write(pipes.to_receiver, sent)
+    os.close(pipes.to_receiver)
+    receiving.join(60)
+    os.close(pipes.from_receiver)
+    assert isinstance(receiving.outcome, BadRequest | StreamBroken)
+    assert names(there) == []
+
+
+def receiver(path: Path) -> list[str]:
+    return [sys.executable, "-m", "mpsd.images", "receive", "--directory", str(path)]
+
+
+def test_through_a_command(images: Images, tmp_path: Path) -> None:
+    take(images, "first", FIRST)
+    told: list[tuple[int, int]] = []
+    with images.reader("first") as image:
+        sent = send_by(receiver(tmp_path / "new"), image, "first", lambda *each: told.append(each))
+    assert (sent, told) == (3 * BLOCK_BYTES, [(BLOCK_BYTES, 3 * BLOCK_BYTES)] * 3)
+    with Images.open(tmp_path / "new") as there:
+        assert contents_of(there, "first") == expected(FIRST)
+
+
+def test_commands_that_fail(images: Images) -> None:
+    take(images, "first", MANY)
+    with images.reader("first") as image:
+        with pytest.raises(BadRequest, match="/nowhere/ssh cannot be started: No such file"):
+            send_by(["/nowhere/ssh"], image, "first", lambda *each: None)
+        with pytest.raises(StreamBroken, match=r"ended \(sh with status 255\): send it again"):
+            send_by(["sh", "-c", "exit 255"], image, "first", lambda *each: None)
+        with pytest.raises(StreamBroken, match="stood still for 0 s"):
+            send_by(["sh", "-c", "exec sleep 600"], image, "first", lambda *each: None, 0.1)
+
+
+DEADLY = """
+import os, sys
+from mpsd.images.receiving import receive
+from mpsd.images.store import Images
+from mpsd.images.stream import Stream
+from pathlib import Path
+Path(sys.argv[2]).write_text(str(os.getpid()))
+receive(Images.open(Path(sys.argv[1])), Stream(0, 1), 2)
+"""
+
+
+def test_a_receiver_that_is_killed_keeps_what_it_had(images: Images, tmp_path: Path) -> None:
+    take(images, "first", MANY)
+    told: list[int] = []
+
+    def kill_at_seven(size: int, total: int) -> None:
+        told.append(size)
+        if len(told) == 7:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    command = [sys.executable, "-c", DEADLY, str(tmp_path / "new"), str(tmp_path / "pid")]
+    with images.reader("first") as image, pytest.raises(StreamBroken, match="status -9"):
+        send_by(command, image, "first", kill_at_seven)
+    with Images.open(tmp_path / "new") as there:
+        (partial,) = there.listing().images
+        kept = partial.content_bytes // BLOCK_BYTES
+        assert (partial.group, kept >= 4) == ("first.partial", True), "six blocks had gone through the pipe"
+        assert transfer(images, there, "first")[0] == 12 - kept
+        assert (contents_of(there, "first"), names(there)) == (expected(MANY), ["first"])
