@@ -353,7 +353,7 @@ class Config:
     state_directory: str = option(
         "",
         "mpsd's own state: domains, store, keeper. Empty: /run/mpsd/HASH for root, otherwise $XDG_RUNTIME_DIR/mpsd/HASH or "
-        "/tmp/mpsd-UID/HASH, with a hash of the pipe directory.",
+        "/tmp/mpsd-UID/HASH, with a hash of the pipe directory's file system and its path there.",
         accept=or_empty(absolute_path(STATE_DIRECTORY_BYTES)),
         needs_restart=True,
     )

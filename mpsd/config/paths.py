@@ -13,6 +13,7 @@ from mpsd.config.options import STATE_DIRECTORY_BYTES, Config
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.fairness.uid_ranges import parse as parse_uid_ranges
+from mpsd.host.mounts import place_of
 from mpsd.host.programs import native_directory
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -49,8 +50,7 @@ def subordinate_uids(path: Path = SUBORDINATE_UIDS) -> UidRanges:
 
 
 def _default_state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Path:
-    pipe_directory = os.path.normpath(config.pipe_directory)
-    name = hashlib.sha256(os.fsencode(pipe_directory)).hexdigest()[:_HASH_CHARACTERS]
+    name = hashlib.sha256(place_of(config.pipe_directory)).hexdigest()[:_HASH_CHARACTERS]
     if euid == 0:
         return Path("/run/mpsd", name)
     runtime = environ.get("XDG_RUNTIME_DIR", "")

@@ -1,9 +1,14 @@
 """The Kubernetes DRA driver: its control daemon's start script, word for word, in a container that sees the host's root."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests.integration.client import Client
 from tests.integration.host import DRIVER_ROOT, Host
-from tests.integration.machine import PATH
+from tests.integration.machine import PATH, PROGRAM
 from tests.integration.process import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -18,6 +23,7 @@ echo "startup complete" > {root}/var/log/nvidia-mps/startup.log
 tail -n +1 -f {root}/var/log/nvidia-mps/control.log
 """
 CHROOT = f"chroot {DRIVER_ROOT} sh -c"
+MPSCTL = str(Path(sys.executable).with_name("mpsctl"))
 NO_SHELL_THERE = "sh -c"  # GKE's COS: the host's programs, found through PATH
 
 
@@ -65,3 +71,53 @@ def test_quit_in_the_driver_root_ends_it(host: Host) -> None:
     begin(host, CHROOT, PATH)
     assert host.shell(f'{CHROOT} "echo quit | nvidia-cuda-mps-control"').returncode == 0
     assert not [line for line in host.processes() if "nvidia-cuda-mps" in line and "/bin/sh -c" not in line]
+
+
+CLAIM = """\
+set -e
+cd /var/lib/claims/{claim}
+mount --bind pipe {root}/tmp/nvidia-mps
+mount --bind log {root}/var/log/nvidia-mps
+mount -t proc proc {root}/proc
+chroot {root} nvidia-cuda-mps-control -d
+echo started
+exec tail -f /dev/null
+"""
+
+
+def start_claim(host: Host, claim: str, *more: str) -> None:
+    """Start the claim's daemon as its container does, with its directories mounted over those of the driver's root."""
+    host.shell(f"mkdir -p /var/lib/claims/{claim}/pipe /var/lib/claims/{claim}/log /tmp/nvidia-mps /var/log/nvidia-mps")
+    script = CLAIM.format(claim=claim, root=DRIVER_ROOT)
+    output = host.begin("unshare", "--mount", *more, "sh", "-c", script)
+    said = wait_for("the end of the start", lambda: output.read_text(), 20.0)
+    assert said == "started\n"
+
+
+def counter_of(host: Host, claim: str) -> Client:
+    return host.counter(CUDA_MPS_PIPE_DIRECTORY=f"/var/lib/claims/{claim}/pipe").ready()
+
+
+@pytest.mark.parametrize("namespaces", [(), ("--pid", "--fork")], ids=["one pid namespace", "several"])
+def test_two_claims_on_a_node_have_a_daemon_each(host: Host, namespaces: tuple[str, ...]) -> None:
+    """The second found `already running`: both have the path /tmp/nvidia-mps, each in its own mount namespace."""
+    host.shell("mount -t tmpfs none /var/lib")
+    for claim in ("a", "b"):
+        start_claim(host, claim, *namespaces)
+    for counter in [counter_of(host, claim) for claim in ("a", "b")]:
+        counter.goes_on()
+    assert len(list(host.file("/run/mpsd").iterdir())) == 2
+
+
+def test_a_claims_daemon_that_starts_again_in_a_new_namespace_finds_its_state(host: Host) -> None:
+    host.shell("mount -t tmpfs none /var/lib")
+    for claim in ("a", "b"):
+        start_claim(host, claim)
+    counter = counter_of(host, "a")
+    pipe = "/var/lib/claims/a/pipe"
+    pid = host.file(f"{pipe}/{PROGRAM}.pid").read_text().strip()
+    host.shell(f"kill -KILL {pid}; while grep -q '^State:.[^Z]' /proc/{pid}/status; do :; done")
+    start_claim(host, "a")
+    counter.goes_on()
+    listed = host.run(MPSCTL, "--json", "clients", environment={"CUDA_MPS_PIPE_DIRECTORY": pipe})
+    assert [client["pid"] for client in json.loads(listed.stdout)] == [counter.wait("ready")["pid"]]
