@@ -139,6 +139,13 @@ deb: ## a Debian package of the wheels in DIST, into DIST; for the release that 
 	@$(MAKE) -s --no-print-directory install PYTHON=/usr/bin/python3 PREFIX=/opt/mpsd DESTDIR=$(abspath $(DIST))/root WHEELS=$(DIST)
 	@clients/debian/build $(DIST)/root $(DIST) && rm -r $(DIST)/root
 
+# For containers and hosts without Python: with the interpreter that this runs on, and its C library.
+tree: ## an installation that brings its own Python, of the wheels in DIST, into DIST/tree
+	@rm -rf $(DIST)/tree
+	@$(MAKE) -s --no-print-directory install PREFIX=/opt/mpsd DESTDIR=$(abspath $(DIST))/tree WHEELS=$(DIST)
+	@PATH="$(abspath $(VENV)/bin):$$PATH" $(DIST)/tree/opt/mpsd/venv/bin/python3 -I clients/kubernetes/carry_python.py $(DIST)/tree /opt/mpsd
+	@rm -rf $(DIST)/tree/opt/mpsd/venv/lib/python3*/site-packages/pip*
+
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
 	@$(MAKE) -s -C native clean
@@ -219,4 +226,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist constraints deb clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist constraints deb tree clean install install-files uninstall
