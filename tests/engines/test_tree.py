@@ -16,12 +16,12 @@ VARIABLES = f"MPSD_CONFIG=/etc/mpsd.toml MPSD_SIM_FAST=1 LD_LIBRARY_PATH={SIMULA
 # The host's program is mounted into every container of NVIDIA's toolkit; its directory has to be, too.
 SET_UP = """\
 set -e
-mount --bind {place}/host/usr/bin/{program} {place}/root/usr/bin/{program}
-mount --bind {clients} {place}/root/mnt
-mount -t proc proc {place}/root/proc
-mount --rbind /dev {place}/root/dev
-mount -t tmpfs none {place}/root/dev/shm
-inside() {{ env -i {variables} "$(command -v chroot)" {place}/root "$@"; }}
+mount --bind {place}/host/usr/bin/{program} {place}/image/usr/bin/{program}
+mount --bind {clients} {place}/image/mnt
+mount -t proc proc {place}/image/proc
+mount --rbind /dev {place}/image/dev
+mount -t tmpfs none {place}/image/dev/shm
+inside() {{ env -i {variables} "$(command -v chroot)" {place}/image "$@"; }}
 """
 
 
@@ -35,7 +35,7 @@ def tree(dist: Path) -> Path:
 @pytest.fixture
 def inside(programs: None, tree: Path, tmp_path: Path) -> Callable[[str], "subprocess.CompletedProcess[str]"]:
     """Return a function that runs a script in which `inside` runs a program in the container."""
-    root = tmp_path / "root"
+    root = tmp_path / "image"
     for each in ("usr/bin", "etc", "tmp", "run", "var/log", "proc", "dev", "mnt", "opt/mpsd", "lib/x86_64-linux-gnu", "lib64"):
         (root / each).mkdir(parents=True)
     (root / "etc/mpsd.toml").write_text('backend = "sim"\n')
@@ -58,8 +58,8 @@ def inside(programs: None, tree: Path, tmp_path: Path) -> Callable[[str], "subpr
 
 def test_it_serves_a_client_where_there_is_no_python_and_no_shell(inside: Callable[[str], object]) -> None:
     done = inside("""\
-    mount --bind {place}/host/opt/mpsd {place}/root/opt/mpsd
-    mount -o remount,bind,ro {place}/root/opt/mpsd
+    mount --bind {place}/host/opt/mpsd {place}/image/opt/mpsd
+    mount -o remount,bind,ro {place}/image/opt/mpsd
     inside /usr/bin/{program} -d
     inside /opt/mpsd/venv/bin/mpsctl --json lease create x --user 0 --sm 25% >/dev/null
     inside /mnt/smcount --json
@@ -75,7 +75,7 @@ def test_the_front_end_alone_fails_and_names_what_it_misses(inside: Callable[[st
     done = inside("""\
     inside /usr/bin/{program} -d || echo status $?
     inside /usr/bin/{program} get_default_active_thread_percentage || echo status $?
-    ls {place}/root/tmp
+    ls {place}/image/tmp
     """)
     why = "Cannot start the MPS control daemon: no Python interpreter: /opt/mpsd/venv/bin/python3: No such file"
     assert done.stdout.startswith(why), done
