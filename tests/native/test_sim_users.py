@@ -1,9 +1,11 @@
 """Several users on the simulator: one user's server at a time, and who may change what."""
 
 import os
+import stat
+import subprocess
 
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
-from tests.native.sim_machine import Machine, eventually
+from tests.native.sim_machine import TOOL, Machine, eventually
 
 pytestmark = needs_root
 USER = 1000
@@ -76,3 +78,32 @@ def test_a_stranger_reads_but_changes_nothing(mps: Machine) -> None:
         assert mps.ask(line, uid=USER).startswith(f"Insufficient privileges for UID {USER}.")
     assert mps.ask("quit", uid=USER) == "Not enough privilege to execute quit command\n"
     assert mps.ask("get_server_list") == f"{server}\n"
+
+
+def test_no_user_leads_roots_simulator_to_another_file(machine: Machine) -> None:
+    """Each part opened what lay under its names in a directory that all may write to, and let all users write to it."""
+    victim, held = machine.place / "victim", machine.place / "machine"
+    victim.write_text("secret")
+    victim.chmod(0o600)
+    for directory in (held, machine.pipe, machine.logs):
+        directory.mkdir()
+        directory.chmod(0o777)
+    names = ("machine/machine", "pipe/nvidia-cuda-mps-control.pid", "pipe/control_lock", "log/control.log", "log/server.log")
+    for name in names:
+        (machine.place / name).symlink_to(victim)
+    done = subprocess.run([TOOL, "status"], env=machine.environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (held / "machine").unlink()
+    (held / "kmsg").symlink_to(victim)
+    machine.tool("xid", "0")
+    machine.control("-d")
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("secret", 0o600)
+
+
+def test_no_user_replaces_what_is_in_the_machines_directory(machine: Machine) -> None:
+    """A user who could put a link there had every file of root's."""
+    machine.status()
+    here = machine.place / "machine"
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in here.iterdir()}
+    assert modes == {"machine": 0o666, "kmsg": 0o666, "memory": 0o777, "uvm": 0o1777}
+    assert stat.S_IMODE(here.stat().st_mode) == 0o755

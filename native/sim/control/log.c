@@ -14,7 +14,7 @@ static int open_file(const struct control *control, const char *name)
 	char path[300];
 
 	snprintf(path, sizeof(path), "%s/%s", control->logs, name);
-	return open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	return open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
 }
 
 int log_open(struct control *control)

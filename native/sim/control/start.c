@@ -64,7 +64,7 @@ static int write_pid(const struct control *control)
 	int fd;
 
 	path_in(control, "nvidia-cuda-mps-control.pid", path, sizeof(path));
-	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
 	if (fd < 0)
 		return -errno;
 	(void)fchmod(fd, 0666);
@@ -77,7 +77,7 @@ static int take_lock(struct control *control)
 	char path[160];
 
 	path_in(control, "control_lock", path, sizeof(path));
-	control->lock = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	control->lock = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
 	if (control->lock < 0)
 		return -errno;
 	(void)fchmod(control->lock, 0666);

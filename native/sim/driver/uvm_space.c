@@ -78,8 +78,6 @@ void space_open(void)
 		return;
 	owner = getpid();
 	snprintf(directory, sizeof(directory), "%s/uvm", machine_directory());
-	if (mkdir(directory, 0777) == 0)
-		(void)chmod(directory, 01777); /* other uids are on the machine too */
 	snprintf(space_path, sizeof(space_path), "%s/%d.space", directory, (int)owner);
 	snprintf(events_path, sizeof(events_path), "%s/%d.events", directory, (int)owner);
 	snprintf(control_path, sizeof(control_path), "%s/%d.control", directory, (int)owner);

@@ -136,7 +136,8 @@ struct machine_view machine_visible(const struct machine_view *base, const char 
 int machine_find_gpu(const struct machine_view *view, const char *name); /* index in view, or -1 */
 unsigned machine_sms(unsigned gpu, double percent);
 
-/* xids.c; each takes the lock */
+/* xids.c; each takes the lock but the first */
+int machine_open_log(const char *directory); /* makes it where it is missing; the caller closes it; -1: it cannot be opened */
 void machine_xid(unsigned gpu, unsigned code, pid_t pid, const char *text);
 void machine_xid_mmu(unsigned gpu, pid_t pid, const char *access); /* 31: "faulted @ ...": the process that owned the channel */
 void machine_xid_exception(unsigned gpu, const char *what);        /* 13, twice; no pid */

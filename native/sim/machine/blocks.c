@@ -33,7 +33,7 @@ int machine_block_open(uint64_t id)
 	int fd;
 
 	block_path(id, path, sizeof(path));
-	fd = open(path, O_RDWR | O_CLOEXEC);
+	fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 	return fd < 0 ? -errno : fd;
 }
 

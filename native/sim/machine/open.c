@@ -32,27 +32,37 @@ static int file_lock(short type, int command, off_t byte)
 	return command == F_OFD_GETLK ? lock.l_type != F_UNLCK : 0;
 }
 
+/* Other uids are on the machine too: they may write to what is here, and replace nothing. */
+static bool make_folder(const char *name, mode_t mode)
+{
+	struct stat info;
+	char path[300];
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	if (mkdir(path, mode) == 0)
+		(void)chmod(path, mode); /* past the umask */
+	return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
 /* The default directory has a name that anyone could guess, so it must be ours. */
 static bool make_directory(void)
 {
 	const char *chosen = getenv("MPSD_SIM_DIR");
+	bool is_chosen = chosen && *chosen;
 	struct stat info;
-	char memory[300];
 
-	if (chosen && *chosen)
+	if (is_chosen)
 		snprintf(directory, sizeof(directory), "%s", chosen);
 	else
 		snprintf(directory, sizeof(directory), "/tmp/mpsd-sim-%u", (unsigned)getuid());
-	if (mkdir(directory, 0777) == 0)
-		(void)chmod(directory, 0777); /* other uids are on the machine too */
-	if (lstat(directory, &info) < 0 || (!S_ISDIR(info.st_mode) && !S_ISLNK(info.st_mode)))
+	if (mkdir(directory, 0755) == 0)
+		(void)chmod(directory, 0755);
+	if (lstat(directory, &info) < 0 || (!S_ISDIR(info.st_mode) && !(is_chosen && S_ISLNK(info.st_mode))))
 		return false;
-	if (!(chosen && *chosen) && (!S_ISDIR(info.st_mode) || info.st_uid != getuid()))
+	errno = EPERM;
+	if (!is_chosen && (info.st_uid != getuid() || info.st_mode & 022))
 		return false;
-	snprintf(memory, sizeof(memory), "%s/memory", directory);
-	if (mkdir(memory, 0777) == 0)
-		(void)chmod(memory, 0777);
-	return true;
+	return make_folder("memory", 0777) && make_folder("uvm", 01777);
 }
 
 /* A number that stays the same for the same machine directory and GPU. */
@@ -94,6 +104,7 @@ static void create(void)
 		gpu->memory_bytes = (uint64_t)machine_knob("MPSD_SIM_MEMORY_MIB", MACHINE_MEMORY_MIB) << 20;
 		gpu->sm_count = MACHINE_SMS;
 	}
+	close(machine_open_log(directory));
 	state->magic = MACHINE_MAGIC;
 }
 
@@ -105,7 +116,7 @@ static void open_once(void)
 	if (!make_directory())
 		return;
 	snprintf(path, sizeof(path), "%s/machine", directory);
-	machine_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	machine_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
 	if (machine_fd < 0 || file_lock(F_WRLCK, F_OFD_SETLKW, LOCK_BYTE) < 0)
 		return;
 	(void)fchmod(machine_fd, 0666); /* past the umask; fails for all but its owner */

@@ -18,18 +18,27 @@ static uint64_t realtime_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+int machine_open_log(const char *directory)
+{
+	char path[300];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/kmsg", directory);
+	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+	if (fd >= 0)
+		(void)fchmod(fd, 0666); /* past the umask; fails for all but its owner */
+	return fd;
+}
+
 /* One line in the format of /dev/kmsg: priority, sequence, microseconds since boot, flags; level and flag as the driver's
  * nv_printf() makes them, which passes KERN_CONT and no level. */
 static void append_kmsg(const struct machine_xid *xid)
 {
-	char path[300], line[420];
-	int fd, length;
+	char line[420];
+	int fd = machine_open_log(machine_directory()), length;
 
-	snprintf(path, sizeof(path), "%s/kmsg", machine_directory());
-	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return;
-	(void)fchmod(fd, 0666);
 	length = snprintf(line, sizeof(line), "4,%llu,%llu,c;%s\n", (unsigned long long)xid->sequence,
 			  (unsigned long long)(machine_now_ns() / 1000), xid->text);
 	length = write(fd, line, (size_t)length) < 0; /* a full disk loses it, as a full ring would */

@@ -141,6 +141,7 @@ static int reset(void)
 	}
 	snprintf(path, sizeof(path), "%s/kmsg", machine_directory());
 	(void)unlink(path);
+	close(machine_open_log(machine_directory())); /* other users may not make it */
 	machine_unlock();
 	return 0;
 }
