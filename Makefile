@@ -13,6 +13,8 @@ UNITDIR ?= /usr/lib/systemd/system
 TMPFILESDIR ?= /usr/lib/tmpfiles.d
 DATADIR ?= /usr/share
 DESTDIR ?=
+# `/` is none: it is this machine that is installed into.
+override DESTDIR := $(patsubst %/,%,$(if $(DESTDIR),$(shell realpath -ms "$(DESTDIR)")))
 WHEELS ?=
 CONSTRAINTS ?= constraints.txt
 FORCE ?=
@@ -211,6 +213,7 @@ install-files:
 	@[ "$(DESTDIR)" ] || echo "next: $(PREFIX)/venv/bin/mpsd check"
 
 uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses it, unless FORCE=1
+	@[ -z "$(DESTDIR)" ] || { echo "nothing is removed: below DESTDIR=$(DESTDIR) only rm does that; without DESTDIR, this machine's is removed" >&2; exit 1; }
 	@[ "$(FORCE)" ] || clients/debian/in-use $(PREFIX)/venv || { \
 		echo "nothing is removed: end them first (echo quit | $(PROGRAM)), or make uninstall FORCE=1" >&2; exit 1; }
 	@if [ -e $(BINDIR)/$(PROGRAM) ] && grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then rm -f $(BINDIR)/$(PROGRAM); fi

@@ -47,3 +47,33 @@ def test_each_step_that_takes_seconds_says_its_name_first(target: str) -> None:
                 silent.append(line)
     assert steps >= 3
     assert silent == []
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+@pytest.mark.parametrize("root", ["/", "//"])
+def test_the_root_directory_is_no_directory_of_a_package(root: str) -> None:
+    """Nobody's directories were judged, the vendor's program was overwritten, and the scripts lost every slash."""
+
+    def install(*words: str) -> str:
+        command = ["make", "-n", "install", "PREFIX=/nowhere", "PYTHON=python3", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert install(f"DESTDIR={root}") == install()
+    assert install("DESTDIR=/package/") == install("DESTDIR=/package") != install()
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+def test_nothing_of_this_machine_is_removed_for_a_package(tmp_path: Path) -> None:
+    """`make uninstall DESTDIR=x` removed what this machine runs."""
+    names = ("PREFIX", "BINDIR", "SYSCONFDIR", "UNITDIR", "TMPFILESDIR", "DATADIR")
+    places = [f"{name}={tmp_path}/{name}" for name in names]
+    service = tmp_path / "UNITDIR/mpsd.service"
+    service.parent.mkdir()
+    service.touch()
+    command = ["make", "-s", "uninstall", "DIVERT=", *places]
+
+    def uninstall(*words: str) -> int:
+        return subprocess.run([*command, *words], cwd=ROOT, capture_output=True, check=False, timeout=60).returncode
+
+    assert (uninstall(f"DESTDIR={tmp_path}/package") != 0, service.exists()) == (True, True)
+    assert (uninstall(), service.exists()) == (0, False)
