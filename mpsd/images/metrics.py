@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from mpsd.images.store import Images
+from mpsd.model.visible_text import visible
 
 
 def metrics_text(images: Images) -> str:
@@ -43,5 +44,5 @@ class _Families(Collector):
 def _by_arena(name: str, help: str, values: "Counter[str] | dict[str, float]") -> GaugeMetricFamily:
     made = GaugeMetricFamily(name, help, labels=("arena",))
     for arena, value in sorted(values.items()):
-        made.add_metric((arena,), value)
+        made.add_metric((visible(arena),), value)
     return made

@@ -152,6 +152,15 @@ def test_numbers_for_prometheus(program: Program, images: Images, path: Path) ->
     assert program.json("list")["failures"] == {"count": 0, "at": 0.0, "why": ""}
 
 
+def test_a_name_in_the_numbers_is_no_code_for_a_terminal(program: Program, images: Images) -> None:
+    """The arena's owner chose it; and a reader of the numbers takes no file with an escape that it does not know."""
+    take(images, "first", {0: 10}, arena="\x1b]0;it\x07")
+    out = program("metrics")[1]
+    assert (out.isprintable(), out.replace("\n", "").isprintable()) == (False, True)
+    labels = [each.labels for family in text_string_to_metric_families(out) for each in family.samples if each.labels]
+    assert labels == [{"arena": "\\x1b]0;it\\x07"}] * 3
+
+
 def test_limits(program: Program, images: Images) -> None:
     assert program.json("limits") == {"quota_bytes": None, "keep": None, "age_seconds": None}
     program("limits", "--quota", "500G", "--older-than", "7d")
