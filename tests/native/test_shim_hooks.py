@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -202,6 +203,21 @@ def test_guards_keep_out_of_the_way_of_memory(run: Run, short_dir: Path, seed: i
 def test_what_is_not_understood_stops_no_program(run: Run, name: str, value: str) -> None:
     done = run("shim_found", "run", **{name: value})
     assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
+
+
+def test_a_log_at_the_limit_of_files_ends_no_program(run: Run, short_dir: Path) -> None:
+    """The kernel sends SIGXFSZ to who writes to such a file."""
+    log = short_dir / "log"
+    log.touch()
+    most = 100 << 20  # the simulator has files, too
+    os.truncate(log, most)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        done = run("shim_found", "run", MPSD_LEASE_SM_PERCENT="25")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (done.returncode, done.stdout, done.stderr, log.stat().st_size) == (0, "PASS\n", "", most)
 
 
 def test_required_fails_closed_where_nobody_is(run: Run) -> None:

@@ -4,6 +4,8 @@ import errno
 import fcntl
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -192,3 +194,21 @@ def test_nothing_is_left_open(state: State) -> None:
         with pytest.raises(StateError):
             StateReader.open(state.fd, generation=9)
     assert count() == before
+
+
+LIMITED = """
+import resource, signal
+from mpsd_client import State, StateError
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # as in a program in C
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    State.create({"step": "uint64"}, generation=1)
+except StateError as exc:
+    print(exc.errno)
+"""
+
+
+def test_a_limit_of_files_ends_no_program() -> None:
+    """The kernel sends SIGXFSZ to who makes a larger one."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{errno.EFBIG}\n", "")

@@ -196,7 +196,7 @@ static inline int mpsd_send(struct mpsd_arena *arena)
 /* A descriptor, or -errno with words. */
 static inline int mpsd_layout_file(struct mpsd_arena *arena, const void *layout, size_t bytes)
 {
-	int fd = memfd_create("mpsd-layout", MFD_CLOEXEC);
+	int fd = mpsd_file_fits(bytes) ? memfd_create("mpsd-layout", MFD_CLOEXEC) : -1;
 	size_t done = 0;
 	ssize_t wrote;
 

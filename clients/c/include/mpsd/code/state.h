@@ -41,9 +41,11 @@ static inline void *mpsd_state_anonymous(size_t bytes)
 /* A sealed descriptor, the shared part of which is mapped at *at: that mapping is the last that can be written.  Or -errno. */
 static inline int mpsd_state_make(const struct mpsd_state_head *head, size_t shared_bytes, void **at)
 {
-	int fd = memfd_create("mpsd-state", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL), rc;
-	int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	int fd, rc, seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+	if (!mpsd_file_fits(MPSD_STATE_CONTROL_AT + shared_bytes))
+		return -EFBIG;
+	fd = memfd_create("mpsd-state", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
 		fd = memfd_create("mpsd-state", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)

@@ -23,6 +23,14 @@ static inline void mpsd_nap(double seconds)
 	nanosleep(&left, NULL);
 }
 
+/* Whether a file of this process may have so many bytes (RLIMIT_FSIZE): one that grows beyond ends the program by SIGXFSZ. */
+static inline int mpsd_file_fits(uint64_t bytes)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_FSIZE, &limit) < 0 || bytes <= limit.rlim_cur;
+}
+
 static inline void mpsd_close_all(int *fds, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
