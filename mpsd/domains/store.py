@@ -26,9 +26,6 @@ CREATE TABLE baselines (name TEXT PRIMARY KEY, by_server TEXT NOT NULL);
 CREATE TABLE log_positions (path TEXT PRIMARY KEY, position INTEGER NOT NULL);
 CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent REAL NOT NULL, pinned_limits TEXT NOT NULL,
                        client_priority INTEGER NOT NULL);
-"""
-
-_MEMBERS = """
 CREATE TABLE members (pid INTEGER PRIMARY KEY, start_time INTEGER NOT NULL, uid INTEGER NOT NULL, domain TEXT NOT NULL);
 """
 _MOST_UNWRITTEN = 4096  # a few rows of each domain
@@ -45,7 +42,7 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         holds = "which fault domains run, whose clients end where mpsd starts without it"
-        self._db = open_database(path, _SCHEMA + _MEMBERS, SCHEMA_VERSION, holds, {1: _MEMBERS})
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self.trouble = ""  # why the last write failed; "" if it did not
         self._unwritten: dict[_Row, tuple[object, ...]] = {}  # in order; each can be written again
 

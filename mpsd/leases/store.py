@@ -21,7 +21,6 @@ from mpsd.model.process import ProcessId
 from mpsd.storage.database import Write, close, open_database, read, sync_log, write
 
 SCHEMA_VERSION = 2
-_UPGRADES = {1: ""}  # version 2 adds the requested SMs to a spec; a spec of version 1 is read as it is
 _SCHEMA = """
 CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_uid INTEGER NOT NULL, for_all_users INTEGER NOT NULL,
                      state TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL, spec TEXT NOT NULL);
@@ -41,7 +40,7 @@ class LeaseStore:
         self._path = path
         self._written, self._on_disk = 0, 0  # commits
         self._syncing = trio.Lock()  # one thread at a time: the next one syncs all that was committed in the meantime
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "leases and who runs under them", _UPGRADES)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "leases and who runs under them")
         self._read = partial(read, self._db, path)
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 

@@ -18,15 +18,12 @@ from mpsd.model.service import ServiceSettings
 from mpsd.storage.database import close, open_database, read
 
 SCHEMA_VERSION = 2
-_ENLISTED = """
+_SCHEMA = """
+CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
+                       heartbeat_seconds REAL NOT NULL);
 CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
                        enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
 """
-_SCHEMA = f"""
-CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
-                       heartbeat_seconds REAL NOT NULL);
-{_ENLISTED}"""
-_UPGRADES = {1: _ENLISTED}
 
 
 class EnlistmentPlan(Struct, frozen=True):
@@ -46,7 +43,7 @@ class ServiceStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         holds = "how many standbys each service is to have, and which processes are kept apart"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
 
     def load(self, arenas: Collection[int]) -> dict[int, ServiceSettings]:

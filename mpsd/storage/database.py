@@ -7,10 +7,9 @@ the caller gets its answer.  Why: docs/decisions/034-no-commit-waits-for-the-dis
 
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mpsd.errors import UnusablePath
@@ -22,14 +21,11 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 Write = tuple[str, tuple[Any, ...]]  # a statement and its values
 
 
-def open_database(
-    path: Path, schema: str, version: int, holds: str, upgrades: Mapping[int, str] = MappingProxyType({})
-) -> sqlite3.Connection:
+def open_database(path: Path, schema: str, version: int, holds: str) -> sqlite3.Connection:
     """Open a database file, creating it if needed.  Statements outside BEGIN are transactions of their own.
 
     Raises UnusablePath.
-    schema: creates the tables of a new file.  holds: describes the contents, for the error message.  upgrades: by older
-    version, the statements that upgrade from it.
+    schema: creates the tables of a new file.  holds: describes the contents, for the error message.
     """
     try:
         path.touch(0o600)  # private from its first byte on
@@ -38,7 +34,7 @@ def open_database(
     except (sqlite3.Error, OSError) as exc:
         raise _unusable(path, exc, holds) from None
     try:
-        _prepare(database, path, schema, version, holds, upgrades)
+        _prepare(database, path, schema, version, holds)
     except BaseException:
         database.close()  # Python 3.13 warns when the garbage collector has to close a connection
         raise
@@ -47,15 +43,8 @@ def open_database(
     return database
 
 
-def _prepare(
-    database: sqlite3.Connection,
-    path: Path,
-    schema: str,
-    version: int,
-    holds: str,
-    upgrades: Mapping[int, str],
-) -> None:
-    """Set the connection's modes, check the file, and make or upgrade its tables.  Raises UnusablePath."""
+def _prepare(database: sqlite3.Connection, path: Path, schema: str, version: int, holds: str) -> None:
+    """Set the connection's modes, check the file, and make the tables of a new one.  Raises UnusablePath."""
     try:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=NORMAL")
@@ -64,9 +53,6 @@ def _prepare(
         said = database.execute("PRAGMA quick_check(1)").fetchone()[0]  # 33 ms for 100,000 rows
         if found == 0:
             database.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version={version}; COMMIT;")
-        elif found in upgrades:
-            database.executescript(f"BEGIN IMMEDIATE; {upgrades[found]} PRAGMA user_version={version}; COMMIT;")
-            found = version
     except (sqlite3.Error, OSError) as exc:
         raise _unusable(path, exc, holds) from None
     if said != "ok":

@@ -24,18 +24,13 @@ from mpsd.model.process import ProcessId
 from mpsd.storage.database import Write, close, open_database, read, write
 
 SCHEMA_VERSION = 4
-_STATES = """
-CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
-                     bytes INTEGER NOT NULL);
-"""
-_KEEPERS = "CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);"
 _COLUMNS = {  # of an arena, after its id
     "name": "TEXT NOT NULL UNIQUE", "owner_uid": "INTEGER NOT NULL", "owner_gid": "INTEGER NOT NULL",
     "mode": "INTEGER NOT NULL", "gpu": "TEXT NOT NULL", "base": "INTEGER NOT NULL", "window_bytes": "INTEGER NOT NULL",
     "capacity_bytes": "INTEGER NOT NULL", "created_at": "REAL NOT NULL", "layout_hash": "TEXT NOT NULL",
     "layout_bytes": "INTEGER NOT NULL", "layout_serial": "INTEGER", "commits": "INTEGER NOT NULL",
     "generation": "INTEGER NOT NULL", "is_sealed": "INTEGER NOT NULL", "lease_id": "INTEGER", "ttl_seconds": "REAL",
-    "unheld_since": "REAL", "pid_namespace": "INTEGER", "is_of_owner": "INTEGER NOT NULL DEFAULT 0",
+    "unheld_since": "REAL", "pid_namespace": "INTEGER", "is_of_owner": "INTEGER NOT NULL",
 }  # fmt: skip
 _SCHEMA = f"""
 CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, {', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())});
@@ -47,14 +42,10 @@ CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_tim
                       PRIMARY KEY (arena_id, pid, start_time));
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
-{_KEEPERS}{_STATES}"""
-_SINCE_3 = "ALTER TABLE arenas ADD COLUMN is_of_owner INTEGER NOT NULL DEFAULT 0;"
-_SINCE_2 = f"ALTER TABLE arenas ADD COLUMN pid_namespace INTEGER; {_SINCE_3}"
-_UPGRADES = {
-    1: f"{_STATES}{_KEEPERS} INSERT INTO keepers SELECT 0, pid, start_time FROM keeper; DROP TABLE keeper; {_SINCE_2}",
-    2: _SINCE_2,
-    3: _SINCE_3,
-}
+CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
+                     bytes INTEGER NOT NULL);
+"""
 _CHANGING = (
     "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
@@ -78,7 +69,7 @@ class VaultStore:
         self._path = path
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         holds = "which GPU memory belongs to which arena"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
         self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 

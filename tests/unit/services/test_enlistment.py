@@ -1,18 +1,12 @@
 """Future members are kept apart from current ones."""
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 from trio.testing import MockClock
 
 from mpsd.errors import BadRequest, TooMany
-from mpsd.model.process import ProcessId
-from mpsd.model.service import ServiceSettings
 from mpsd.services import enlistment
 from mpsd.services.enlistment import Place
-from mpsd.services.store import EnlistmentPlan, ServiceStore
 from tests.unit.services.fake_machine import OWNER
 
 
@@ -118,20 +112,3 @@ async def test_where_each_was_sent_is_known_to_the_next_mpsd(machine, autojump_c
     async with machine.mpsd():
         await machine.failover.enlist("llm", OWNER, second, OWNER)
         assert (machine.enlisted.avoid(second), machine.enlisted.avoid(first)) == ({"a"}, {"b"})
-
-
-def test_services_of_the_version_before_are_kept(tmp_path: Path):
-    path = tmp_path / "services.db"
-    with closing(sqlite3.connect(path)) as old:
-        old.executescript("""
-            CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL,
-                                   memory_bytes INTEGER, heartbeat_seconds REAL NOT NULL);
-            INSERT INTO services VALUES (7, 2, 30.0, NULL, 0.5);
-            PRAGMA user_version=1;
-        """)
-    with closing(ServiceStore(path)) as store:
-        assert store.load({7}) == {7: ServiceSettings(2, 30.0, None, 0.5)}
-        assert store.plans() == {}
-        store.enlist(ProcessId(4, 5), EnlistmentPlan("llm", OWNER, OWNER, "a"))
-    with closing(ServiceStore(path)) as store:
-        assert store.plans() == {ProcessId(4, 5): EnlistmentPlan("llm", OWNER, OWNER, "a")}

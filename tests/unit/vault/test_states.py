@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NotAllowed, StaleGeneration
-from mpsd.model.arena import GRANULE, Access, Arena, KeptState
+from mpsd.model.arena import Access, Arena, KeptState
 from mpsd.model.process import ProcessId
 from mpsd.vault.descriptor_checks import check_state
 from mpsd.vault.lifecycle import Vault
@@ -276,52 +275,6 @@ async def test_a_refused_one_is_closed(machine, writer, state):
         assert descriptors() == before
 
 
-# -- an mpsd before ----------------------------------------------------------------------------------------------------
-
-FIRST = """
-CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, owner_uid INTEGER NOT NULL,
-                     owner_gid INTEGER NOT NULL, mode INTEGER NOT NULL, gpu TEXT NOT NULL, base INTEGER NOT NULL,
-                     window_bytes INTEGER NOT NULL, capacity_bytes INTEGER NOT NULL, created_at REAL NOT NULL,
-                     layout_hash TEXT NOT NULL, layout_bytes INTEGER NOT NULL, layout_serial INTEGER,
-                     commits INTEGER NOT NULL, generation INTEGER NOT NULL, is_sealed INTEGER NOT NULL, lease_id INTEGER,
-                     ttl_seconds REAL, unheld_since REAL);
-CREATE TABLE allocations (serial INTEGER PRIMARY KEY, arena_id INTEGER NOT NULL, place INTEGER NOT NULL, bytes INTEGER NOT NULL,
-                          put_in INTEGER NOT NULL, dropped_in INTEGER);
-CREATE INDEX allocations_of_arena ON allocations (arena_id, put_in);
-CREATE INDEX dropped_of_arena ON allocations (arena_id) WHERE dropped_in IS NOT NULL;
-CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL, access TEXT NOT NULL,
-                      PRIMARY KEY (arena_id, pid, start_time));
-CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
-CREATE TABLE keeper (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
-CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
-INSERT INTO arenas VALUES (1, 'model', 0, 0, 384, 'GPU', 35184372088832, 2147483648, 1073741824, 1e9, '', 0, NULL, 1, 1, 0,
-                           NULL, NULL, NULL);
-INSERT INTO allocations VALUES (5, 1, 0, 2097152, 1, NULL);
-INSERT INTO holders VALUES (1, 7, 8, 'write');
-INSERT INTO boot VALUES (1, 'this boot');
-INSERT INTO keeper VALUES (1, 4711, 99);
-PRAGMA user_version=1;
-"""  # as the first version made it
-
-
-SECOND = f"""
-{FIRST}
-CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
-                     bytes INTEGER NOT NULL);
-CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
-INSERT INTO keepers SELECT 0, pid, start_time FROM keeper;
-DROP TABLE keeper;
-PRAGMA user_version=2;
-"""
-
-
-THIRD = f"""
-{SECOND}
-ALTER TABLE arenas ADD COLUMN pid_namespace INTEGER;
-PRAGMA user_version=3;
-"""
-
-
 def test_a_pid_namespace_is_known_until_the_next_boot(tmp_path):
     """Then another container may have its inode."""
     path = tmp_path / "vault.db"
@@ -334,19 +287,4 @@ def test_a_pid_namespace_is_known_until_the_next_boot(tmp_path):
         store = VaultStore(path, boot)
         assert [row.arena.pid_namespace for row in store.arenas()] == expected
         assert [row.arena.is_of_owner for row in store.arenas()] == [False, True]
-        store.close()
-
-
-@pytest.mark.parametrize("made", [FIRST, SECOND, THIRD], ids=["first", "second", "third"])
-def test_what_an_earlier_version_stored_is_read(tmp_path, made):
-    path = tmp_path / "vault.db"
-    database = sqlite3.connect(path)
-    database.executescript(made)
-    database.close()
-    for _ in range(2):  # the second time it is of this version
-        store = VaultStore(path, "this boot")
-        [row] = store.arenas()
-        assert (row.arena.writer, row.state, store.last_serial()) == (ProcessId(7, 8), None, 5)
-        assert [each.bytes for each in store.allocations(row)] == [GRANULE]
-        assert ProcessId(4711, 99) in store.keepers().values()
         store.close()
