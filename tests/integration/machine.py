@@ -179,15 +179,18 @@ class Machine:
     @contextmanager
     def mpsd(self, uid: int | None = None) -> Iterator[Mpsd]:
         """A connection to mpsd.sock, as that user, or as the machine's: the kernel notes who connects, not who speaks later."""
+        with self.connect(uid) as mpsd:
+            yield mpsd
+
+    def connect(self, uid: int | None = None) -> Mpsd:
+        """The same, for the caller to close."""
         was, uid = os.geteuid(), self.uid if uid is None else uid
         if uid is not None:
             os.seteuid(uid)
         try:
-            mpsd = Mpsd(self.pipe / "mpsd.sock")
+            return Mpsd(self.pipe / "mpsd.sock")
         finally:
             os.seteuid(was)
-        with mpsd:
-            yield mpsd
 
     # -- clients -----------------------------------------------------------------------------------------------------
 

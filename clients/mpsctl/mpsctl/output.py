@@ -113,7 +113,7 @@ def table(columns: Sequence[Column[T]], rows: Iterable[T], empty: str, width: in
     from rich.cells import cell_len
     from rich.table import Table
 
-    cells = [[_words(column.cell(row)) for column in columns] for row in rows]
+    cells = [[cell_text(column.cell(row)) for column in columns] for row in rows]
     if not cells:
         return empty
     naturals = [max(map(cell_len, each)) for each in zip([column.title for column in columns], *cells, strict=True)]
@@ -160,7 +160,8 @@ def styled(words: str) -> "Text":
     return Text(words, style=STYLES.get(words, ""), no_wrap=True, overflow="ellipsis")
 
 
-def _words(value: object) -> str:
+def cell_text(value: object) -> str:
+    """Return the text of a cell, with unprintable characters escaped."""
     return NOTHING if value is None or value == "" else visible(str(value))
 
 

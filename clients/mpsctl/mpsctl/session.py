@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from mpsd_client import Call, Client, Page
 
@@ -67,7 +67,7 @@ class Session:
             self._mpsd.close()
             self._mpsd = None
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:

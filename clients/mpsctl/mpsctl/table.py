@@ -59,11 +59,12 @@ _PRIORITY = Argument(
 _DURATION = "DURATION"
 
 COMMANDS: tuple[Command, ...] = (
-    Command("top", "Show all clients, live: a table that is redrawn each second and after events", top, (
-        Argument("--once", "print one table, and end", is_flag=True),
-    ), "SM and MEM are the share and memory of the client's whole lease; HELD, next to each, is the part of this client. "
-       "FAULTS counts those of its domain since the start of mpsd; `mpsctl faults` names the culprits. If standard output is "
-       "not a terminal, one table is printed. End it with Ctrl-C."),
+    Command("top", "Show clients, domains, leases, services, arenas, faults and GPUs on a screen, live", top, (
+        Argument("--once", "print one table of clients, and end", is_flag=True),
+    ), "The numbers 1 to 9 choose a view, `?` lists all keys. The screen changes as soon as mpsd publishes an event. If "
+       "standard output is not a terminal, one table of clients is printed; with --json one object after each event. In the "
+       "table, SM and MEM are the share and memory of the client's whole lease; HELD, next to each, is the part of this "
+       "client. FAULTS counts those of its domain since the start of mpsd. End it with q or Ctrl-C."),
     Command("leases", "List leases", leases.list_leases, (
         Argument("--state", "only those in this state", choices=("active", "queued")),
     )),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from mpsctl.table import COMMANDS
-from mpsctl.top_view import Row, TopView
+from mpsctl.top.clients import Row, TopView
 from mpsd_client import values
 
 from tests.unit.api.fake_services import NOW, UUIDS

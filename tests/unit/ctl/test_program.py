@@ -1,16 +1,10 @@
 """The program in a process of its own: interrupted, without a reader, on a terminal."""
 
-import fcntl
 import os
-import pty
-import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -74,72 +68,6 @@ async def test_a_table_into_a_closed_pipe_ends_without_a_word(tmp_path: Path, sh
         done = await trio.run_process(command(console, "leases"), stdout=writer, capture_stderr=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-class Screen:
-    """A terminal of 80 columns and 24 lines, and what has been written to it."""
-
-    def __init__(self) -> None:
-        self.ours, self.theirs = pty.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.text = ""
-
-    def read_until(self, wanted: str) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while wanted not in self.text:
-            left = end - time.monotonic()
-            assert left > 0, f"{wanted!r} did not come: {self.text!r}"
-            if select.select([self.ours], [], [], left)[0]:
-                self.text += os.read(self.ours, 65536).decode()
-
-    def close(self) -> None:
-        os.close(self.ours)
-        os.close(self.theirs)
-
-
-async def test_top_is_live_on_a_terminal(tmp_path: Path, short_dir: Path) -> None:
-    """It is drawn anew, and leaves the terminal as it was."""
-    screen = Screen()
-    environ = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
-    async with open_console(tmp_path, short_dir) as console:
-        process = await trio.lowlevel.open_process(
-            command(console, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs, env=environ
-        )
-        await trio.to_thread.run_sync(screen.read_until, "clients: 2 running, 2 waiting")
-        await until_somebody_follows(console)
-        fakes = console.daemon.fakes
-        fakes.leases.waiting.clear()
-        console.daemon.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
-        await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
-        process.send_signal(signal.SIGINT)
-        with trio.fail_after(PATIENCE_SECONDS):
-            assert await process.wait() == 130
-        await trio.to_thread.run_sync(screen.read_until, "\x1b[?1049l")
-    screen.close()
-    assert screen.text.startswith("\x1b[?1049h")
-    assert screen.text.rindex("\x1b[?25h") > screen.text.rindex("\x1b[?25l")
-    assert "Traceback" not in screen.text
-
-
-async def test_top_outlives_mpsd(tmp_path: Path, short_dir: Path) -> None:
-    """It reports that mpsd is gone, and continues with the next mpsd."""
-    screen = Screen()
-    async with open_console(tmp_path, short_dir) as console:
-        process = await trio.lowlevel.open_process(
-            command(console, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
-            env={**os.environ, "TERM": "xterm-256color"},
-        )  # fmt: skip
-        await trio.to_thread.run_sync(screen.read_until, "clients: ")
-    await trio.to_thread.run_sync(screen.read_until, "trying again")
-    screen.text = ""
-    async with open_console(tmp_path, short_dir) as console:
-        console.daemon.fakes.leases.waiting.clear()
-        command(console)  # listens at the same place
-        await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
-        process.send_signal(signal.SIGINT)
-        with trio.fail_after(PATIENCE_SECONDS):
-            assert await process.wait() == 130
-    screen.close()
 
 
 def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:

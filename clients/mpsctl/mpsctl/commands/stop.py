@@ -8,7 +8,7 @@ from mpsd_client import calls, values
 from mpsctl.__main__ import DONE, REFUSED
 from mpsctl.arguments import Argument, Command
 from mpsctl.output import Column
-from mpsctl.quantities import parse_duration, parse_number_of
+from mpsctl.quantities import parse_duration, parse_number_of, parse_whole
 from mpsctl.session import Session
 
 _MARGIN_SECONDS = 120.0  # extra time for vendor daemons that do not answer, and for processes that end slowly
@@ -21,8 +21,8 @@ def stop(session: Session) -> int:
     session.mpsd.timeout_seconds = _ROUNDS * (grace + drain) + _MARGIN_SECONDS
     way = "terminate" if asked.drain is None else "drain"
     call = calls.client_stop(
-        asked.pid, cgroup=asked.cgroup, container=asked.container, way=way, grace_seconds=grace, drain_seconds=drain,
-        force=asked.force,
+        asked.pid, cgroup=asked.cgroup, container=asked.container, start_time=asked.start_time or 0, way=way,
+        grace_seconds=grace, drain_seconds=drain, force=asked.force,
     )  # fmt: skip
     found = session.ask(call)
     columns: Sequence[Column[values.StoppedProcess]] = (
@@ -48,6 +48,8 @@ COMMAND = Command("stop", "End client processes without harm to their co-runners
     Argument("--cgroup", "the clients in a cgroup and all below it: a path, a name in one, or self", metavar="PATH",
              instead="whom"),
     Argument("--container", "the clients in a container: its id, or self", metavar="ID", instead="whom"),
+    Argument("--start-time", "of --pid: field 22 of /proc/PID/stat, to be sure that it is this process and no later one",
+             metavar="N", parse=parse_whole),
     Argument("--drain", "freeze the process and let its queued work run so long first; for work that ends by itself",
              metavar="DURATION", parse=parse_duration),
     Argument("--grace", "send SIGTERM before SIGKILL, and wait so long between them", metavar="DURATION",

@@ -1,8 +1,8 @@
-"""top: a live table of clients, redrawn every second and shortly after each event."""
+"""top: the screen with clients, domains, leases and the rest, live; or a table of clients, once or as JSON after each event."""
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpsd_client import Disconnected, values
@@ -11,16 +11,13 @@ from mpsctl import words
 from mpsctl.output import NOTHING, Column, table
 from mpsctl.quantities import show_duration, show_percent, show_size
 from mpsctl.session import NoMpsd, Session
-from mpsctl.top_view import Row, TopView
-from mpsctl.watch import MOST_CLIENTS, Watch
+from mpsctl.top.clients import Row, TopView
+from mpsctl.top.watch import MOST_CLIENTS, Watch
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 REFRESH_SECONDS = 1.0
-_OTHER_LINES = 6  # lines of the screen above and below the rows
-
-Show = Callable[[TopView | str], None]
 
 COLUMNS: Sequence[Column[Row]] = (
     Column("PID", lambda row: row.pid, is_number=True),
@@ -37,58 +34,31 @@ COLUMNS: Sequence[Column[Row]] = (
 
 
 def follow(session: Session) -> int:
-    """Show the table until interrupted; only once with --once, or without a terminal unless the output is JSON."""
+    """Show the screen on a terminal; without one, or with --once, print one table; with --json an object after each event."""
     out = session.out
-    if session.asked.once or not (out.is_json or out.surroundings.has_screen):
+    if not (session.asked.once or out.is_json) and out.surroundings.has_screen and os.isatty(0) and os.isatty(2):
+        from mpsctl.top import app  # with Textual, whose import takes longer than most commands
+
+        return app.run(session)
+    if session.asked.once or not out.is_json:
         shown = Watch(session.mpsd, session).look(MOST_CLIENTS)
         out.document(shown, lambda: view(shown, out.surroundings.width))
         return 0
-    watch: Watch | None = _begin(session)  # an mpsd that is not running at the start is an error
-    with _json_lines(session) if out.is_json else _screen(session) as show:
-        while True:
-            try:
-                _run(watch or _begin(session), show, session)
-            except (NoMpsd, Disconnected, TimeoutError) as exc:
-                show(f"{exc}; trying again")
-                watch = None
-                session.close()
-                time.sleep(REFRESH_SECONDS)
+    session.mpsd  # noqa: B018  an mpsd that is not running at the start is an error
+    while True:
+        try:
+            _lines(session)
+        except (NoMpsd, Disconnected, TimeoutError):
+            session.close()
+            time.sleep(REFRESH_SECONDS)
 
 
-def _begin(session: Session) -> Watch:
+def _lines(session: Session) -> None:
     watch = Watch(session.mpsd, session)
     watch.mpsd.subscribe("*")
-    return watch
-
-
-def _run(watch: Watch, show: Show, session: Session) -> None:
     while True:
-        rows = MOST_CLIENTS if session.out.is_json else max(1, session.out.surroundings.height - _OTHER_LINES)
-        show(watch.look(rows))
+        session.out.line(watch.look(MOST_CLIENTS), str)
         watch.wait(REFRESH_SECONDS)
-
-
-@contextmanager
-def _json_lines(session: Session) -> Iterator[Show]:
-    def show(what: TopView | str) -> None:
-        if isinstance(what, TopView):
-            session.out.line(what, str)
-
-    yield show
-
-
-@contextmanager
-def _screen(session: Session) -> Iterator[Show]:
-    from rich.live import Live
-    from rich.text import Text
-
-    console = session.out.console(session.out.surroundings.stdout)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-
-        def show(what: TopView | str) -> None:
-            live.update(view(what, console.width) if isinstance(what, TopView) else Text(what), refresh=True)
-
-        yield show
 
 
 def view(shown: TopView, width: int) -> "Group":

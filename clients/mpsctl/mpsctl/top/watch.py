@@ -1,7 +1,6 @@
 """The polling of mpsd for `top`: the requests of each refresh, the cache between them, and the wait for events.
 
-`top` requests the details of single clients and leases for the visible rows only, and caches them until an event reports a
-change.
+`top` requests the details of single clients and leases one by one, and caches them until an event reports a change.
 """
 
 import time
@@ -12,10 +11,11 @@ from itertools import islice, takewhile
 from mpsd_client import Client, Event, Lost, Refused, calls
 
 from mpsctl.session import Session
-from mpsctl.top_view import Lookup, TopView, by_domain, in_order, row
+from mpsctl.top.clients import Lookup, TopView, by_domain, in_order, row
 
 PAUSE_SECONDS = 0.2  # least time between two refreshes, however many events arrive
 MOST_CLIENTS = 1000  # each page makes mpsd look at all of them
+MOST_LOOKUPS = 2 * MOST_CLIENTS
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class Watch:
     session: Session
     faults: Counter[str | None] = field(default_factory=Counter)
     took_seconds: float = 0.0  # duration of the last refresh: a busy mpsd is asked less often
+    lookups: int = MOST_LOOKUPS  # how many details the next refreshes may request; the rest stay blank until it is raised
     _last_fault: int | None = None
     _clients: dict[tuple[int, int], Lookup] = field(default_factory=dict)
     _leases: dict[int | None, Lookup] = field(default_factory=lambda: {None: Lookup()})
@@ -53,10 +54,11 @@ class Watch:
             event = next(self.mpsd.events(timeout_seconds=left), None)
             if event is None:
                 return
-            self._take(event)
+            self.take(event)
             end = min(end, time.monotonic() + max(PAUSE_SECONDS, self.took_seconds))
 
-    def _take(self, event: Event | Lost) -> None:
+    def take(self, event: Event | Lost) -> None:
+        """Forget the facts that the event changes."""
         if isinstance(event, Lost):
             self._leases = {None: Lookup()}
         elif (lease_id := event.facts.get("lease_id")) is not None:
@@ -75,6 +77,8 @@ class Watch:
 
     def _client(self, pid: int, start_time: int) -> Lookup:
         if (pid, start_time) not in self._clients:
+            if not self._may_look():
+                return Lookup()
             try:
                 container = self.mpsd.ask(calls.client_why(pid, start_time)).container
             except Refused:
@@ -84,6 +88,8 @@ class Watch:
 
     def _lease(self, lease_id: int | None) -> Lookup:
         if lease_id is not None and lease_id not in self._leases:
+            if not self._may_look():
+                return Lookup()
             try:
                 found = self.mpsd.ask(calls.lease_get(lease_id))
             except Refused:
@@ -94,6 +100,10 @@ class Watch:
                 memory_bytes=found.memory_bytes,
             )
         return self._leases[lease_id]
+
+    def _may_look(self) -> bool:
+        self.lookups -= 1
+        return self.lookups >= 0
 
     def _forget_but(self, clients: set[tuple[int, int]], leases: set[int | None]) -> None:
         self._clients = {key: found for key, found in self._clients.items() if key in clients}
