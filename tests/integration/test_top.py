@@ -28,6 +28,8 @@ from textual.pilot import Pilot
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import EVENT_SECONDS, stop_idle, wait_for
 
+pytestmark = pytest.mark.root  # the daemon of an ordinary user grants nothing, and has no other users
+
 Screen = Pilot[Exception | None]
 NUMBERS = {view.name: str(at + 1) for at, view in enumerate(VIEWS)}
 
@@ -129,7 +131,6 @@ def test_each_view_is_that_of_a_command(shared: Machine) -> None:
     use(shared, steps)
 
 
-@pytest.mark.root
 def test_a_user_sees_and_does_what_is_theirs(shared: Machine) -> None:
     own, other = (shared.counter(uid=uid).ready() for uid in UIDS)
 
