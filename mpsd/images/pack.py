@@ -6,9 +6,8 @@ push everything else out of memory.
 
 import errno
 import fcntl
-import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from mpsd.images.directory import explained, try_lock
@@ -50,8 +49,20 @@ class Pack:
 
     def write(self, slot: int, data: Bytes) -> None:
         """Write a block.  Raise NoRoom if the disk is full, else OSError."""
+        view, done, is_last_try = memoryview(data).cast("B"), 0, False
         try:
-            self._whole(slot, data, _write_some)
+            while done < len(view):
+                try:
+                    count = os.pwrite(self.descriptor, view[done:], slot * BLOCK_BYTES + done)
+                except OSError as exc:
+                    if exc.errno != errno.EINVAL or is_last_try:
+                        raise
+                    self._be_indirect()  # which another thread may have done before
+                    is_last_try = True
+                    continue
+                if not count:
+                    raise OSError(errno.EIO, "nothing could be written")
+                done += count
         except OSError as exc:
             raise explained(exc) from None
 
@@ -62,37 +73,6 @@ class Pack:
             os.fsync(self._directory)
         except OSError as exc:
             raise explained(exc) from None
-
-    def read_into(self, slot: int, into: Bytes) -> None:
-        """Read a block.  Raise ImageDamaged if the disk cannot give it."""
-        try:
-            self._whole(slot, into, _read_some)
-        except OSError as exc:
-            raise ImageDamaged(f"pack {self.number}, slot {slot}: {exc.strerror}") from None
-
-    def _whole(self, slot: int, data: Bytes, transfer: Callable[[int, memoryview, int], int]) -> None:
-        """Transfer a block.  Memory that does not suit O_DIRECT is copied; a file system without it is served without."""
-        at, view = slot * BLOCK_BYTES, memoryview(data).cast("B")
-        try:
-            _all(transfer, self.descriptor, view, at)
-        except OSError as exc:
-            if exc.errno != errno.EINVAL or not self._is_direct():
-                raise
-            with mmap.mmap(-1, BLOCK_BYTES) as aligned, memoryview(aligned) as copy:
-                self._through(copy, view, at, transfer)
-
-    def _through(self, copy: memoryview, view: memoryview, at: int, transfer: Callable[[int, memoryview, int], int]) -> None:
-        if transfer is _write_some:
-            copy[:] = view
-        try:
-            _all(transfer, self.descriptor, copy, at)
-        except OSError as exc:
-            if exc.errno != errno.EINVAL:
-                raise
-            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-            _all(transfer, self.descriptor, copy, at)
-        if transfer is _read_some:
-            view[:] = copy
 
     def trim(self, used: Sequence[int]) -> int:
         """Return the disk space of all slots but the used ones, ascending, to the file system; return the bytes.
@@ -112,6 +92,10 @@ class Pack:
     def _is_direct(self) -> bool:
         return bool(fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & os.O_DIRECT)
 
+    def _be_indirect(self) -> None:
+        """Go without O_DIRECT: the memory, or the file system, does not suit it."""
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+
 
 def _open(directory: int, name: str, flags: int) -> int:
     """Open with O_DIRECT if the file system allows it, which may refuse at the open or at the first transfer."""
@@ -124,23 +108,6 @@ def _open(directory: int, name: str, flags: int) -> int:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)  # Linux creates the file before the file system refuses the flag
         return os.open(name, flags | _FLAGS, 0o600, dir_fd=directory)
-
-
-def _all(transfer: Callable[[int, memoryview, int], int], descriptor: int, view: memoryview, at: int) -> None:
-    done = 0
-    while done < len(view):
-        count = transfer(descriptor, view[done:], at + done)
-        if not count:
-            raise OSError(errno.EIO, "the file ends before the block does")
-        done += count
-
-
-def _write_some(descriptor: int, view: memoryview, at: int) -> int:
-    return os.pwrite(descriptor, view, at)
-
-
-def _read_some(descriptor: int, view: memoryview, at: int) -> int:
-    return os.preadv(descriptor, [view], at)
 
 
 def free_slots(directory: int, number: int, used: Sequence[int]) -> int:

@@ -3,13 +3,14 @@
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
 
 from mpsd.errors import BadRequest
+from mpsd.images.blocks import read_blocks
 from mpsd.images.directory import Held, ImageDirectory
 from mpsd.images.pack import Pack
 from mpsd.images.rules.block_hash import Bytes
@@ -64,17 +65,27 @@ class ImageReader:
             raise BadRequest(f"image {self.manifest.name} has no arena {name}, but {', '.join(names)}")
         return 0 if name is None else names.index(name)
 
-    def read_into(self, arena: int, offset: int, into: Bytes, *, check: bool = True) -> None:
-        """Read the block at the offset.  check: compare its hash, at some 2 GB/s.  Raise ImageDamaged, BadRequest."""
+    def read_into(self, arena: int, offset: int, into: Bytes) -> None:
+        """Read the block at the offset, and compare its hash.  Raise ImageDamaged, BadRequest."""
+        self.read(arena, [offset], into)
+
+    def read(self, arena: int, offsets: Sequence[int], into: Bytes) -> None:
+        """Read the blocks at these offsets, one after the other into `into`.  Raise as `read_into`, which reads one."""
         image = self.manifest.arenas[arena]
-        number = self._numbers[arena].number(offset)
-        if memoryview(into).nbytes != BLOCK_BYTES:
-            raise BadRequest(f"a block is read into {BLOCK_BYTES} bytes, not {memoryview(into).nbytes}")
-        place = image.place(number)
+        places = [image.place(self._numbers[arena].number(offset)) for offset in offsets]
+        if memoryview(into).nbytes != len(places) * BLOCK_BYTES:
+            raise BadRequest(f"{len(places)} blocks are read into {BLOCK_BYTES} bytes each, not {memoryview(into).nbytes}")
+        offset = offsets[0]
         try:
-            self._pack(place.pack).read_into(place.slot, into)
-            if check and self._directory.hash_of(into) != place.id:
-                raise ImageDamaged(f"the bytes in pack {place.pack}, slot {place.slot} are not those that were written")
+            files = [self._pack(place.pack).descriptor for place in places]
+            hash_of = self._directory.hash_of
+            found, error = read_blocks(files, [place.slot for place in places], into, hash_of.block_key)
+            for offset, place, sums in zip(offsets, places, found, strict=False):
+                if hash_of.name_of(sums) != place.id:
+                    raise ImageDamaged(f"the bytes in pack {place.pack}, slot {place.slot} are not those that were written")
+            if error:
+                offset, place = offsets[len(found)], places[len(found)]
+                raise ImageDamaged(f"pack {place.pack}, slot {place.slot}: {os.strerror(error)}")
         except ImageDamaged as exc:
             raise ImageDamaged(f"image {self.manifest.name}, arena {image.facts.name}, offset {offset:#x}: {exc}") from None
 

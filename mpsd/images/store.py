@@ -87,13 +87,15 @@ class Images:
                 return each
         raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}")
 
-    def begin(self, name: str, group: str = "") -> ImageWriter:
+    def begin(self, name: str, group: str = "", files: int = 1) -> ImageWriter:
         """Begin an image, which exists once its writer has finished.
 
+        files: packs for its blocks, since Linux lets one thread at a time write to a file.
         Raise BadRequest (an image has the name), NoRoom.
         """
         check_name(name)
         held: list[Held] = []
+        packs: list[Pack] = []
         directory = self.directory
         quota_bytes = directory.limits().quota_bytes
         try:
@@ -105,9 +107,13 @@ class Images:
                 for each in names:
                     with suppress(ImageDamaged):  # `verify` reports it; this image shares no block with it
                         held.append(directory.hold(each))
-                pack = Pack.create(directory.packs, 1 + max(_numbers(os.listdir(directory.packs)), default=0))
-            return ImageWriter(directory, name, group, held, pack, quota_bytes)
+                first = 1 + max(_numbers(os.listdir(directory.packs)), default=0)
+                for number in range(first, first + files):
+                    packs.append(Pack.create(directory.packs, number))
+            return ImageWriter(directory, name, group, held, packs, quota_bytes)
         except BaseException:
+            for pack in packs:
+                pack.close()
             for one in held:
                 os.close(one.descriptor)
             raise

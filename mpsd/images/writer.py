@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mpsd.errors import BadRequest, NoRoom
+from mpsd.images.blocks import sums_of
 from mpsd.images.directory import Held, ImageDirectory
 from mpsd.images.pack import Pack
 from mpsd.images.rules.block_hash import Bytes
@@ -28,28 +29,29 @@ from mpsd.images.rules.refusals import ImageDamaged
 
 
 class ImageWriter:
-    """Guards that the image exists completely, on the disk, or not at all.  Owns the pack and the descriptors of `held`.
+    """Guards that the image exists completely, on the disk, or not at all.  Owns the packs and the descriptors of `held`.
 
     held: the images that were complete when this one was begun; their blocks are shared, and stay until this one is closed.
     Threads can add blocks at the same time, but not the same block.
     """
 
     def __init__(
-        self, directory: ImageDirectory, name: str, group: str, held: Sequence[Held], pack: Pack, quota_bytes: int | None
-    ) -> None:
+        self, directory: ImageDirectory, name: str, group: str, held: Sequence[Held], packs: Sequence[Pack],
+        quota_bytes: int | None,
+    ) -> None:  # fmt: skip
         self._directory = directory
         self._name = name
         self._group = group
         self._held = held
-        self._pack = pack
+        self._packs = {each.number: each for each in packs}
         self._quota_bytes = quota_bytes
         self._lock = threading.Lock()  # protects what follows; no system call is made under it
         self._places: dict[tuple[str, int], BlockPlace] = {}  # by arena and offset
         self._bad = directory.bad_places()
         self._known = {place.id: place for one in held for place in one.manifest.places() if place not in self._bad}
-        self._uses: Counter[int] = Counter()  # of this pack's slots, by how many blocks
-        self._being_written: set[int] = set()
-        self._free: list[int] = []
+        self._uses: Counter[tuple[int, int]] = Counter()  # of slots of these packs, by how many blocks
+        self._being_written: set[tuple[int, int]] = set()
+        self._free: list[tuple[int, int]] = []
         self._slots = 0
         self._room = self._measure_room()
         self._failure: Exception | None = None
@@ -73,24 +75,27 @@ class ImageWriter:
         """The bytes of the blocks that no image had before."""
         return len(self._uses) * BLOCK_BYTES
 
-    def add(self, arena: str, offset: int, data: Bytes) -> None:
+    def add(self, arena: str, offset: int, data: Bytes, sums: bytes = b"") -> None:
         """Store the block at the offset of the arena, instead of the one that was added there before.
+
+        sums: of the block (blocks.py), if the GPU has made them.
 
         Raise NoRoom: the disk, or the quota.  After any exception the image cannot be finished.
         """
         if memoryview(data).nbytes != BLOCK_BYTES:
             raise BadRequest(f"a block of {memoryview(data).nbytes} bytes at {offset:#x} instead of {BLOCK_BYTES}")
-        place, is_new = self._place((arena, offset), self._directory.hash_of(data))
+        hash_of = self._directory.hash_of
+        place, is_new = self._place((arena, offset), hash_of.name_of(sums or sums_of(data, hash_of.block_key)))
         if not is_new:
             return
         try:
-            self._pack.write(place.slot, data)
+            self._packs[place.pack].write(place.slot, data)
         except BaseException as exc:
             self._failure = exc if isinstance(exc, NoRoom) else BadRequest(f"a block could not be written: {exc}")
             raise
         finally:
             with self._lock:
-                self._being_written.discard(place.slot)
+                self._being_written.discard((place.pack, place.slot))
 
     def share(self, arena: str, offset: int, block_id: bytes) -> bool:
         """Let the block at the offset be one that the directory, or this image, has; return False if neither has it."""
@@ -106,37 +111,40 @@ class ImageWriter:
             place = self._known.get(block_id)
             is_new = place is None
             if place is None:
-                place = BlockPlace(block_id, self._pack.number, self._free_slot())
+                place = BlockPlace(block_id, *self._free_slot())
                 self._known[block_id] = place
-                self._being_written.add(place.slot)
+                self._being_written.add((place.pack, place.slot))
             self._use(where, place)
             return place, is_new
 
-    def _free_slot(self) -> int:
+    def _free_slot(self) -> tuple[int, int]:
+        """Return the number of a pack, of each in turn, and a slot of it."""
         if self._free:
             return self._free.pop()
         if self._slots >= self._room:
             self._failure = NoRoom(f"the quota of {self._quota_bytes} bytes for images is used up: remove some")
             raise self._failure
+        slot, which = divmod(self._slots, len(self._packs))
         self._slots += 1
-        return self._slots - 1
+        return min(self._packs) + which, slot
 
     def _use(self, where: tuple[str, int], place: BlockPlace) -> None:
         old, self._places[where] = self._places.get(where), place
-        if place.pack == self._pack.number:
-            self._uses[place.slot] += 1
+        if place.pack in self._packs:
+            self._uses[place.pack, place.slot] += 1
         if old is not None:
             self._release(old)
 
     def _release(self, place: BlockPlace) -> None:
-        if place.pack != self._pack.number:
+        if place.pack not in self._packs:
             return
-        self._uses[place.slot] -= 1
-        if not self._uses[place.slot]:
-            del self._uses[place.slot]
+        at = place.pack, place.slot
+        self._uses[at] -= 1
+        if not self._uses[at]:
+            del self._uses[at]
             del self._known[place.id]
-            if place.slot not in self._being_written:
-                self._free.append(place.slot)
+            if at not in self._being_written:
+                self._free.append(at)
 
     def finish(self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes] = ()) -> Manifest:
         """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.
@@ -154,7 +162,8 @@ class ImageWriter:
                 raise BadRequest(f"arena {arena}: the block at {offset:#x} was not added")
         for where in self._places.keys() - set(wanted):
             self._release(self._places.pop(where))
-        self._pack.sync()
+        for pack in self._packs.values():
+            pack.sync()
         with self._directory.locked():
             self._share_with_later()
             manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas))
@@ -179,7 +188,7 @@ class ImageWriter:
                 with suppress(ImageDamaged):
                     stored |= {place.id: place for place in self._directory.read(name).places()}
         for where, place in list(self._places.items()) if stored else ():
-            if place.pack == self._pack.number and place.id in stored:
+            if place.pack in self._packs and place.id in stored:
                 self._use(where, stored[place.id])
 
     def close(self) -> None:
@@ -187,10 +196,10 @@ class ImageWriter:
         if not self._is_open:
             return
         self._is_open = False
-        used = sorted(self._uses) if self._is_finished else []
-        with suppress(OSError):  # `collect` repeats it
-            if len(used) < self._slots or not used:
-                self._pack.trim(used)
-        self._pack.close()
+        for pack in self._packs.values():
+            used = sorted(slot for number, slot in self._uses if number == pack.number) if self._is_finished else []
+            with suppress(OSError):  # `collect` repeats it
+                pack.trim(used)
+            pack.close()
         for one in self._held:
             os.close(one.descriptor)

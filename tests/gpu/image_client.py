@@ -31,7 +31,7 @@ def say(event: str, **facts: object) -> None:
 
 
 class Worker:
-    """Writes its arena and copies private memory, step by step."""
+    """Writes its arena and copies private memory, step by step; the GPU always has the next step queued."""
 
     def __init__(self, size: int, permille: int) -> None:
         from mpsd_client import Arena, Layout
@@ -42,6 +42,7 @@ class Worker:
         work = min(WORK_BYTES, size)
         self._from, self._to, self._work = _allocated(work), _allocated(work), work
         self._steps = 0
+        self._ends = [_call("cuEventCreate", 2) for _ in range(2)]  # 2: without times
         _call("cuMemsetD32", self.block.address, 1, size // 4)
         self.arena.commit(Layout(self._parts(size)))
 
@@ -57,7 +58,8 @@ class Worker:
         if self._dirty:
             _call("cuMemsetD32Async", self.block.address, self._steps, self._dirty // 4, 0)
         _call("cuMemcpyDtoDAsync", self._to, self._from, self._work, 0)
-        _call("cuCtxSynchronize")
+        _call("cuEventRecord", self._ends[self._steps % 2], 0)
+        _call("cuEventSynchronize", self._ends[(self._steps + 1) % 2])  # of the step before
 
     def rate(self) -> float:
         """Return the steps per second without an imager."""

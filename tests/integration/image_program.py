@@ -388,7 +388,7 @@ def refusals(directory: str) -> None:
         said["no program"] = refusal(lambda: arena.image("none", directory + "/other"))
         Path(directory, "file").write_text("")
         del os.environ["MPSD_IMAGER"]
-        said["no directory"] = refusal(lambda: arena.image("none", Path(directory, "file")))
+        said["no directory"] = refusal(lambda: arena.image("none", Path(directory, "file")).barrier())
         say(**said)
 
 

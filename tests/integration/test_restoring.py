@@ -145,7 +145,9 @@ def test_an_arena_of_a_killed_restorer_is_restored_again(vault: Machine, taken: 
 
 def test_a_damaged_image_leaves_no_arena(vault: Machine, taken: Taken, tmp_path: Path) -> None:
     shutil.copytree(taken[0], tmp_path / "images")
-    flip(tmp_path / "images/packs/1", 2 * BLOCK_BYTES + 7)
+    with Images.open(tmp_path / "images") as images:
+        place = images.find("kept").arenas[0].place(2)
+    flip(tmp_path / f"images/packs/{place.pack}", place.slot * BLOCK_BYTES + 7)
     done = mpsctl(vault, "image", "restore", "kept", "--name", "damaged", "--directory", str(tmp_path / "images"))
     assert done.returncode == 1
     assert "image kept, arena kept, offset" in done.stderr

@@ -7,6 +7,7 @@ the same context, whose work is in one order, so every seed is one order of read
 import ctypes
 import json
 import random
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +16,16 @@ from typing import Any
 from cuda.bindings import driver
 from cuda.core import Device, Event
 
+from mpsd.images.blocks import sums_of
 from mpsd.images.imager import taking
-from mpsd.images.imager.device import DESCRIPTOR, ArenaMemory, call
+from mpsd.images.imager.device import DESCRIPTOR, ArenaMemory, Gpu, call
 from mpsd.images.imager.kernel import BLOCK_BYTES, expected_hash
-from mpsd.images.imager.taking import HASH_BYTES, PIECE_BLOCKS, ClientWroteError, Copier, Taking
+from mpsd.images.imager.taking import PIECE_BLOCKS, ClientWroteError, Copier, Taking
+from mpsd.images.rules.block_hash import SUMS_BYTES, BlockHash
 
 ALLOCATIONS = ((0, 3), (5, 4))  # first block, blocks
 SEEDS = 10
+KEY = BlockHash(b"key").block_key
 BLOCKS = [block for first, count in ALLOCATIONS for block in range(first, first + count)]
 
 
@@ -94,8 +98,8 @@ class NaiveCopier(Copier):
             taking.call(driver.cuMemcpyDtoHAsync, to, address, BLOCK_BYTES, queue)
         table = self.table(taking.numpy.array(piece, taking.numpy.uint64))
         self.hash(table.table.address, len(piece), table.out.address)
-        out = self._host_hashes.address + number * HASH_BYTES
-        taking.call(driver.cuMemcpyDtoHAsync, out, table.out.address, len(piece) * HASH_BYTES, queue)
+        out = self._host_hashes.address + number * SUMS_BYTES
+        taking.call(driver.cuMemcpyDtoHAsync, out, table.out.address, len(piece) * SUMS_BYTES, queue)
         return self.stream.record()
 
 
@@ -103,26 +107,25 @@ class Scene:
     """A client, and the memory of its arena as the imager has it."""
 
     def __init__(self, copier: type[Copier] = Copier) -> None:
-        self.device = Device(0)
-        self.device.set_current()
+        gpu = Gpu(Device(0).uuid)
+        gpu.set_current()
         self.client = Client()
         for block in BLOCKS:
             self.client.write(block, block)
-        self.memory = ArenaMemory(self.device, 16 * BLOCK_BYTES)
+        self.memory = ArenaMemory(gpu.number, 16 * BLOCK_BYTES)
         for offset, size, descriptor in self.client.exports:
             self.memory.add(offset, size, 1, descriptor)
-        self.copier = copier(self.device)
+        self.copier = copier(gpu, KEY)
         self.saved: dict[int, bytes] = {}
         self.taking = Taking(self.copier, self.memory, self.save)
 
-    def save(self, offset: int, data: memoryview) -> None:
+    def save(self, offset: int, sums: bytes, data: memoryview) -> None:
         self.saved[offset // BLOCK_BYTES] = bytes(data)
 
 
 def check_hash(seed: int) -> dict[str, Any]:
     """Compare the kernel's hashes with those computed on the CPU, and let one bit and two swapped words change them."""
-    key, (first, second, third, *_) = taking.new_key(), BLOCKS
-    taking.new_key = lambda: key
+    first, second, third, *_ = BLOCKS
     scene = Scene()
     fill = random.Random(seed).randbytes(BLOCK_BYTES)
     swapped = fill[4:8] + fill[:4] + fill[8:]
@@ -132,7 +135,8 @@ def check_hash(seed: int) -> dict[str, Any]:
     call(driver.cuCtxSynchronize)
     addresses = scene.memory.base + taking.numpy.array([first, second, third], taking.numpy.uint64) * taking.BLOCK
     found = [tuple(map(int, row)) for row in scene.copier.table(addresses).hashes(3)]
-    return {"right": found == [expected_hash(data, key) for data in (fill, swapped, flipped)], "different": len(set(found))}
+    assert [sums_of(data, KEY) for data in (fill, swapped, flipped)] == [struct.pack("=4Q", *row) for row in found]
+    return {"right": found == [expected_hash(data, KEY) for data in (fill, swapped, flipped)], "different": len(set(found))}
 
 
 def hostile(seed: int, copier: type[Copier] = Copier, spare: int = 4) -> dict[str, Any]:
@@ -189,7 +193,7 @@ def fail(_: int) -> dict[str, Any]:
     scene = Scene()
     found: dict[str, Any] = {}
 
-    def full(offset: int, data: memoryview) -> None:
+    def full(offset: int, sums: bytes, data: memoryview) -> None:
         time.sleep(0.1)  # so that pieces are under way when the error is there
         raise OSError("the disk is full")
 

@@ -162,8 +162,7 @@ class Imager(ImagerProcess):
         try:
             for number, arena in enumerate(arenas):
                 send = self.ask if number else self.begin
-                send({"do": "open", "directory": str(directory.absolute()), **arena})
-                self.answer("ready", START_SECONDS)
+                send({"do": "open", "directory": str(directory.absolute()), **arena})  # a failure is the next answer
         except BaseException:
             self.close()
             raise
@@ -173,13 +172,16 @@ class Imager(ImagerProcess):
 
         pages: rows with a descriptor for each, which are closed here."""
         known, present = self._rows[arena], set[int]()
-        for rows, descriptors in pages:
+        for number, (rows, descriptors) in enumerate(pages):
             try:
-                fresh = [number for number, row in enumerate(rows) if known.get(row[0]) != row]
+                if number:  # the socket holds only so many descriptors while the imager starts
+                    self.ask({"do": "wait"})
+                    self.answer("ready", START_SECONDS)
+                fresh = [place for place, row in enumerate(rows) if known.get(row[0]) != row]
                 present.update(row[0] for row in rows)
                 if fresh:
-                    items = [rows[number] for number in fresh]
-                    sent = [descriptors[number] for number in fresh]
+                    items = [rows[place] for place in fresh]
+                    sent = [descriptors[place] for place in fresh]
                     self.ask({"do": "allocations", "arena": arena, "items": items}, sent)
                     known.update((row[0], row) for row in items)
             finally:

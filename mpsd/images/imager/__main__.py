@@ -2,12 +2,10 @@
 
 import sys
 
+from mpsd.images.imager.serving import serve
+
 
 def run() -> int:
-    try:
-        from mpsd.images.imager.process import serve
-    except ImportError as exc:
-        raise SystemExit(f"mpsd-imager needs cuda-python and NVRTC, the extra `images` of mpsd: {exc}") from None
     return serve(sys.stdin.fileno())
 
 

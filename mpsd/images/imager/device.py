@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from cuda.bindings import driver
-from cuda.core import Device
 
 DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -25,19 +24,28 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def device_of(gpu: str) -> Device:
-    """Make the GPU with this UUID current.  Raises LookupError if it is not visible in this process."""
-    for device in Device.get_all_devices():
-        if device.uuid.lower() == gpu.lower().removeprefix("gpu-"):
-            device.set_current()
-            return device
-    raise LookupError(f"GPU {gpu} is not visible to CUDA in the imager")
+class Gpu:
+    """A GPU by its UUID, and its primary context.  Raises LookupError if it is not visible in this process."""
+
+    def __init__(self, uuid: str) -> None:
+        call(driver.cuInit, 0)
+        wanted = uuid.lower().removeprefix("gpu-").replace("-", "")
+        for self.number in range(call(driver.cuDeviceGetCount)):
+            if bytes(call(driver.cuDeviceGetUuid, self.number).bytes).hex() == wanted:
+                self._context = call(driver.cuDevicePrimaryCtxRetain, self.number)
+                return
+        raise LookupError(f"GPU {uuid} is not visible to CUDA in the imager")
+
+    def set_current(self) -> None:
+        """Make it the calling thread's."""
+        call(driver.cuCtxSetCurrent, self._context)
 
 
 class ArenaMemory:
     """An arena's allocations, mapped to be read in one range of addresses: the byte at an offset is at `base + offset`."""
 
-    def __init__(self, device: Device, window_bytes: int) -> None:
+    def __init__(self, device: int, window_bytes: int) -> None:
+        """device: the number of the current GPU."""
         self._device, self._window_bytes = device, window_bytes
         self.base = int(call(driver.cuMemAddressReserve, window_bytes, 0, 0, 0))
         self._mapped: dict[int, tuple[int, int]] = {}  # offset: bytes, and the commit that the allocation came with
@@ -59,7 +67,7 @@ class ArenaMemory:
         self._mapped[offset] = size, since
         access = driver.CUmemAccessDesc()
         access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = self._device.device_id
+        access.location.id = self._device
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
         call(driver.cuMemSetAccess, self.base + offset, size, [access], 1)
 
@@ -92,11 +100,11 @@ class DeviceMemory:
 class ExportedMemory:
     """New memory on the GPU for another process, mapped here to be filled; who has its descriptor keeps it."""
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: int, size: int) -> None:
         made = driver.CUmemAllocationProp()
         made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        made.location.id = device.device_id
+        made.location.id = device
         made.requestedHandleTypes = DESCRIPTOR
         access = driver.CUmemAccessDesc()
         access.location = made.location
@@ -135,3 +143,14 @@ def free_bytes() -> int:
     """Return the free memory of the current GPU, as far as this process may have it."""
     free, _ = call(driver.cuMemGetInfo)
     return int(free)
+
+
+def runs(places: Sequence[int], step: int) -> list[tuple[int, int, int]]:
+    """Return (index of the first, how many, the first) of the parts of `places` that follow each other at this distance."""
+    found: list[tuple[int, int, int]] = []
+    for index, place in enumerate(places):
+        if found and found[-1][2] + found[-1][1] * step == place:
+            found[-1] = found[-1][0], found[-1][1] + 1, found[-1][2]
+        else:
+            found.append((index, 1, place))
+    return found

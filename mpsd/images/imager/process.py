@@ -1,7 +1,6 @@
-"""The imager: a process that takes images of the arenas of one process, one after the other, as its starter asks
-(requests.py); or that restores one.
+"""Images of the arenas of one process, one after the other, as that process asks (requests.py).
 
-It runs as the arena's user and has the arena's memory by descriptors, so it outlives the process that asked.
+The imager runs as the arena's user and has the arena's memory by descriptors, so it outlives the process that asked.
 """
 
 import time
@@ -10,48 +9,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpsd.errors import MpsdError
-from mpsd.images.imager.device import ArenaMemory, device_of
+from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.requests import Channel, Progress, Request, read_file
-from mpsd.images.imager.restoring import Restorer
-from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
+from mpsd.images.imager.serving import FAILURES
+from mpsd.images.imager.taking import SLOTS, ClientWroteError, Copier, Taking
 from mpsd.images.rules.manifest import ArenaFacts
-from mpsd.images.rules.refusals import NoSuchImage
 from mpsd.images.store import Images
 from mpsd.images.writer import ImageWriter
-
-FAILURES = (MpsdError, ClientWroteError, OSError, ValueError, LookupError, MemoryError)
 
 
 class OpenArena:
     """An arena that is open to be read, and its part of the image that is under way."""
 
-    def __init__(self, asked: dict[str, Any], copiers: dict[str, Copier]) -> None:
+    def __init__(self, asked: dict[str, Any], copiers: dict[str, Copier], key: bytes) -> None:
+        """copiers: by the UUID of the GPU.  key: of the hash."""
         self._asked = asked
-        self._device = device_of(asked["gpu"])
+        self._gpu = Gpu(asked["gpu"])
+        self._gpu.set_current()
         if asked["gpu"] not in copiers:
-            copiers[asked["gpu"]] = Copier(self._device)
+            copiers[asked["gpu"]] = Copier(self._gpu, key)
         self._copier = copiers[asked["gpu"]]
-        self._memory = ArenaMemory(self._device, asked["window_bytes"])
+        self._memory = ArenaMemory(self._gpu.number, asked["window_bytes"])
         self._taking: Taking | None = None
         self._facts: ArenaFacts | None = None
 
     def allocations(self, request: Request) -> None:
-        self._device.set_current()
+        self._gpu.set_current()
         for (offset, size, since), descriptor in zip(request.asked["items"], request.descriptors, strict=True):
             self._memory.add(offset, size, since, descriptor)
 
     def drop(self, request: Request) -> None:
-        self._device.set_current()
+        self._gpu.set_current()
         gone = set(request.asked["offsets"])
         self._memory.keep([each for each in self._memory.allocations.items() if each[0] not in gone])
 
     def prepare(self, writer: ImageWriter, progress: Progress) -> None:
-        def save(offset: int, data: memoryview) -> None:
-            writer.add(self._asked["arena"], offset, data)
+        def save(offset: int, sums: bytes, data: memoryview) -> None:
+            writer.add(self._asked["arena"], offset, data, sums)
             progress.add(len(data))
 
-        self._device.set_current()
+        self._gpu.set_current()
         self._taking, self._facts = Taking(self._copier, self._memory, save, progress.expect), None
         self._taking.prepare()
 
@@ -76,13 +73,13 @@ class OpenArena:
         """Return the bytes that were staged, and those that went to the host at once."""
         if not self._taking or not self._facts:
             raise ValueError("the image was not prepared, or an arena's facts are missing")
-        self._device.set_current()
+        self._gpu.set_current()
         return self._taking.stage()
 
     def finish(self) -> ArenaFacts:
         assert self._taking
         assert self._facts
-        self._device.set_current()
+        self._gpu.set_current()
         self._taking.finish()
         self._taking = None
         return self._facts
@@ -90,7 +87,7 @@ class OpenArena:
     def give_up(self) -> None:
         taking, self._taking = self._taking, None
         if taking:
-            self._device.set_current()
+            self._gpu.set_current()
             taking.close()  # fails if the context is lost
 
 
@@ -106,17 +103,24 @@ class Imager:
         self.open(request)
 
     def open(self, request: Request) -> None:
-        self._arenas[request.asked["arena"]] = OpenArena(request.asked, self._copiers)
+        self._arenas[request.asked["arena"]] = OpenArena(request.asked, self._copiers, self._images.directory.hash_of.block_key)
+
+    def wait(self, request: Request) -> None:
+        """Answer that everything before was done."""
         self._channel.answer("ready")
 
-    def of_arena(self, request: Request) -> None:
-        """Hand the request to its arena."""
-        arena = self._arenas[request.asked["arena"]]
-        {"allocations": arena.allocations, "drop": arena.drop, "facts": arena.facts}[request.asked["do"]](request)
+    def allocations(self, request: Request) -> None:
+        self._arenas[request.asked["arena"]].allocations(request)
+
+    def drop(self, request: Request) -> None:
+        self._arenas[request.asked["arena"]].drop(request)
+
+    def facts(self, request: Request) -> None:
+        self._arenas[request.asked["arena"]].facts(request)
 
     def prepare(self, request: Request) -> None:
         self.give_up()
-        self._writer = self._images.begin(request.asked["name"], request.asked["group"])
+        self._writer = self._images.begin(request.asked["name"], request.asked["group"], SLOTS)
         self._progress.begin()
         for each in self._arenas.values():
             each.prepare(self._writer, self._progress)
@@ -146,32 +150,3 @@ class Imager:
             writer.close()
         for each in self._arenas.values():
             each.give_up()
-
-
-def serve(descriptor: int) -> int:
-    """Serve one process until it closes its end."""
-    channel = Channel(descriptor)
-    work: Imager | Restorer | None = None
-    while request := channel.receive():
-        with request:
-            try:
-                if work is None:
-                    work = BEGINNINGS[request.asked["do"]](channel, request)
-                else:
-                    HANDLERS[request.asked["do"]](work, request)
-            except FAILURES as exc:
-                why = str(exc) or type(exc).__name__
-                if work:
-                    work.give_up(why)
-                channel.answer("failed", why=why, is_missing=isinstance(exc, NoSuchImage))
-    if work:
-        work.give_up()
-    return 0
-
-
-BEGINNINGS: dict[str, type[Imager | Restorer]] = {"open": Imager, "restore": Restorer}
-HANDLERS: dict[str, Callable[[Any, Request], None]] = {
-    "open": Imager.open, "allocations": Imager.of_arena, "drop": Imager.of_arena, "facts": Imager.of_arena,
-    "prepare": Imager.prepare, "stage": Imager.stage,
-    "make": Restorer.make, "fill": Restorer.fill,
-}  # fmt: skip

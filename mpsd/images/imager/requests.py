@@ -1,6 +1,7 @@
 """The requests of a process to its imager, one in each datagram: JSON, with descriptors.
 
-    open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor, of the first: the progress     -> ready
+    open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor, of the first: the progress
+    wait         -> ready, when everything before is done: a socket holds only so many descriptors
     allocations  arena, items: [offset, bytes, commit that it came with] each; a descriptor for each item
     drop         arena, offsets: of allocations that the arena does not have any more
     prepare      name: of the image, group: of its arenas, or ""     -> prepared

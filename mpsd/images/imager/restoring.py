@@ -6,20 +6,22 @@ Prose: docs/images.md, "Restoring an image".
 import fcntl
 import os
 from array import array
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
 from cuda.bindings import driver
-from cuda.core import Device
 
-from mpsd.images.imager.device import ExportedMemory, PinnedMemory, call, device_of
+from mpsd.images.imager.device import ExportedMemory, Gpu, PinnedMemory, call, runs
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
 from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.store import Images
 
-SLOTS = 16
+THREADS = 16  # 16 copy 1.4 times as fast as 8 out of host memory
+PIECE_BLOCKS = 4
 
 
 class Restorer:
@@ -34,7 +36,7 @@ class Restorer:
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
         self._progress.expect(facts.content_bytes)
-        self._device: Device | None = None
+        self._gpu: Gpu | None = None
         self._places: list[tuple[int, int]] = []  # of each block: its offset, and its address here
         with ExitStack() as stack:
             files = [_memory_file(data) for data in (facts.layout, facts.state) if data]
@@ -47,14 +49,15 @@ class Restorer:
 
     def make(self, request: Request) -> None:
         """Answer with new memory for the allocations after the first `done`; none at the end."""
-        if self._device is None:
-            self._device = device_of(request.asked["gpu"])
+        if self._gpu is None:
+            self._gpu = Gpu(request.asked["gpu"])
+            self._gpu.set_current()
         done = request.asked["done"]
         part = self._facts.allocations[done : done + MOST_DESCRIPTORS]
         with ExitStack() as stack:
             descriptors = []
             for offset, size in part:
-                memory = ExportedMemory(self._device, size)
+                memory = ExportedMemory(self._gpu.number, size)
                 self._places += [(offset + at, memory.address + at) for at in range(0, size, BLOCK_BYTES)]
                 descriptors.append(memory.export())
                 stack.callback(os.close, descriptors[-1])
@@ -62,29 +65,41 @@ class Restorer:
 
     def fill(self, request: Request) -> None:
         """Copy the blocks to the memory in the order that the starter wants, several at a time, and check them on the way."""
-        assert self._device, "the first request has to be `make`"
+        assert self._gpu, "the first request has to be `make`"
         order, done = request.descriptors
-        host = PinnedMemory(SLOTS * BLOCK_BYTES)
+        host = PinnedMemory(THREADS * PIECE_BLOCKS * BLOCK_BYTES)
         free: SimpleQueue[int] = SimpleQueue()
-        for slot in range(SLOTS):
+        for slot in range(0, THREADS * PIECE_BLOCKS, PIECE_BLOCKS):
             free.put(slot)
 
-        def copy(number: int) -> None:
-            offset, address = self._places[number]
+        def copy(numbers: Sequence[int]) -> None:
+            try:
+                copy_piece(numbers)
+            except ImageDamaged:
+                if len(numbers) == 1:
+                    raise
+                for at in range(len(numbers)):  # the blocks beside the damaged one may be all that is waited for
+                    copy_piece(numbers[at : at + 1])
+
+        def copy_piece(numbers: Sequence[int]) -> None:
             slot = free.get()
             try:
-                with host.view[slot * BLOCK_BYTES : (slot + 1) * BLOCK_BYTES] as block:
-                    self._image.read_into(self._arena, offset, block)
-                call(driver.cuMemcpyHtoD, address, host.address + slot * BLOCK_BYTES, BLOCK_BYTES)
+                at = slot * BLOCK_BYTES
+                with host.view[at : at + len(numbers) * BLOCK_BYTES] as blocks:
+                    self._image.read(self._arena, [self._places[number][0] for number in numbers], blocks)
+                for first, count, address in runs([self._places[number][1] for number in numbers], BLOCK_BYTES):
+                    call(driver.cuMemcpyHtoD, address, host.address + at + first * BLOCK_BYTES, count * BLOCK_BYTES)
             finally:
                 free.put(slot)
-            os.pwrite(done, b"\1", number)  # from pinned memory, the copy is complete when the call returns
-            self._progress.add(BLOCK_BYTES)
+            for first, count, number in runs(numbers, 1):
+                os.pwrite(done, b"\1" * count, number)  # from pinned memory, the copy is complete when the call returns
+            self._progress.add(len(numbers) * BLOCK_BYTES)
 
         numbers = array("I", os.pread(order, 4 * len(self._places), 0))
-        pool = ThreadPoolExecutor(SLOTS, "restorer", self._device.set_current)
+        pieces = [numbers[at : at + PIECE_BLOCKS] for at in range(0, len(numbers), PIECE_BLOCKS)]
+        pool = ThreadPoolExecutor(THREADS, "restorer", self._gpu.set_current)
         try:
-            for _ in pool.map(copy, numbers):
+            for _ in pool.map(copy, pieces):
                 if self._channel.has_ended:
                     return
         finally:

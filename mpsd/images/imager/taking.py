@@ -22,44 +22,47 @@ import numpy
 from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions, StreamOptions
 
-from mpsd.images.imager.device import ArenaMemory, DeviceMemory, PinnedMemory, call, free_bytes
-from mpsd.images.imager.kernel import BLOCK_BYTES, KEY_BYTES, HashKernel, new_key
+from mpsd.errors import MpsdError
+from mpsd.images.imager.device import ArenaMemory, DeviceMemory, Gpu, PinnedMemory, call, free_bytes, runs
+from mpsd.images.imager.kernel import BLOCK_BYTES, HashKernel
+from mpsd.images.rules.block_hash import SUMS_BYTES
 
 PIECE_BLOCKS = 2  # 4 MiB: a client's copy waits for one piece at most
 SLOTS = 8
 ROUNDS = 4  # of copies before the barrier
 LEAST_ROOM = 32  # blocks
-HASH_BYTES = 16
+SUMS = SUMS_BYTES // 8
 SPARE = 4  # the part of the GPU's free memory that staging leaves to others
 
 BLOCK = numpy.uint64(BLOCK_BYTES)
-Save = Callable[[int, memoryview], None]
+Save = Callable[[int, bytes, memoryview], None]  # an offset, the sums of the bytes, the bytes
 
 
-class ClientWroteError(Exception):
+class ClientWroteError(MpsdError):
     """The arena changed between the barrier and its release."""
 
 
 class Copier:
     """Streams, buffers and the hash kernel of one GPU: what lasts from image to image."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, gpu: Gpu, key: bytes) -> None:
+        """gpu: the current one.  key: of the hash."""
+        device = Device(gpu.number)
+        device.set_current()
         least = call(driver.cuCtxGetStreamPriorityRange)[0]
         self.stream = device.create_stream(options=StreamOptions(nonblocking=True, priority=least))
         self.kernel = HashKernel(device)
-        self._device = device
         blocks = SLOTS * PIECE_BLOCKS
         self._ring = DeviceMemory(blocks * BLOCK_BYTES)
         self._host = PinnedMemory(blocks * BLOCK_BYTES)
-        self._host_hashes = PinnedMemory(blocks * HASH_BYTES)
-        self._key = DeviceMemory(KEY_BYTES)
-        key = new_key()
+        self._host_hashes = PinnedMemory(blocks * SUMS_BYTES)
+        self._key = DeviceMemory(len(key))
         call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
         self._places = self.table(self._ring.address + numpy.arange(blocks, dtype=numpy.uint64) * BLOCK)
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(SLOTS):
             self._free.put(slot)
-        self._pool = ThreadPoolExecutor(SLOTS, "imager", device.set_current)
+        self._pool = ThreadPoolExecutor(SLOTS, "imager", gpu.set_current)
 
     def table(self, addresses: Any) -> "BlockTable":
         return BlockTable(self, addresses)
@@ -71,7 +74,7 @@ class Copier:
     def copy_inside(self, to: int, origin: int, blocks: int) -> None:
         call(driver.cuMemcpyDtoDAsync, to, origin, blocks * BLOCK_BYTES, self.stream.handle)
 
-    def save(self, addresses: Sequence[int], done: Callable[[int, Any, memoryview], None]) -> None:
+    def save(self, addresses: Sequence[int], done: Callable[[int, bytes, memoryview], None]) -> None:
         """Copy blocks to the host in pieces, and call done(number, hash, bytes) for each, in several threads.
 
         The bytes last until `done` returns.  Raises what `done` raised first, after all threads are through."""
@@ -100,26 +103,26 @@ class Copier:
         """Copy a piece into the slot, hash the copy, and copy both to the host."""
         number = slot * PIECE_BLOCKS
         ring = self._ring.address + number * BLOCK_BYTES
-        out = self._places.out.address + number * HASH_BYTES
+        out = self._places.out.address + number * SUMS_BYTES
         for index, address in enumerate(piece):
             self.copy_inside(ring + index * BLOCK_BYTES, address, 1)
         self.hash(self._places.table.address + number * 8, len(piece), out)
         queue = self.stream.handle
         call(driver.cuMemcpyDtoHAsync, self._host.address + number * BLOCK_BYTES, ring, len(piece) * BLOCK_BYTES, queue)
-        call(driver.cuMemcpyDtoHAsync, self._host_hashes.address + number * HASH_BYTES, out, len(piece) * HASH_BYTES, queue)
+        call(driver.cuMemcpyDtoHAsync, self._host_hashes.address + number * SUMS_BYTES, out, len(piece) * SUMS_BYTES, queue)
         return self.stream.record(options=EventOptions(blocking_sync=True))  # a thread for each piece in flight waits for it
 
     def _deliver(
-        self, slot: int, first: int, count: int, event: Event, done: Callable[[int, Any, memoryview], None],
+        self, slot: int, first: int, count: int, event: Event, done: Callable[[int, bytes, memoryview], None],
         failed: list[BaseException], ended: threading.Semaphore,
     ) -> None:  # fmt: skip
         try:
             event.sync()
             for index in range(count):
                 number = slot * PIECE_BLOCKS + index
-                row = self._host_hashes.view[number * HASH_BYTES : (number + 1) * HASH_BYTES]
+                row = self._host_hashes.view[number * SUMS_BYTES : (number + 1) * SUMS_BYTES]
                 data = self._host.view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-                done(first + index, numpy.frombuffer(bytes(row), numpy.uint64), data)
+                done(first + index, bytes(row), data)
         except BaseException as exc:
             failed.append(exc)
         finally:
@@ -133,8 +136,8 @@ class BlockTable:
     def __init__(self, copier: Copier, addresses: Any) -> None:
         self._copier = copier
         size = max(1, len(addresses))
-        self.table, self.out = DeviceMemory(8 * size), DeviceMemory(HASH_BYTES * size)
-        self._host = PinnedMemory(HASH_BYTES * size)
+        self.table, self.out = DeviceMemory(8 * size), DeviceMemory(SUMS_BYTES * size)
+        self._host = PinnedMemory(SUMS_BYTES * size)
         if len(addresses):
             values = addresses.astype(numpy.uint64).tobytes()
             call(driver.cuMemcpyHtoD, self.table.address, values, len(values))
@@ -143,10 +146,10 @@ class BlockTable:
         """Hash the first `count` blocks; return an array with a row for each."""
         if count:
             self._copier.hash(self.table.address, count, self.out.address)
-            size, queue = count * HASH_BYTES, self._copier.stream.handle
+            size, queue = count * SUMS_BYTES, self._copier.stream.handle
             call(driver.cuMemcpyDtoHAsync, self._host.address, self.out.address, size, queue)
             self._copier.stream.sync()
-        return numpy.frombuffer(bytes(self._host.view[: count * HASH_BYTES]), numpy.uint64).reshape(count, 2)
+        return numpy.frombuffer(bytes(self._host.view[: count * SUMS_BYTES]), numpy.uint64).reshape(count, SUMS)
 
     def close(self) -> None:
         self._copier.stream.sync()
@@ -167,7 +170,7 @@ class Taking:
         self._table: BlockTable | None = None
         self._allocations: dict[int, tuple[int, int]] = {}
         self._offsets = numpy.zeros(0, numpy.uint64)  # of all blocks
-        self._saved = numpy.zeros((0, 2), numpy.uint64)  # the hashes of the bytes of each that were saved last
+        self._saved = numpy.zeros((0, SUMS), numpy.uint64)  # the hashes of the bytes of each that were saved last
         self._is_saved = numpy.zeros(0, bool)
         self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks, in the order of their places
 
@@ -180,7 +183,7 @@ class Taking:
         offsets = [at for first, end in places for at in range(first, end, BLOCK_BYTES)]
         before, old = self._offsets, (self._saved, self._is_saved)
         self._offsets = numpy.array(offsets, numpy.uint64)
-        self._saved, self._is_saved = numpy.zeros((len(offsets), 2), numpy.uint64), numpy.zeros(len(offsets), bool)
+        self._saved, self._is_saved = numpy.zeros((len(offsets), SUMS), numpy.uint64), numpy.zeros(len(offsets), bool)
         _, here, there = numpy.intersect1d(self._offsets, before, return_indices=True)
         self._saved[here], self._is_saved[here] = old[0][there], old[1][there]
         if self._table:
@@ -196,11 +199,11 @@ class Taking:
     def _copy(self, numbers: Any, addresses: Any) -> None:
         """Save these blocks from these addresses."""
 
-        def done(index: int, found: Any, data: memoryview) -> None:
+        def done(index: int, sums: bytes, data: memoryview) -> None:
             number = numbers[index]
             self._is_saved[number] = False
-            self._save(int(self._offsets[number]), data)
-            self._saved[number], self._is_saved[number] = found, True
+            self._save(int(self._offsets[number]), sums, data)
+            self._saved[number], self._is_saved[number] = numpy.frombuffer(sums, numpy.uint64), True
 
         self._expect(len(numbers) * BLOCK_BYTES)
         self._copier.save(addresses.tolist(), done)
@@ -247,7 +250,7 @@ class Taking:
         changed, now = self._scan()
         room = self.room_bytes // BLOCK_BYTES
         self._staged, rest = changed[:room], changed[room:]
-        for place, count, offset in _runs(self._offsets[self._staged].tolist()):
+        for place, count, offset in runs(self._offsets[self._staged].tolist(), BLOCK_BYTES):
             assert self._staging
             self._copier.copy_inside(self._staging.address + place * BLOCK_BYTES, self._memory.base + offset, count)
         assert self._staged_places
@@ -268,14 +271,3 @@ class Taking:
             if each:
                 each.close()
         self._staged_places = self._table = self._staging = None
-
-
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (first place, number of blocks, offset) of the parts of `offsets` that follow each other."""
-    runs: list[tuple[int, int, int]] = []
-    for place, offset in enumerate(offsets):
-        if runs and runs[-1][2] + runs[-1][1] * BLOCK_BYTES == offset:
-            runs[-1] = runs[-1][0], runs[-1][1] + 1, runs[-1][2]
-        else:
-            runs.append((place, 1, offset))
-    return runs

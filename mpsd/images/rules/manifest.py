@@ -26,7 +26,7 @@ from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
 BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
 MOST_MANIFEST_BYTES = 512 << 20
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
-_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 1, 1
+_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 0
 _HEAD = struct.Struct("<8sHHI")
 _LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")

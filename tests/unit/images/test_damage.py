@@ -1,11 +1,13 @@
 """Flipped bits, lost files and failed writes."""
 
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
 from mpsd.errors import MpsdError
+from mpsd.images.blocks import read_blocks
 from mpsd.images.pack import Pack
 from mpsd.images.reader import Damage
 from mpsd.images.rules.manifest import BLOCK_BYTES
@@ -80,7 +82,7 @@ def test_a_failed_write_leaves_nothing(images: Images, monkeypatch: pytest.Monke
 
     take(images, "first", FIRST)
     with images.begin("second") as new:
-        monkeypatch.setattr("mpsd.images.pack._write_some", fail)
+        monkeypatch.setattr("os.pwrite", fail)
         with pytest.raises(OSError, match="Input/output"):
             new.add("model", 0, block(60))
         monkeypatch.undo()
@@ -94,9 +96,25 @@ def test_blocks_pass_the_page_cache(images: Images) -> None:
     """Where the file system of the tests allows it, as ext4 and XFS do."""
     take(images, "first", FIRST)
     pack = Pack.open(images.directory.packs, 1)
-    try:
-        pack.read_into(0, bytearray(BLOCK_BYTES))
-        if not pack._is_direct():
-            pytest.skip("this file system has no O_DIRECT")
-    finally:
+    with mmap.mmap(-1, BLOCK_BYTES) as aligned:
+        is_direct = pack._is_direct()
+        _, error = read_blocks([pack.descriptor], [0], aligned, images.directory.hash_of.block_key)
+        still = pack._is_direct()
         pack.close()
+    assert not error
+    if not is_direct:
+        pytest.skip("this file system has no O_DIRECT")
+    assert still
+
+
+def test_memory_that_is_not_aligned_is_served(images: Images) -> None:
+    take(images, "first", FIRST)
+    memory = memoryview(bytearray(BLOCK_BYTES + 1))[1:]
+    with images.reader("first") as image:
+        image.read_into(0, 0, memory)
+    assert memory == block(FIRST[0])
+    with images.begin("second") as new:
+        new.add("model", 0, memory)
+        new.add("model", BLOCK_BYTES, memoryview(bytearray(b"1" + block(99)))[1:])
+        new.finish(2.0, [facts(0, 1)])
+    assert contents_of(images, "second") == expected({0: FIRST[0], 1: 99})

@@ -1,0 +1,43 @@
+"""The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py)."""
+
+from importlib import import_module
+from typing import Any
+
+from mpsd.errors import MpsdError
+from mpsd.images.imager.requests import Channel, Request
+from mpsd.images.rules.refusals import NoSuchImage
+
+FAILURES = (MpsdError, OSError, ValueError, LookupError, MemoryError)
+# What is asked first, and who does it; loaded then: restoring needs neither cuda.core nor NVRTC.
+BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
+REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "make", "fill")  # methods of these
+
+
+def serve(descriptor: int) -> int:
+    """Serve one process until it closes its end."""
+    channel = Channel(descriptor)
+    work: Any = None
+    while request := channel.receive():
+        with request:
+            try:
+                if work is None:
+                    work = _begin(channel, request)
+                else:
+                    getattr(work, REQUESTS[REQUESTS.index(request.asked["do"])])(request)
+            except FAILURES as exc:
+                why = str(exc) or type(exc).__name__
+                if work:
+                    work.give_up(why)
+                channel.answer("failed", why=why, is_missing=isinstance(exc, NoSuchImage))
+    if work:
+        work.give_up()
+    return 0
+
+
+def _begin(channel: Channel, request: Request) -> Any:
+    module, name = BEGINNINGS[request.asked["do"]]
+    try:
+        work = getattr(import_module(f"mpsd.images.imager.{module}"), name)
+    except ImportError as exc:
+        raise LookupError(f"mpsd-imager needs cuda-python and NVRTC, the extra `images` of mpsd: {exc}") from None
+    return work(channel, request)

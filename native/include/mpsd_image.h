@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mpsd_image.h: blocks of an image are read and hashed (mpsd/images/blocks.py); the simulator hashes with it too.
+ */
+#ifndef MPSD_IMAGE_H
+#define MPSD_IMAGE_H
+
+#ifndef MPSD_CDEF /* a binding defines it and runs `cc -E -P`: only declarations remain */
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+#endif
+
+enum { MPSD_BLOCK_BYTES = 2097152, MPSD_BLOCK_SUMS = 4, MPSD_BLOCK_KEY_BYTES = 2097200 }; /* of a block; of its hash; of the key */
+
+/*
+ * The hash of a block, NH (UMAC, RFC 4418) with four Toeplitz iterations:
+ *     sums[n] = sum over all i of (w[2i] + k[2i + 4n]) * (w[2i + 1] + k[2i + 1 + 4n])   modulo 2^64,
+ * of its 32-bit words w and the key's k, the additions in brackets modulo 2^32. mpsd/images/imager/kernel.py has it for the GPU.
+ */
+static void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t *sums);
+
+/*
+ * Read block slots[i] of the file files[i] for each i below count, to one place after the other, and hash it: to sums, four for
+ * each. Returns the number of blocks that were read; errno has why it is not count, EIO where a file ends. Memory or a file
+ * system that does not suit O_DIRECT is served without. Any thread; other threads may read the same files.
+ */
+static int mpsd_read_blocks(int count, const int *files, const uint32_t *slots, void *into, const uint32_t *key, uint64_t *sums);
+
+#ifndef MPSD_CDEF
+static inline void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t *sums)
+{
+	uint64_t first = 0, second = 0, third = 0, fourth = 0;
+
+	for (unsigned i = 0; i < MPSD_BLOCK_BYTES / 4; i += 2) {
+		const uint32_t *k = key + i;
+		uint32_t even = words[i], odd = words[i + 1];
+
+		first += (uint64_t)(uint32_t)(even + k[0]) * (uint32_t)(odd + k[1]);
+		second += (uint64_t)(uint32_t)(even + k[4]) * (uint32_t)(odd + k[5]);
+		third += (uint64_t)(uint32_t)(even + k[8]) * (uint32_t)(odd + k[9]);
+		fourth += (uint64_t)(uint32_t)(even + k[12]) * (uint32_t)(odd + k[13]);
+	}
+	sums[0] = first;
+	sums[1] = second;
+	sums[2] = third;
+	sums[3] = fourth;
+}
+
+static inline int mpsd_read_block(int file, off_t at, char *into)
+{
+	int is_last_try = 0;
+
+	for (size_t done = 0; done < MPSD_BLOCK_BYTES;) {
+		ssize_t found = pread(file, into + done, MPSD_BLOCK_BYTES - done, at + (off_t)done);
+
+		if (found > 0) {
+			done += (size_t)found;
+		} else if (found == 0) {
+			errno = EIO;
+			return -1;
+		} else if (errno == EINVAL && !is_last_try) {
+			fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_DIRECT); /* another thread may have done it before */
+			is_last_try = 1;
+		} else if (errno != EINTR) {
+			return -1;
+		}
+	}
+	return 0;
+}
+
+static inline int mpsd_read_blocks(int count, const int *files, const uint32_t *slots, void *into, const uint32_t *key, uint64_t *sums)
+{
+	for (int i = 0; i < count; i++) {
+		char *block = (char *)into + (size_t)i * MPSD_BLOCK_BYTES;
+
+		if (mpsd_read_block(files[i], (off_t)slots[i] * MPSD_BLOCK_BYTES, block))
+			return i;
+		mpsd_hash_block((const uint32_t *)block, key, sums + i * MPSD_BLOCK_SUMS);
+	}
+	return count;
+}
+#endif
+
+#endif
