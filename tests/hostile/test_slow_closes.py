@@ -83,7 +83,10 @@ BRINGS_FILES = (
     + """
 DESCRIPTORS = 200
 uid, door, connections, kept = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), []
-device, place = mount(uid)
+try:
+    device, place = mount(uid)
+except OSError as exc:
+    raise SystemExit(f"skip: {exc}")
 os.setgroups([])
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
@@ -136,12 +139,13 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
         str(CONNECTIONS),
         stays,
     ]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        if said != "ready\n":
-            pytest.skip("FUSE cannot be mounted here")
+        if said.startswith("skip: "):
+            pytest.skip(f"FUSE cannot be mounted here: {said}")
+        assert said == "ready\n"
         machine.counter(uid=1000).ready()
         with machine.mpsd() as mpsd:
             assert mpsd.ask(calls.health()).state == "running"

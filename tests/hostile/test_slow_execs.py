@@ -28,7 +28,10 @@ from mpsd.keeper.process import start_keeper
 inspector = Inspector()
 inspector.start()
 processes.start_readers_by(inspector.start_reader)
-device, place = mount(int(sys.argv[1]))
+try:
+    device, place = mount(int(sys.argv[1]))
+except OSError as exc:
+    raise SystemExit(f"skip: {exc}")
 server = os.fork()
 if not server:
     sys.stdout = open(os.devnull, "w")
@@ -54,11 +57,13 @@ def test_no_program_waits_for_a_clients_file(tmp_path: Path) -> None:
     if not os.access("/dev/fuse", os.R_OK):
         pytest.skip("no FUSE here")
     command = ["unshare", "--mount", sys.executable, "-c", STARTS_PROGRAMS, str(NOBODY), str(tmp_path / "keeper")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         assert process.stdout is not None
-        if process.stdout.readline() != "open\n":
-            pytest.skip("FUSE cannot be mounted here")
+        said = process.stdout.readline()
+        if said.startswith("skip: "):
+            pytest.skip(f"FUSE cannot be mounted here: {said}")
+        assert said == "open\n"
         assert process.communicate(timeout=SECONDS)[0] == "a program\na keeper\nTrue\n"
     finally:
         os.killpg(process.pid, 9)
