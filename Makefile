@@ -145,7 +145,7 @@ deb: ## a Debian package of the wheels in DIST, into DIST; for the release that 
 tree: ## an installation that brings its own Python, of the wheels in DIST, into DIST/tree
 	@rm -rf $(DIST)/tree
 	@$(MAKE) -s --no-print-directory install PREFIX=/opt/mpsd DESTDIR=$(abspath $(DIST))/tree WHEELS=$(DIST)
-	@PATH="$(abspath $(VENV)/bin):$$PATH" $(DIST)/tree/opt/mpsd/venv/bin/python3 -I clients/kubernetes/carry_python.py $(DIST)/tree /opt/mpsd
+	@umask 022; PATH="$(abspath $(VENV)/bin):$$PATH" $(DIST)/tree/opt/mpsd/venv/bin/python3 -I clients/kubernetes/carry_python.py $(DIST)/tree /opt/mpsd
 	@rm -rf $(DIST)/tree/opt/mpsd/venv/lib/python3*/site-packages/pip*
 
 clean: ## back to a fresh checkout
