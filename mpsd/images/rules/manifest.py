@@ -147,6 +147,11 @@ class BlockNumbers:
         raise BadRequest(f"no block of the arena begins at offset {offset:#x}")
 
 
+def is_moment(seconds: float) -> bool:
+    """Return whether an image can have this time."""
+    return 0 <= seconds <= _LATEST
+
+
 def check_facts(arenas: Sequence[ArenaFacts]) -> None:
     """Check what an image is to be made of.  Raise BadRequest."""
     if not arenas:
@@ -200,7 +205,7 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
         check_facts([each.facts for each in found.arenas])
     except (msgspec.MsgspecError, UnicodeDecodeError, BadRequest) as exc:
         raise ImageDamaged(f"its manifest is none: {exc}") from None
-    if not all(0 <= each <= _LATEST for each in (found.instant, found.written_at)):
+    if not (is_moment(found.instant) and is_moment(found.written_at)):
         raise ImageDamaged("its manifest has a time that is none")
     for each in found.arenas:
         count = BlockNumbers(each.facts).count

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, Bytes
-from mpsd.images.rules.manifest import ArenaFacts, ArenaImage, BlockNumbers, Manifest, check_facts, read_places
+from mpsd.images.rules.manifest import ArenaFacts, ArenaImage, BlockNumbers, Manifest, check_facts, is_moment, read_places
 from mpsd.images.rules.naming import check_name
 
 VERSION = 1
@@ -80,6 +80,10 @@ def check_offer(offer: Offer) -> None:
     check_name(offer.name)
     if len(offer.name) > MOST_NAME:
         raise BadRequest(f"image name {offer.name}: an image that is received has a name of {MOST_NAME} characters at most")
+    if offer.group.endswith(PARTIAL):
+        raise BadRequest(f"image {offer.name} is a part of one, which is not sent: send the whole image")
+    if not is_moment(offer.instant):
+        raise BadRequest(f"image {offer.name} has a time that is none")
     check_facts([each.facts for each in offer.arenas])
     for each in offer.arenas:
         size = BlockNumbers(each.facts).count * HASH_BYTES
@@ -97,13 +101,18 @@ def block_ids(offer: Offer) -> list[bytes]:
 
 
 def known_ids(images: Sequence[Manifest]) -> dict[bytes, bytes]:
-    """Return the receiver's hash of each of its blocks, by that hash and by the one that the block had at its sender."""
+    """Return the receiver's hash of each of its blocks, by that hash and by the one that the block had at its sender.
+
+    A sender can claim any hash, so the receiver's own hashes win.
+    """
     known: dict[bytes, bytes] = {}
+    own: set[bytes] = set()
     for arena in chain.from_iterable(each.arenas for each in images):
-        own = [place.id for place in read_places(arena.places)]
-        known.update(zip(own, own, strict=True))
+        ids = split_ids(_ids(arena))
+        own.update(ids)
         if arena.origins:
-            known.update(zip(split_ids(arena.origins), own, strict=True))
+            known.update(zip(split_ids(arena.origins), ids, strict=True))
+    known.update((each, each) for each in own)
     return known
 
 

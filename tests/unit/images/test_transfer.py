@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from mpsd.images.receiving import receive
 from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.rules.retention import Limits
+from mpsd.images.rules.transfer import VERSION, Done, Offer, OfferedArena, Refused, Want, checksum
 from mpsd.images.sending import Refusal, send, send_by
 from mpsd.images.store import Images
 from mpsd.images.stream import Stream, StreamBroken
@@ -218,6 +219,53 @@ def test_a_receiver_survives_any_bytes(there: Images, sent: bytes) -> None:
     os.close(pipes.from_receiver)
     assert isinstance(receiving.outcome, BadRequest | StreamBroken)
     assert names(there) == []
+
+
+def offered(there: Images, offer: Offer, blocks: Sequence[int] = ()) -> object:
+    """Return the receiver's last answer to an offer, after these blocks."""
+    pipes = Pipes()
+    receiving = pipes.run(there)
+    pipes.sender.send_message(offer)
+    answer = pipes.sender.receive_message(Want | Refused)  # type: ignore[arg-type]
+    if isinstance(answer, Want):
+        for each in blocks:
+            pipes.sender.send(checksum(block(each)))
+            pipes.sender.send(block(each))
+        answer = pipes.sender.receive_message(Done | Refused)  # type: ignore[arg-type]
+    receiving.join(60)
+    os.close(pipes.to_receiver)
+    os.close(pipes.from_receiver)
+    return answer
+
+
+@pytest.mark.parametrize("instant", [float("nan"), float("inf"), -1.0, 1e300])
+def test_an_image_of_no_time_is_refused(there: Images, instant: float) -> None:
+    """Nobody could read it, and so the blocks of no image could be freed."""
+    answer = offered(there, Offer(VERSION, "first", "", instant, (OfferedArena(facts(), b""),)))
+    assert isinstance(answer, Refused)
+    assert "has a time that is none" in answer.why
+    assert (there.listing().damaged, there.collect()) == ({}, 0)
+
+
+def test_no_sender_makes_a_partial_image(images: Images, there: Images) -> None:
+    """Its number would leave no name for those of the image that it says it is a part of."""
+    answer = offered(there, Offer(VERSION, f"first.partial-{10 ** 70}", "first.partial", 1.0, (OfferedArena(facts(), b""),)))
+    assert isinstance(answer, Refused)
+    assert "is a part of one" in answer.why
+    take(images, "first", FIRST)
+    assert transfer(images, there, "first")[0] == len(FIRST)
+
+
+def test_no_sender_says_what_the_receivers_own_blocks_are(images: Images, there: Images) -> None:
+    """Who has had an image from here knows their hashes, and gives one to other bytes."""
+    made = take(there, "first", {0: 1})
+    transfer(there, images, "first")
+    there.remove("first")
+    ids = b"".join(each.id for each in made.places())
+    assert offered(there, Offer(VERSION, "false", "", 2.0, (OfferedArena(facts(1), ids),)), [666]) == Done()
+    take(there, "again", {0: 1})
+    assert transfer(images, there, "first")[0] == 0
+    assert contents_of(there, "first") == expected({0: 1})
 
 
 def receiver(path: Path) -> list[str]:
