@@ -75,6 +75,7 @@ class Conversations(Struct):
     async def resume(self, caller: ClientConnection, domain: Domain, backend: socket.socket) -> None:
         """Continue a handshake that an earlier mpsd relayed.  The limits that it set are still in force."""
         caller.link.no_way_back()
+        caller.link.is_granted = True  # for all that this mpsd knows
         if caller.process is not None:
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain

@@ -24,9 +24,10 @@ from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
 _MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the client waits for its turn
+_MOST_KEPT_BYTES = 32 << 10  # of them: one user has thousands of connections
 _PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
-_NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds until a client sends
+_NO_RETURN_SECONDS = 30.0  # after the domain has passed descriptors: a busy machine may take seconds until a client sends
 
 
 class LinkSide(Enum):
@@ -46,6 +47,7 @@ class Forwarding(Struct):
     """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
     It is None once the handshake cannot be repeated: the domain has passed descriptors, or the transcript became too long.
+    Then the client can only be held; in the second case it is its own doing, and it has no more time than others.
     """
 
     client: socket.socket
@@ -54,12 +56,14 @@ class Forwarding(Struct):
     has_run: bool = False  # it was linked to a domain before
     has_spoken: bool = False  # the client has sent a message
     has_passed_descriptors: bool = False  # one side has passed some; without any, the client cannot have a channel to a server
+    is_granted: bool = False  # the domain has passed some, or may have before this mpsd
     is_out_of_step: bool = False  # the replay to the last domain failed
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid whose share the client's closings are of
     _kept: int = 0  # descriptors in the transcript
+    _kept_bytes: int = 0
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
     _end: LinkSide | None = None
@@ -162,7 +166,7 @@ class Forwarding(Struct):
         try:
             while (message := await look_at(domain)) is not None:
                 if message.descriptors:
-                    self.has_passed_descriptors = True
+                    self.has_passed_descriptors = self.is_granted = True
                     self.no_way_back()
                 else:
                     self._remember(message.data)
@@ -183,12 +187,12 @@ class Forwarding(Struct):
     ) -> None:
         """Free the domain of a client that keeps it waiting, by silence or by messages that the domain does not answer.
 
-        A client that could not be linked again has far more time, and is never blamed for the silence of a domain.
+        A client with a channel to a server cannot be linked again: it has far more time, and is never blamed for the silence of
+        a domain.
         """
         while True:
-            turned, turn = self._turned, self._turn
-            may_return = self.transcript is not None
-            silence = patience_seconds if may_return else max(patience_seconds, _NO_RETURN_SECONDS)
+            turned, turn, is_granted = self._turned, self._turn, self.is_granted
+            silence = max(patience_seconds, _NO_RETURN_SECONDS) if is_granted else patience_seconds
             with trio.move_on_after(silence if turn is _Turn.CLIENT else _PENDING_SECONDS):
                 await turned.wait()
                 continue
@@ -196,7 +200,7 @@ class Forwarding(Struct):
                 if await is_well() or turned.is_set():
                     await turned.wait()  # for ever: a server may have to start, or another user's clients to finish
                     continue
-                if not may_return:
+                if is_granted:
                     continue
             self._end = LinkSide.SLOW_CLIENT
             scope.cancel()
@@ -218,9 +222,11 @@ class Forwarding(Struct):
         if self.transcript is None:
             return
         self.transcript.append(entry)
-        brought = entry.descriptors if isinstance(entry, Message) else []
+        brought, data = (entry.descriptors, entry.data) if isinstance(entry, Message) else ([], entry)
         self._kept += len(brought)
-        if len(self.transcript) > _MOST_REPLAYED or self._kept > _MOST_KEPT or any(map(is_file, brought)):
+        self._kept_bytes += len(data)
+        is_large = self._kept > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
+        if len(self.transcript) > _MOST_REPLAYED or is_large or any(map(is_file, brought)):
             self.no_way_back()  # a program that mpsd starts would wait for a file whose file server does not answer
 
     async def _replay(self, domain: socket.socket) -> bool:

@@ -1,7 +1,7 @@
 """Read and send one message of a SEQPACKET connection: its bytes, its descriptors, its sender's credentials.
 
-A message is read whole or not at all: one that is larger than the kernel's own bound, or whose descriptors do not fit, is
-refused, never passed on cut short.  Linux: unix(7), recvmsg(2).
+A message is read whole or not at all: one that is larger than the kernel's own bound is refused, and one whose descriptors mpsd
+has no room for now waits in its queue.  Linux: unix(7), recvmsg(2).
 """
 
 import array
@@ -17,10 +17,11 @@ from mpsd.host.descriptors import close_soon
 from mpsd.model.process import Credentials
 
 MAX_BYTES = 256 * 1024  # above the largest datagram that a default SO_SNDBUF (212,992 bytes) allows
-MAX_DESCRIPTORS = 253  # SCM_MAX_FD
+MAX_DESCRIPTORS = 253  # SCM_MAX_FD: the kernel sends no more, so that what does not fit is more than mpsd may open now
 _UCRED = struct.Struct("3i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 _OVERFLOW_ID = 65534  # what the kernel reports for credentials that were not attached
+_AGAIN_SECONDS = 0.25  # until mpsd looks again for room for a message's descriptors
 
 
 class Message(Struct):
@@ -35,6 +36,10 @@ class Message(Struct):
         descriptors, self.descriptors = self.descriptors, []
         if descriptors:
             close(descriptors)
+
+
+class _NoRoom(Exception):
+    """mpsd has no descriptor left for those of a message."""
 
 
 _buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into and the copy out of it
@@ -65,6 +70,10 @@ async def _next(connection: socket.socket, how: int) -> Message | None:
             return _receive_now(connection, how)
         except (BlockingIOError, ConnectionResetError):
             continue  # the kernel reports a reset once, before the queued messages; after these comes the end
+        except _NoRoom as exc:
+            if not how & socket.MSG_PEEK:
+                raise ProtocolError(str(exc)) from None
+        await trio.sleep(_AGAIN_SECONDS)  # it is still queued; if mpsd dropped the connection, the client would run without MPS
 
 
 def _receive_now(connection: socket.socket, how: int) -> Message | None:
@@ -72,7 +81,9 @@ def _receive_now(connection: socket.socket, how: int) -> Message | None:
     message = Message(bytes(_buffer[:size]), *_unpack(ancillary))
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         message.close()
-        raise ProtocolError(f"a message over {MAX_BYTES} bytes or {MAX_DESCRIPTORS} descriptors was sent")
+        if flags & socket.MSG_TRUNC:
+            raise ProtocolError(f"a message over {MAX_BYTES} bytes was sent")
+        raise _NoRoom("mpsd may open no further files for a message's descriptors")
     if not size and not ancillary:
         return None
     return message

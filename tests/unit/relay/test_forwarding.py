@@ -2,6 +2,7 @@
 
 import array
 import os
+import resource
 import socket
 import struct
 import sys
@@ -44,6 +45,12 @@ def ends():
     yield client, link_client, link_domain, domain
     for end in (client, link_client, link_domain, domain):
         end.close()
+
+
+@pytest.fixture
+def a_file():
+    with open(__file__) as file:
+        yield file
 
 
 async def well():
@@ -188,6 +195,38 @@ async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_c
     assert await link.run(link_domain, PATIENCE, ill) is LinkSide.SLOW_CLIENT
 
 
+@pytest.mark.parametrize("what", ["a file", "many", "large ones"])
+async def test_words_that_cannot_be_repeated_freeze_no_domain(ends, autojump_clock, what, a_file):
+    """A client whose transcript its own words ended held its domain for ever, and 30 s after an answer."""
+    client, link_client, link_domain, domain = ends
+    link = Forwarding(link_client, PRIVILEGED)
+    if what == "a file":
+        socket.send_fds(client, [b"junk"], [a_file.fileno()])
+    for _ in range({"a file": 0, "many": 20, "large ones": 2}[what]):
+        client.send(b"junk" * (5000 if what == "large ones" else 1))
+    with trio.fail_after(PATIENCE):
+        assert await link.run(link_domain, PATIENCE, ill) is LinkSide.SLOW_CLIENT
+    assert link.transcript is None
+    domain.send(b"what?")
+    with trio.fail_after(PATIENCE + 1):
+        assert await link.run(link_domain, PATIENCE, well) is LinkSide.SLOW_CLIENT
+
+
+async def test_a_client_with_a_channel_is_not_blamed_for_its_domain(ends, autojump_clock):
+    client, link_client, link_domain, domain = ends
+    socket.send_fds(domain, [b"a channel"], [0])
+    link = Forwarding(link_client, PRIVILEGED)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run, link_domain, PATIENCE, ill)
+        await trio.testing.wait_all_tasks_blocked()
+        client.send(b"thanks")
+        with trio.move_on_after(60) as waiting:
+            await trio.sleep_forever()
+        assert waiting.cancelled_caught
+        assert link.is_granted
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_domain_may_keep_its_client_waiting(ends, autojump_clock):
     """A server has to start, or another user's clients have to finish: others may talk to the domain in that time."""
     client, link_client, link_domain, _ = ends
@@ -227,6 +266,28 @@ async def test_a_message_that_would_be_cut_is_refused(ends):
         pytest.skip("the kernel's bound on datagrams is lower here")
     with pytest.raises(ProtocolError, match="over 262144 bytes"):
         await message.receive(link_client)
+
+
+async def test_a_message_waits_for_room_for_its_descriptors(ends, autojump_clock):
+    """While mpsd could open no more files, it dropped the connection, and the client ran without MPS."""
+    client, link_client, *_ = ends
+    socket.send_fds(client, [b"words"], [0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    came = []
+
+    async def look():
+        came.append(await message.look_at(link_client))
+
+    async with trio.open_nursery() as nursery:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            nursery.start_soon(look)
+            await trio.sleep(10)
+            assert not came
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (came[0].data, len(came[0].descriptors)) == (b"words", 1)
+    came[0].close()
 
 
 async def test_a_domain_that_is_slow_to_read_loses_nothing(ends):
