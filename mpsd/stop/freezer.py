@@ -4,6 +4,7 @@ cgroup.freeze is documented in the kernel's admin-guide/cgroup-v2.rst; SIGKILL s
 not used.  Prose: docs/ending.md.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from mpsd.model.process import ProcessId
 log = structlog.get_logger()
 _FREEZE_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
+_MOST_CGROUPS, _MOST_PROCESSES = 256, 1024  # 0.1 s; beyond that only the clients are stopped, one by one
 _STOPPED = "tT"
 
 
@@ -59,11 +61,22 @@ class CgroupFreezer:
             log.info("cgroup.not_thawed", cgroup=str(self._directory), why=exc.strerror)
 
     def pids(self) -> set[int]:
-        """Return the pids of all processes that would be frozen.  Raises OSError."""
+        """Return the pids of all processes that would be frozen.
+
+        Raises OSError, also for more cgroups or processes than mpsd looks at: their user makes as many as the user likes.
+        """
         found: set[int] = set()
-        for directory, _, files in os.walk(self._directory):
-            if "cgroup.procs" in files:
-                found.update(map(int, Path(directory, "cgroup.procs").read_text().split()))
+        waiting, count = [str(self._directory)], 1
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.name == "cgroup.procs":
+                        found.update(map(int, Path(entry.path).read_text().split()))
+                    elif entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        count += 1
+                    if count > _MOST_CGROUPS or len(found) > _MOST_PROCESSES:
+                        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         return found
 
     def _write(self, text: str) -> None:

@@ -15,7 +15,7 @@ from mpsd.domains.pool import Pool
 from mpsd.errors import TooMany, VendorFailed
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
-from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind
+from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
 from mpsd.stop.steps import Servers, Steps, StopCase
 from mpsd.stop.targets import Targets
 
@@ -51,7 +51,8 @@ class Stopper:
             cases = [case for each in found if each not in done and (case := self._open(each, silent, asker))]
             if not cases:
                 break
-            whole = self._targets.freezer(target, asker, [case.process for case in cases])
+            is_drain = manner.way is Way.DRAIN
+            whole = self._targets.freezer(target, asker, [case.process for case in cases]) if is_drain else None
             await Steps(manner, whole, self._servers_now, self.release).run(cases)
             done |= {case.process: case.result for case in cases}
         return Report(list(done.values()), others)

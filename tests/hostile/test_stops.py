@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mpsd_client import Refused, calls, values
 
-from tests.hostile.attacker import NOBODY, PYTHON
+from tests.hostile.attacker import NOBODY, PYTHON, attack
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
 
@@ -88,3 +88,19 @@ def test_a_program_of_roots_that_acts_as_a_user_for_a_moment_is_not_ended(shared
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+CGROUPS = 20_000  # it took 2 s to look at them
+
+
+def test_a_cgroup_with_any_number_of_cgroups_in_it_blocks_nobody(machine: Machine, cgroup: Path) -> None:
+    """systemd gives each user a cgroup in which the user may make others."""
+    machine.start()
+    os.chown(cgroup, NOBODY, NOBODY)
+    attack("import os, sys; os.chdir(sys.argv[1]); [os.mkdir(f'{each}') for each in range(int(sys.argv[2]))]", cgroup, CGROUPS)
+    doomed = machine.counter(uid=NOBODY).ready()
+    (cgroup / "cgroup.procs").write_text(str(doomed.pid))
+    with machine.mpsd() as mpsd:
+        done = mpsd.ask(calls.client_stop(cgroup=f"/{cgroup.name}", way="drain", drain_seconds=0.1))
+    assert [each.has_ended for each in done.processes] == [True]
+    assert [entry for entry in machine.journal("loop.blocked") if entry["ms"] > 1000] == []
