@@ -4,10 +4,9 @@
     audit-users.log     changes by other users          limited for each user: a burst, and bytes per second
     audit-refused.log   refused requests of all users   limited in the same way, to less
 
-Each record is one line of JSON, and also an event of mpsd's own log.  The files have mode 0640.  They are separate so that
-no user's calls rotate an operator's changes out.  Lines above a user's rate are counted, and the count is written.  Auditing
-never blocks the daemon: a full or hung disk loses lines, which are counted too (log/sink.py).  Prose: docs/operating.md,
-"Logs".
+Each record is one line of JSON, and also an event of mpsd's own log.  The files are separate so that no user's calls rotate an
+operator's changes out.  Lines above a user's rate are counted, and the count is written.  Auditing never blocks the
+daemon: a full or hung disk loses lines, which are counted too (log/sink.py).  Prose: docs/operating.md, "Logs".
 """
 
 import json
@@ -30,7 +29,6 @@ from mpsd.log.sink import LogFile, Sink
 from mpsd.log.syslog import Severity, send_lines
 
 log = structlog.get_logger()
-_MODE = 0o640  # other users must not read what a user does
 _MOST_CHARACTERS = 4096  # of the request, and of its outcome
 DONE = "done"
 
@@ -115,7 +113,7 @@ class Audit:
 
 def open_audit(log_directory: str, settings: LogOptions, ranges: UidRanges = NO_RANGES) -> Audit:
     """Open the audit.  Never fails: lines that cannot be written are counted."""
-    files = {trail: LogFile(os.path.join(log_directory, trail.value), rotation(settings), _MODE) for trail in Trail}
+    files = {trail: LogFile(os.path.join(log_directory, trail.value), rotation(settings)) for trail in Trail}
     return Audit(files, settings.audit_socket, ranges)
 
 

@@ -24,6 +24,7 @@ from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, op
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that the thread has written nothing for seconds
 CLOSE_SECONDS = 2.0
 _DAY_SECONDS = 86400
+_MODE = 0o640  # of a file that it creates: other users must not read what a user does, nor the names of others' arenas
 T = TypeVar("T")
 
 
@@ -121,10 +122,9 @@ class LogFile:
     Guards that a line goes to the file that has the name now, and that the file is rotated.
     """
 
-    def __init__(self, path: str, rotation: Rotation, mode: int = 0o644) -> None:
+    def __init__(self, path: str, rotation: Rotation) -> None:
         self.path = path
         self._name = os.path.basename(path)
-        self._mode = mode  # of a file that it creates
         self.rotation = rotation  # a reload writes it from the main thread
         self._descriptor = -1
         self._identity = (0, 0)
@@ -163,7 +163,7 @@ class LogFile:
 
     def _reopen(self) -> None:
         with self._directory() as directory:
-            descriptor = open_file(directory, self._name, os.O_WRONLY | os.O_APPEND, self._mode)
+            descriptor = open_file(directory, self._name, os.O_WRONLY | os.O_APPEND, _MODE)
         if self._descriptor >= 0:
             os.close(self._descriptor)
         found = os.fstat(descriptor)

@@ -122,3 +122,24 @@ def test_the_same_looks_find_what_root_can_reach(machine: Machine) -> None:
         fill(owner, arena, {0: b"secret"}, b"{}")
         found = attack(REACHES, machine.state, vault_keeper(machine), uid=0)
         assert any("pidfd_getfd" in line for line in found.splitlines())
+
+
+READ_LOGS = """
+import os, sys
+for name in os.listdir(sys.argv[1]):
+    try:
+        print(open(os.path.join(sys.argv[1], name)).read())
+    except PermissionError:
+        pass
+"""
+
+
+def test_the_logs_do_not_name_an_arena_to_other_users(machine: Machine) -> None:
+    """mpsd.log has each arena's name, each change and its caller, and who did which fault: it could be read by all users."""
+    machine.start()
+    with machine.mpsd(uid=1000) as mpsd:
+        mpsd.ask(calls.arena_create("unheard-of", "0", GRANULE))
+    machine.wait_for_journal("audit")
+    read = attack(READ_LOGS, machine.log_directory)
+    assert "Starting control daemon" in read  # control.log is everybody's, as the vendor's
+    assert "unheard-of" not in read

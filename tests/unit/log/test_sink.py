@@ -74,7 +74,7 @@ def test_a_hung_disk_blocks_nobody(disk: Disk, monkeypatch: pytest.MonkeyPatch) 
     assert out.lost in (9, 10)  # one line may be in the thread's hand
 
 
-def test_a_file_is_made_readable_and_rotated(tmp_path: Path) -> None:
+def test_a_file_is_rotated_and_other_users_may_not_read_it(tmp_path: Path) -> None:
     before = os.umask(0o022)
     file = LogFile(str(tmp_path / "mpsd.log"), Rotation(max_bytes=10))
     for line in (b"12345678\n", b"abcdefgh\n", b"ABCDEFGH\n"):
@@ -82,7 +82,7 @@ def test_a_file_is_made_readable_and_rotated(tmp_path: Path) -> None:
     os.umask(before)
     assert (tmp_path / "mpsd.log").read_bytes() == b"ABCDEFGH\n"
     assert (tmp_path / "mpsd.log.1").read_bytes() == b"abcdefgh\n"
-    assert (tmp_path / "mpsd.log").stat().st_mode & 0o777 == 0o644
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("mpsd.log", "mpsd.log.1")] == [0o640, 0o640]
 
 
 def test_as_many_files_are_kept_as_asked_for(tmp_path: Path) -> None:
