@@ -60,7 +60,8 @@ def build_faults(
     kernel_log = KernelLog(path, incidents.domain_of_pid, events.publish, found.devices, interval)
     parties, core_dumps = incidents.parties, None
     if config.faults.core_dumps == "on":
-        core_dumps = CoreDumps(found.claim.pipe_directory / CORES, parties.of_user, parties.lived)
+        cores = found.claim.pipe_directory / CORES
+        core_dumps = CoreDumps(cores, parties.of_user, parties.lived, share_of=found.ranges.share_of)
     sources = _build_sources(found, attachments, kernel_log, core_dumps, policy)
     return Faults(incidents, outbox, sources, kernel_log, core_dumps, reactions, attachments, policy)
 

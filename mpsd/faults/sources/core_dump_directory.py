@@ -10,7 +10,8 @@ can mount a file system on an own file, which then may never answer.  It belongs
 writer has closed it, or has not touched it for a while, and no process has it open for writing.  A dump that was read is
 deleted or kept; any other file is deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any
 temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
-directories; that counts against the user's quota.
+directories; that counts against the user's quota.  Users take turns: no user's files keep those of another from being read, or
+push them out.
 Prose: docs/faults.md.
 """
 
@@ -21,7 +22,8 @@ import re
 import signal
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -64,6 +66,7 @@ class Dump(Struct, frozen=True):
 
 class _File(Struct, frozen=True):
     name: str
+    uid: int
     size: int
     changed_at: float  # ctime: unlike mtime, no user can set it
 
@@ -72,11 +75,19 @@ class CoreDirectory:
     """Guards that the directory stays within its limits, and that each dump is reported once.
 
     kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
-    clock: seconds since the epoch.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
+    clock: seconds since the epoch.  share_of: the uid that a uid counts as.  Raises UnusablePath when the directory cannot be
+    created or is not mpsd's own.
     """
 
-    def __init__(self, path: Path, kept: int, total_bytes: int, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        path: Path,
+        kept: int,
+        total_bytes: int,
+        clock: Callable[[], float] = time.time,
+        share_of: Callable[[int], int] = int,
+    ) -> None:
+        self._clock, self._share_of = clock, share_of
         self._kept = kept
         self._total_bytes = total_bytes
         self._closed: set[str] = set()
@@ -106,12 +117,12 @@ class CoreDirectory:
         self._closed.update(islice(closed, _MOST_FILES))
         end = time.monotonic() + _LOOK_SECONDS
         dumps = []
-        files = sorted(_files(self._directory), key=lambda file: file.changed_at)
+        files = list(_files(self._directory))
         self._closed &= {file.name for file in files}
-        for file in files:
+        for file in self._in_turns(filter(self._is_complete, files), lambda file: file.changed_at):
             if time.monotonic() > end:
                 break
-            if self._is_complete(file) and (dump := self._read(file)):
+            if dump := self._read(file):
                 dumps.append(dump)
         self._tidy()
         return dumps
@@ -120,6 +131,16 @@ class CoreDirectory:
     def has_more(self) -> bool:
         """Whether the last look ended before all complete files were read."""
         return bool(self._closed)
+
+    def _in_turns(self, files: Iterable[_File], order: Callable[[_File], float]) -> list[_File]:
+        """Return the files in this order, but the first of each user before the second of any."""
+        counts: Counter[int] = Counter()
+        ranked = []
+        for file in sorted(files, key=order):
+            share = self._share_of(file.uid)
+            ranked.append((counts[share], file))
+            counts[share] += 1
+        return [file for _, file in sorted(ranked, key=lambda each: each[0])]
 
     def _is_complete(self, file: _File) -> bool:
         return _NAME.fullmatch(file.name) is not None and (
@@ -174,13 +195,13 @@ class CoreDirectory:
 
     def _tidy(self) -> None:
         now = self._clock()
-        waiting = sorted(_files(self._directory), key=lambda file: -file.changed_at)
+        waiting = self._in_turns(_files(self._directory), lambda file: -file.changed_at)
         for file in _beyond(waiting, _MOST_FILES, self._total_bytes):
             _delete(self._directory, file.name)
         for file in waiting:
             if now - file.changed_at >= _STRAY_SECONDS:
                 _delete(self._directory, file.name)
-        kept = sorted(_files(self._keep), key=lambda file: -file.changed_at)
+        kept = self._in_turns(_files(self._keep), lambda file: -file.changed_at)
         for file in _beyond(kept, self._kept, self._total_bytes):
             _delete(self._keep, file.name)
 
@@ -257,25 +278,27 @@ def _path_of(descriptor: int) -> str:
 
 
 def _files(directory: int) -> Iterator[_File]:
-    """Yield all entries but directories and mounts; the first few thousand."""
+    """Yield all entries but directories and mounts; the first few thousand.  Directories are not counted: they stay."""
     with os.scandir(directory) as entries:
-        for entry in islice(entries, _MOST_SEEN):
+        files = (entry for entry in entries if not entry.is_dir(follow_symlinks=False))
+        for entry in islice(files, _MOST_SEEN):
             try:
                 with _open_path(entry.name, directory) as looked_at:
                     found = os.fstat(looked_at) if looked_at is not None else None
             except OSError:
                 continue
             if found is not None and not stat.S_ISDIR(found.st_mode):
-                yield _File(entry.name, found.st_blocks * 512, found.st_ctime)
+                yield _File(entry.name, found.st_uid, found.st_blocks * 512, found.st_ctime)
 
 
 def _beyond(files: list[_File], most: int, total_bytes: int) -> Iterator[_File]:
-    """Yield the files that exceed the limits, newest first."""
-    used = 0
-    for number, file in enumerate(files):
-        used += file.size
-        if number >= most or used > total_bytes:
+    """Yield the files that exceed the limits, the first ones counted first; one that alone is too large pushes out no other."""
+    used = number = 0
+    for file in files:
+        if number >= most or used + file.size > total_bytes:
             yield file
+        else:
+            used, number = used + file.size, number + 1
 
 
 def _delete(directory: int, name: str) -> None:

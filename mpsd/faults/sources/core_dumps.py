@@ -53,7 +53,7 @@ class CoreDumps:
     """Guards the directory of dumps, and the pids that clients have in their own namespaces.
 
     clients_of: the clients of a user, including those that ended within the last minute.  lived: whether one lived at that
-    time, of CLOCK_MONOTONIC.  absent: why no dumps are read; "" while they are.
+    time, of CLOCK_MONOTONIC.  share_of: the uid that a uid counts as.  absent: why no dumps are read; "" while they are.
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class CoreDumps:
         clients_of: Callable[[int], Iterable[ProcessId]],
         lived: Callable[[ProcessId, int], bool] = lambda process, at_ns: True,
         *,
+        share_of: Callable[[int], int] = int,
         kept: int = KEPT,
         total_bytes: int = TOTAL_BYTES,
     ) -> None:
         self.absent = "not started"
         self._path = directory
-        self._clients_of, self._lived = clients_of, lived
+        self._clients_of, self._lived, self._share_of = clients_of, lived, share_of
         self._kept = kept
         self._total_bytes = total_bytes
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
@@ -88,7 +89,7 @@ class CoreDumps:
     async def run(self, publish: Callable[[Observation], None]) -> None:
         """Run until cancelled; return at once if dumps cannot be read here."""
         try:
-            directory = CoreDirectory(self._path, self._kept, self._total_bytes)
+            directory = CoreDirectory(self._path, self._kept, self._total_bytes, share_of=self._share_of)
         except UnusablePath as exc:
             self._give_up(str(exc))
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import UnusablePath
+from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.sources import core_dump_directory
 from mpsd.faults.sources.core_dump_directory import CoreDirectory
 from mpsd.faults.sources.core_dump_file import parse_core
@@ -154,6 +154,77 @@ def test_a_directory_that_is_a_link_is_refused(tmp_path):
     os.symlink(tmp_path / "elsewhere", tmp_path / "cores")
     with pytest.raises(UnusablePath):
         CoreDirectory(tmp_path / "cores", 1, 1 << 20)
+
+
+@pytest.fixture
+def of_another(cores):
+    """Write a file that belongs to another user."""
+
+    def write(name: str, data: bytes) -> None:
+        cores.write(name, data)
+        os.chown(cores.path / name, 12345, 12345)
+
+    return write
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_any_number_of_directories_hides_no_dump(cores, monkeypatch, when):
+    """They are their makers', so that they stay; mpsd looks at a bounded number of files."""
+    monkeypatch.setattr(core_dump_directory, "_MOST_SEEN", 8)
+    if when == "after":
+        cores.write("core.1", CULPRIT)
+    for number in range(16):
+        (cores.path / f"directory{number}").mkdir()
+    if when == "before":
+        cores.write("core.1", CULPRIT)
+    assert [dump.pid for dump in cores.look("core.1")] == [1]
+
+
+@pytest.mark.root
+def test_a_flood_of_newer_files_pushes_out_no_dump_of_another_user(cores, of_another, monkeypatch):
+    monkeypatch.setattr(core_dump_directory, "_MOST_FILES", 8)
+    of_another("core.1", CULPRIT)
+    for number in range(16):
+        cores.write(f"stray{number}", b"")
+    assert cores.look() == []
+    assert [dump.pid for dump in cores.look("core.1")] == [1]
+
+
+@pytest.mark.root
+def test_files_of_one_user_that_take_long_delay_no_dump_of_another(cores, of_another, monkeypatch):
+    monkeypatch.setattr(core_dump_directory, "_LOOK_SECONDS", 0.2)
+
+    def parse(read_at, size):
+        if size < len(CULPRIT):
+            time.sleep(0.1)
+            raise ProtocolError("no dump")
+        return parse_core(read_at, size)
+
+    monkeypatch.setattr(core_dump_directory, "parse_core", parse)
+    slow = [f"core.{number}" for number in range(10, 20)]
+    for name in slow:
+        cores.write(name, b"no dump")
+    of_another("core.1", CULPRIT)
+    assert 1 in [dump.pid for dump in cores.look("core.1", *slow)]
+
+
+@pytest.mark.root
+def test_kept_dumps_of_one_user_push_out_none_of_another(cores, of_another):
+    of_another("core.1", CULPRIT)
+    cores.look("core.1")
+    for name in ("core.2", "core.3", "core.4"):
+        cores.write(name, CULPRIT)
+        cores.look(name)
+    assert [name.split(".")[1] for name in cores.names()] == ["1", "4"]
+
+
+def test_a_file_that_alone_is_too_large_pushes_out_no_other(tmp_path):
+    cores = Cores(tmp_path / "cores", total_bytes=100_000)
+    cores.write("stray", bytes(40_000))
+    cores.write("large", bytes(140_000))
+    cores.look()
+    assert cores.names() == ["stray"]
+    cores.directory.close()
 
 
 @pytest.mark.root
