@@ -78,9 +78,9 @@ def is_in_our_namespace(process: ProcessId | None) -> bool:
     """Return whether the process is in mpsd's own pid namespace.
 
     Root of a container without a user namespace has root's uid, and any group; the pid namespace distinguishes it
-    (docs/decisions/030-root-of-a-container-is-no-operator.md).
+    (docs/decisions/030-root-of-a-container-is-no-operator.md).  One that has ended is not: its pid may be another's.
     """
-    return process is not None and processes.is_in_our_namespace(process.pid)
+    return process is not None and processes.is_in_our_namespace(process.pid) and processes.find(process.pid) == process
 
 
 def _is_member(connection: socket.socket, gid: int, admin_gid: int | None) -> bool:

@@ -1,7 +1,9 @@
 """Operators are root, the daemon's own user and members of the group, as the kernel reports the peer."""
 
+import contextlib
 import grp
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -62,6 +64,23 @@ def connection_of(uid: int, gid: int, groups: list[int]) -> socket.socket:
     ours.close()
     theirs.close()
     return socket.socket(fileno=descriptors[0])
+
+
+@contextmanager
+def connected_child() -> Iterator[socket.socket]:
+    """A connection of a child process, which lives."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        if os.fork() == 0:
+            try:
+                made = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                socket.send_fds(theirs, [b"x"], [made[0].fileno()])
+                signal.pause()
+            finally:
+                os._exit(0)
+        _, [descriptor], _, _ = socket.recv_fds(ours, 1, 1)
+    with socket.socket(fileno=descriptor) as made:
+        yield made
 
 
 @pytest.fixture
@@ -158,6 +177,22 @@ def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
         assert not caller_of(made, group.gr_gid).is_owner
         assert peer_of(made, None, trusts_containers=True).is_operator
         assert caller_of(made, None, trusts_containers=True).is_owner
+
+
+@pytest.mark.root
+def test_root_of_a_container_is_no_operator_when_its_pid_becomes_a_host_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends between mpsd's look at who connected, and its look at the namespace of the pid."""
+
+    def asked_too_late(pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return True
+
+    monkeypatch.setattr(processes, "is_in_our_namespace", asked_too_late)
+    for is_operator in (lambda made: peer_of(made, None).is_operator, lambda made: caller_of(made, None).is_owner):
+        with connected_child() as made:
+            assert not is_operator(made)
 
 
 @pytest.mark.root
