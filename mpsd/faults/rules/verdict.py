@@ -11,7 +11,7 @@ Pure; the verdict does not depend on the order in which the evidence came in.  T
 | the domain's server has not reported a fault | none yet | UNKNOWN |
 | one client was present, or connecting | that client | ALONE |
 | an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that client | LEFT |
-| a contained SM exception, and one client alone failed soon after it (3) | that client | LIKELY |
+| a contained SM exception, all clients are of one owner, and one alone failed soon after it (3) | that client | LIKELY |
 | anything else | none; the suspects are all present clients except those cleared | SUSPECTED |
 
 Only UVM events, records of the patched module, core dumps, and a sentinel among clients of one owner can prove.  The pid of an
@@ -40,7 +40,8 @@ if it is known to have come from outside.
 
 (3) It reported an error of an SM exception, or ended by itself with an error; an end counts only when no more evidence is
 expected.  A contained exception leaves the others alone.  A client reports of itself alone, and another client can fail by
-chance at that time: so this is no proof, and convicts no client.
+chance at that time: so this is no proof, and convicts no client.  Where clients of several users or containers were present, a
+culprit who keeps quiet would have another user's client named.
 
 An Xid that names only its GPU may be of another domain.  It is a guess: it gives a class only where no other evidence does.
 
@@ -107,13 +108,14 @@ def judge(
     """Return the verdict.
 
     named: the process that a proof convicts.  present: all clients that were in the domain.  is_certain: `present` was known at
-    the time.  is_of_one: all of them are of one user and one container, so dumps, which their authors can forge, may clear.
+    the time.  is_of_one: all of them are of one user and one container, so dumps, which their authors can forge, may clear,
+    and an own failure may name.
     is_over: no more evidence is expected.
     """
     dead = _ended_before(evidence, present)
     fault_class = _class_of(evidence, named, dead)
     cleared = _cleared(evidence) if fault_class is FaultClass.SM and is_of_one else frozenset()
-    culprit, confidence = _who(evidence, present, cleared, named, is_certain, is_over)
+    culprit, confidence = _who(evidence, present, cleared, named, is_certain, is_over, is_of_one)
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:
         suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
@@ -131,6 +133,7 @@ def _who(
     named: ProcessId | None,
     is_certain: bool,
     is_over: bool,
+    is_of_one: bool,
 ) -> tuple[ProcessId | None, Confidence]:
     left = present - cleared
     if named is not None and not any(map(_is_loss, evidence)):
@@ -141,7 +144,7 @@ def _who(
         return next(iter(present)), Confidence.ALONE
     if len(left) == 1 and _is_sm_for_certain(evidence):
         return next(iter(left)), Confidence.LEFT
-    if is_contained(evidence) and (failed := _only_failed(evidence, left, is_over)) is not None:
+    if is_of_one and is_contained(evidence) and (failed := _only_failed(evidence, left, is_over)) is not None:
         return failed, Confidence.LIKELY
     return None, Confidence.SUSPECTED
 

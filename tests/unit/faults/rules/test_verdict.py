@@ -225,6 +225,13 @@ def test_who_failed_alone_with_a_contained_exception(evidence, culprit, confiden
     assert (setup.one.culprit, setup.one.confidence, setup.one.victims) == (culprit, confidence, ())
 
 
+def test_a_failure_names_nobody_where_clients_of_another_owner_were_present():
+    """It can be by chance, while the culprit keeps quiet."""
+    setup = FaultSetup(lambda process: Party(process, 1000 + (process == A), "p", "c1"))
+    setup.hear(sentinel(), report(A, 12, is_failure=True)).settle(12_000)
+    assert (setup.one.culprit, setup.one.confidence) == (None, SUSPECTED)
+
+
 def test_an_end_names_nobody_before_others_could_have_ended_too():
     setup = FaultSetup().hear(sentinel(), exited(A, 900, is_failure=True))
     assert setup.one.confidence is SUSPECTED
