@@ -21,11 +21,11 @@ class Offences:
     def __init__(self, share_of: Callable[[int], int] | None = None) -> None:
         self._share_of = share_of
         self._by_process: Counter[ProcessId | None] = Counter()
-        self._at: dict[int, float] = {}  # of the last offence of each share (trio time), the oldest first
+        self._at: dict[int, float] = {}  # when the minute of each share began (trio time), the oldest first
 
     def note(self, process: ProcessId | None, uid: int) -> None:
         self._by_process[process] += 1
-        if self._share_of is not None:
+        if self._share_of is not None and not self._is_remembered(uid):
             share = self._share_of(uid)
             self._at.pop(share, None)
             self._at[share] = trio.current_time()
@@ -33,9 +33,13 @@ class Offences:
                 del self._at[next(iter(self._at))]
 
     def of(self, process: ProcessId | None, uid: int) -> int:
-        """Return how many the process has, and one more if another process of its user has had one within the last minute."""
+        """Return how many the process has, and one more in the minute after one of its user, in whatever process."""
+        return self._by_process[process] + self._is_remembered(uid)
+
+    def _is_remembered(self, uid: int) -> bool:
+        """Return whether its user is within the minute.  An offence in it begins no new one: patience is short then."""
         last = self._at.get(self._share_of(uid), -math.inf) if self._share_of else -math.inf
-        return self._by_process[process] + (trio.current_time() - last < _REMEMBERED_SECONDS)
+        return trio.current_time() - last < _REMEMBERED_SECONDS
 
     def forget(self, process: ProcessId | None) -> None:
         """Forget a process without connections."""
