@@ -158,7 +158,7 @@ class Arenas:
         gone = [self._take_away(catalog.by_id[arena.id], "evicted") for arena in chosen if not catalog.by_id[arena.id].queue]
         await self._reclaimer.settled()
         is_enough = sum(arena.used_bytes for arena in gone) >= wanted_bytes
-        return gone, "" if is_enough else why_not_more(self.arenas(), uuid, uid, settings)
+        return gone, "" if is_enough else why_not_more(self.arenas(), uuid, uid, settings, sees_all=is_operator)
 
     def expire(self, arena_id: int) -> None:
         """Remove an arena that has expired and is not held."""

@@ -28,29 +28,26 @@ def plan_eviction(
     return chosen
 
 
-def why_not_more(arenas: Iterable[Arena], gpu: str, uid: int, settings: VaultSettings) -> str:
-    """Explain why the arenas that are left on the GPU stay, by the number of arenas for each reason."""
+def why_not_more(arenas: Iterable[Arena], gpu: str, uid: int, settings: VaultSettings, *, sees_all: bool) -> str:
+    """Explain why the arenas on the GPU that this user may see stay, by the number of arenas for each reason."""
     if settings.eviction is Eviction.OFF:
         return "mpsd evicts no arena: vault.eviction is off"
-    found = Counter(_why_not(arena, uid, settings) for arena in arenas if arena.gpu == gpu)
+    found = Counter(_why_not(arena) for arena in arenas if arena.gpu == gpu and (sees_all or arena.owner_uid == uid))
     left = ", ".join(f"{number} {why}" for why, number in sorted(found.items())) or "none"
-    return f"the arenas that are left there: {left}"
+    if sees_all:
+        return f"the arenas that are left there: {left}"
+    others = "none that may go now" if settings.evicts_all else "none may go (vault.evict_from)"
+    return f"your arenas that are left there: {left}; of other users: {others}"
 
 
-def _why_not(arena: Arena, uid: int, settings: VaultSettings) -> str:
-    kept = _why_kept(arena, uid, settings)
-    return kept or ("not expired (vault.eviction)" if arena.used_bytes else "without memory")
-
-
-def _why_kept(arena: Arena, uid: int, settings: VaultSettings) -> str:
-    """Return why this user's request can never evict the arena as it is now; empty: it could."""
-    if not (settings.evicts_all or arena.owner_uid == uid):
-        return "of other users (vault.evict_from)"
-    return "open in a process" if arena.is_held else ""
+def _why_not(arena: Arena) -> str:
+    if arena.is_held:
+        return "open in a process"
+    return "not expired (vault.eviction)" if arena.used_bytes else "without memory"
 
 
 def _may_go(arena: Arena, uid: int, now: float, settings: VaultSettings) -> bool:
-    if _why_kept(arena, uid, settings):
+    if arena.is_held or not (settings.evicts_all or arena.owner_uid == uid):
         return False
     if settings.eviction is Eviction.EXPIRED:
         end = expires_at(arena)

@@ -30,7 +30,8 @@ from tests.unit.vault.machine import (
     until,
 )
 
-OPEN = "1 of other users (vault.evict_from), 1 open in a process"
+NOT_EXPIRED = "2 not expired (vault.eviction)"
+OPEN = "1 open in a process; of other users: none may go (vault.evict_from)"
 
 
 async def test_what_was_committed_is_there_for_the_next_and_nothing_else(machine, writer, other):
@@ -287,7 +288,7 @@ async def test_a_clock_that_is_set_forward_ends_its_time_within_a_minute(machine
     ("settings", "gone", "left"),
     [
         pytest.param(VaultSettings(), [], "mpsd evicts no arena: vault.eviction is off", id="off"),
-        pytest.param(VaultSettings(eviction=Eviction.EXPIRED), [], f"2 not expired (vault.eviction), {OPEN}", id="expired"),
+        pytest.param(VaultSettings(eviction=Eviction.EXPIRED), [], f"{NOT_EXPIRED}, {OPEN}", id="expired"),
         pytest.param(VaultSettings(eviction=Eviction.UNHELD), ["oldest"], OPEN, id="the oldest of the asker's own"),
         pytest.param(VaultSettings(eviction=Eviction.UNHELD, evicts_all=True), ["theirs"], "1 open", id="anybody's"),
     ],
@@ -309,6 +310,18 @@ async def test_room_is_made_of_what_nobody_holds(machine, writer, other, setting
         assert left in why
         assert vault.arenas.find("held").used_bytes == GRANULE
         assert vault.arenas.find("elsewhere")
+
+
+@pytest.mark.parametrize("evicts_all", [False, True])
+async def test_who_makes_room_does_not_learn_how_many_arenas_others_have(machine, writer, evicts_all):
+    machine.settings = VaultSettings(eviction=Eviction.UNHELD, evicts_all=evicts_all)
+    async with machine.vault() as vault:
+        _, before = await vault.arenas.make_room(GPU, 1 << 40, USER, is_operator=False)
+        await committed(vault, writer.process, ArenaSpec("theirs", GPU, 1 << 30), STRANGER)
+        _, after = await vault.arenas.make_room(GPU, 1 << 40, USER, is_operator=False)
+        assert after == before
+        _, told = await vault.arenas.make_room(GPU, 1 << 40, USER, is_operator=True)
+        assert told == "the arenas that are left there: 1 open in a process"
 
 
 @pytest.mark.parametrize(("is_operator", "gone"), [(False, []), (True, ["theirs"])])
