@@ -102,6 +102,13 @@ async def test_leases_are_given_back_by_name(tmp_path: Path, short_dir: Path) ->
         assert (done.status, "has no lease with the name job (NO_SUCH_LEASE)" in done.err) == (1, True)
 
 
+async def test_leases_are_given_back_by_the_uid_that_mpsd_sees(tmp_path: Path, short_dir: Path) -> None:
+    """In a user namespace the process has another one."""
+    async with open_console(tmp_path, short_dir) as console:
+        await console.answer("lease", "create", "job", "--user", "1000", "--sm", "1%", "--owner", "1000", peer=OPERATOR)
+        assert await console.answer("lease", "release", "job", peer=OWNER) == "lease 3 is released; no client had it\n"
+
+
 async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
     """An omitted limit stays; `none` removes it; a limit for one GPU overrides the limit for each."""
     async with open_console(tmp_path, short_dir) as console:

@@ -1,6 +1,5 @@
 """The commands leases, lease create, lease renew, lease release, lease show, and queue."""
 
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,8 +110,8 @@ def release(session: Session) -> int:
 
 
 def _ids_of(session: Session, name: str) -> list[int]:
-    """Return the ids of the leases of that name that the user owns.  Raises Refused."""
-    owner = os.geteuid() if session.asked.owner is None else session.asked.owner
+    """Return the ids of the leases of that name that the user owns, by mpsd's view of its uid.  Raises Refused."""
+    owner = session.mpsd.hello.uid if session.asked.owner is None else session.asked.owner
     found = [lease.id for lease in session.all(calls.lease_list(limit=1000)) if (lease.name, lease.owner_uid) == (name, owner)]
     if not found:
         code = ErrorCode.NO_SUCH_LEASE
