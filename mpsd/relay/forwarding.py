@@ -35,7 +35,7 @@ class LinkSide(Enum):
 
     CLIENT = auto()
     DOMAIN = auto()
-    SLOW_CLIENT = auto()  # neither: the client kept its domain waiting, and mpsd freed the domain of it
+    SLOW_CLIENT = auto()  # neither: the client kept its domain waiting, and mpsd disconnected it
 
 
 class _Turn(Enum):

@@ -1,7 +1,7 @@
 """Read and send one message of a SEQPACKET connection: its bytes, its descriptors, its sender's credentials.
 
-A message is read whole or not at all: one that is larger than the kernel's own bound is refused, and one whose descriptors mpsd
-has no room for now waits in its queue.  Linux: unix(7), recvmsg(2).
+A message is read whole or not at all: one that is larger than the kernel's own bound is refused, and one with descriptors
+that do not fit now waits in its queue.  Linux: unix(7), recvmsg(2).
 """
 
 import array
@@ -39,7 +39,7 @@ class Message(Struct):
 
 
 class _NoRoom(Exception):
-    """mpsd has no descriptor left for those of a message."""
+    """The descriptors of a message do not fit into those that mpsd may open."""
 
 
 _buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into and the copy out of it

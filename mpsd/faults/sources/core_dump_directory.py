@@ -50,7 +50,7 @@ class Dump(Struct, frozen=True):
     """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
 
     age_seconds: since it was written.  kept_as: "" if deleted.  may_change: mpsd could not keep other processes from writing to
-    it while it read it, since the file system has no leases.
+    it while it read it, since the file system does not support leases.
     """
 
     name: str
