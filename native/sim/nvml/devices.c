@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 unsigned nvml_index(nvmlDevice_t device)
 {
@@ -107,37 +106,9 @@ SIM_EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *in
 	return give_number(device, nvml_index(device), index);
 }
 
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
-{
-	return give_number(device, nvml_index(device), minor);
-}
-
 SIM_EXPORT nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *cores)
 {
 	return give_number(device, MACHINE_SMS * 128, cores);
-}
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned int *mode)
-{
-	return give_number(device, 1, mode);
-}
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned int *celsius)
-{
-	(void)sensor;
-	return give_number(device, 35, celsius);
-}
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
-{
-	return give_number(device, 90000, milliwatts);
-}
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
-	nvmlReturn_t rc = give_number(device, 0, current);
-
-	return rc == NVML_SUCCESS ? give_number(device, 0, pending) : rc;
 }
 
 SIM_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
@@ -170,20 +141,4 @@ SIM_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo
 SIM_EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode)
 {
 	return give_number(device, nvml_check(device) == NVML_SUCCESS ? device->mode : 0, mode);
-}
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned int mode)
-{
-	nvmlReturn_t rc = nvml_check(device);
-
-	if (rc != NVML_SUCCESS)
-		return rc;
-	if (mode != MACHINE_DEFAULT && mode != MACHINE_PROHIBITED && mode != MACHINE_EXCLUSIVE)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (geteuid() != 0)
-		return NVML_ERROR_NO_PERMISSION;
-	machine_lock();
-	machine_open()->gpus[nvml_index(device)].mode = mode;
-	machine_unlock();
-	return NVML_SUCCESS;
 }

@@ -48,10 +48,6 @@ typedef struct {
 } nvmlPciInfo_t;
 
 typedef struct {
-	unsigned int gpu, memory;
-} nvmlUtilization_t;
-
-typedef struct {
 	nvmlDevice_t device;
 	unsigned long long eventType, eventData;
 	unsigned int gpuInstanceId, computeInstanceId;

@@ -2,7 +2,6 @@
 #include "nvml.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 static _Atomic int users;
@@ -79,11 +78,6 @@ SIM_EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int l
 	return give_text("580.0.0", version, length);
 }
 
-SIM_EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
-{
-	return give_text("13.580.0.0", version, length);
-}
-
 SIM_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
 	if (!nvml_is_ready())
@@ -97,18 +91,4 @@ SIM_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 SIM_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
 	return nvmlSystemGetCudaDriverVersion_v2(version);
-}
-
-SIM_EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
-{
-	char path[64], text[256] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%u/cmdline", pid);
-	file = fopen(path, "re");
-	if (!file)
-		return NVML_ERROR_NOT_FOUND;
-	(void)!fread(text, 1, sizeof(text) - 1, file);
-	fclose(file);
-	return give_text(text, name, length);
 }

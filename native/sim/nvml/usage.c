@@ -75,25 +75,3 @@ SIM_EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t 
 {
 	return give_processes(device, true, count, infos);
 }
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
-{
-	nvmlReturn_t rc = nvml_check(device);
-
-	(void)infos;
-	if (rc == NVML_SUCCESS && count)
-		*count = 0;
-	return rc;
-}
-
-SIM_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
-{
-	nvmlReturn_t rc = nvml_check(device);
-
-	if (rc != NVML_SUCCESS)
-		return rc;
-	if (!utilization)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*utilization = (nvmlUtilization_t){ 0, 0 }; /* not modelled */
-	return NVML_SUCCESS;
-}
