@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import structlog
+from msgspec import MsgspecError
 
 from mpsd.errors import UnusablePath
 from mpsd.faults.rules.blame_state import BlameState
@@ -114,7 +115,7 @@ class FaultStore:
     def _parsed(self, parse: Callable[[str], Value], body: str) -> Value:
         try:
             return parse(body)
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, MsgspecError) as exc:
             raise UnusablePath(f"{self._path} holds what this mpsd cannot read: {exc!r}; it may be removed") from None
 
     def _write(self, writes: Sequence[Write]) -> bool:

@@ -47,15 +47,6 @@ def test_an_incident_is_the_same_after_it_was_text(incident):
     assert incident_of(incident_text(incident)) == incident
 
 
-def test_an_incident_of_before_containment_was_told_is_read():
-    told = incident_text(FULL)
-    assert told.count(',"is_contained":true') == 1
-    older = told.replace(',"is_contained":true', "").replace(',"is_contained":false', "")
-    assert "is_contained" not in older
-    first, *rest = FULL.evidence
-    assert incident_of(older) == replace(FULL, evidence=(replace(first, is_contained=False), *rest))
-
-
 @pytest.mark.parametrize("state", [STATE, BlameState()])
 def test_blame_is_the_same_after_it_was_text(state):
     assert blame_of(blame_text(state)) == state

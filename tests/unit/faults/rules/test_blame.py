@@ -1,6 +1,5 @@
 """Blame: who is placed apart, who is cleared, who is convicted, and for how long.  Processes here are called by their keys."""
 
-import json
 import math
 
 import pytest
@@ -375,12 +374,3 @@ def test_a_user_with_many_names_pushes_out_no_other_users_conviction() -> None:
         blame.take(of_user(number, "a"), 1.0)
     assert len(blame.state.convictions) == MOST_KEYS
     assert placed(blame, "other", now=1.0, uid=8, pod="1") == "quarantine:pod:1:8"
-
-
-def test_a_state_without_wider_keys_is_read() -> None:
-    """Versions before wider keys wrote it."""
-    blame = Blame(SETTINGS)
-    blame.take(alone(1, "a"), 0.0)
-    text = json.loads(blame_text(blame.state))
-    del text["convictions"][0]["wider"]
-    assert blame_of(json.dumps(text)).convictions[0].wider == ()
