@@ -16,7 +16,6 @@ from tests.gpu.comparison.sections import (
     incidents,
     limits,
     newcomers,
-    pollers,
     private,
     restart,
     sentinel_cost,
@@ -50,7 +49,6 @@ class Section:
 SECTIONS = (
     Section("startup", 45, startup.run),
     Section("throughput", 45, throughput.run),
-    Section("pollers", 75, pollers.run),
     Section("memory_faults", 560, incidents.run_memory),
     Section("other_faults", 560, incidents.run_others),
     Section("contained", 590, containment.run),
