@@ -16,7 +16,7 @@ from msgspec import Struct
 from mpsd.errors import UnusablePath
 from mpsd.host.file_identity import identity_of
 from mpsd.host.rules.ownership import PathEntry, judge_last, judge_on_the_way
-from mpsd.host.user_database import ask_now, is_private_group
+from mpsd.host.user_lookups import ask_now, is_private_group
 
 _GROUP_SECONDS = 1.0  # where the user database does not answer, the group counts as shared
 _MOST_LINKS = 40  # as the kernel's, path_resolution(7)

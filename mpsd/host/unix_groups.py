@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 import structlog
 import trio
 
-from mpsd.host.user_database import UserDatabase, ask_now, is_member
+from mpsd.host.user_database import UserDatabase
+from mpsd.host.user_lookups import ask_now, is_member
 
 log = structlog.get_logger()
 _SILENT = "the user database does not answer"

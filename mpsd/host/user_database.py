@@ -4,10 +4,6 @@ Until it answers, mpsd grants no right that depends on it: the group of operator
 on it waits, a directory's group counts as shared. Prose: docs/operating.md, "The user database".
 """
 
-import grp
-import pwd
-import queue
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -15,8 +11,9 @@ from typing import TypeVar
 import structlog
 import trio
 
+from mpsd.host.user_lookups import ANSWER_SECONDS, gid_of
+
 log = structlog.get_logger()
-ANSWER_SECONDS = 5.0
 _REFRESH_SECONDS = 60.0  # a group that is made while mpsd runs counts after so long, or after a reload
 _THREADS = 8  # each may wait for the database for as long as that likes
 _T = TypeVar("_T")
@@ -33,16 +30,6 @@ class UserDatabase:
         """Return what the function returns.  Raises TooSlowError, and what the function raises."""
         with trio.fail_after(self._seconds):
             return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._limiter)
-
-
-def ask_now(look_up: Callable[[], _T], default: _T, seconds: float = ANSWER_SECONDS) -> _T:
-    """Return what the function returns, or the default if that takes longer.  Blocks: for the start, and for other threads."""
-    answer: queue.SimpleQueue[_T] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(look_up()), name="mpsd-users", daemon=True).start()
-    try:
-        return answer.get(timeout=seconds)
-    except queue.Empty:
-        return default
 
 
 class AdminGroup:
@@ -92,29 +79,3 @@ class AdminGroup:
         else:
             if name == self._name:  # otherwise a reload has named another group since
                 self._gid = found
-
-
-def gid_of(name: str) -> int | None:
-    """Return the id of a group; None if it does not exist. May block."""
-    try:
-        return grp.getgrnam(name).gr_gid
-    except (KeyError, OSError):
-        return None
-
-
-def is_member(uid: int, name: str) -> bool:
-    """Return whether the user is in the group.  May block."""
-    try:
-        user, group = pwd.getpwuid(uid), grp.getgrnam(name)
-    except (KeyError, OSError):
-        return False
-    return user.pw_gid == group.gr_gid or user.pw_name in group.gr_mem
-
-
-def is_private_group(uid: int, gid: int) -> bool:
-    """Return whether the user alone is in the group, by its name and members.  May block."""
-    try:
-        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
-    except (KeyError, OSError):
-        return False
-    return user.pw_gid == gid and user.pw_name == group.gr_name and not set(group.gr_mem) - {user.pw_name}

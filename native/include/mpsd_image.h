@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <unistd.h>
 #endif
 
@@ -30,11 +31,13 @@ static void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t
 static int mpsd_read_blocks(int count, const int *files, const uint32_t *slots, void *into, const uint32_t *key, uint64_t *sums);
 
 #ifndef MPSD_CDEF
-static inline void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t *sums)
+enum { MPSD_PART_BYTES = 262144 }; /* read and hashed at a time: it fits into the cache of a core */
+
+static inline void mpsd_hash_part(const uint32_t *words, size_t bytes, const uint32_t *key, uint64_t *sums)
 {
 	uint64_t first = 0, second = 0, third = 0, fourth = 0;
 
-	for (unsigned i = 0; i < MPSD_BLOCK_BYTES / 4; i += 2) {
+	for (size_t i = 0; i < bytes / 4; i += 2) {
 		const uint32_t *k = key + i;
 		uint32_t even = words[i], odd = words[i + 1];
 
@@ -43,18 +46,24 @@ static inline void mpsd_hash_block(const uint32_t *words, const uint32_t *key, u
 		third += (uint64_t)(uint32_t)(even + k[8]) * (uint32_t)(odd + k[9]);
 		fourth += (uint64_t)(uint32_t)(even + k[12]) * (uint32_t)(odd + k[13]);
 	}
-	sums[0] = first;
-	sums[1] = second;
-	sums[2] = third;
-	sums[3] = fourth;
+	sums[0] += first;
+	sums[1] += second;
+	sums[2] += third;
+	sums[3] += fourth;
 }
 
-static inline int mpsd_read_block(int file, off_t at, char *into)
+static inline void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t *sums)
+{
+	memset(sums, 0, MPSD_BLOCK_SUMS * sizeof(*sums));
+	mpsd_hash_part(words, MPSD_BLOCK_BYTES, key, sums);
+}
+
+static inline int mpsd_read_part(int file, off_t at, char *into)
 {
 	int is_last_try = 0;
 
-	for (size_t done = 0; done < MPSD_BLOCK_BYTES;) {
-		ssize_t found = pread(file, into + done, MPSD_BLOCK_BYTES - done, at + (off_t)done);
+	for (size_t done = 0; done < MPSD_PART_BYTES;) {
+		ssize_t found = pread(file, into + done, MPSD_PART_BYTES - done, at + (off_t)done);
 
 		if (found > 0) {
 			done += (size_t)found;
@@ -75,10 +84,14 @@ static inline int mpsd_read_blocks(int count, const int *files, const uint32_t *
 {
 	for (int i = 0; i < count; i++) {
 		char *block = (char *)into + (size_t)i * MPSD_BLOCK_BYTES;
+		uint64_t *found = sums + i * MPSD_BLOCK_SUMS;
 
-		if (mpsd_read_block(files[i], (off_t)slots[i] * MPSD_BLOCK_BYTES, block))
-			return i;
-		mpsd_hash_block((const uint32_t *)block, key, sums + i * MPSD_BLOCK_SUMS);
+		memset(found, 0, MPSD_BLOCK_SUMS * sizeof(*found));
+		for (size_t at = 0; at < MPSD_BLOCK_BYTES; at += MPSD_PART_BYTES) {
+			if (mpsd_read_part(files[i], (off_t)slots[i] * MPSD_BLOCK_BYTES + (off_t)at, block + at))
+				return i;
+			mpsd_hash_part((const uint32_t *)(block + at), MPSD_PART_BYTES, key + at / 4, found);
+		}
 	}
 	return count;
 }

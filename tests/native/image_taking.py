@@ -5,6 +5,7 @@ the same context, whose work is in one order, so every seed is one order of read
 """
 
 import ctypes
+import itertools
 import json
 import random
 import struct
@@ -20,11 +21,12 @@ from mpsd.images.blocks import sums_of
 from mpsd.images.imager import taking
 from mpsd.images.imager.device import DESCRIPTOR, ArenaMemory, Gpu, call
 from mpsd.images.imager.kernel import BLOCK_BYTES, expected_hash
-from mpsd.images.imager.taking import PIECE_BLOCKS, ClientWroteError, Copier, Taking
+from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
 from mpsd.images.rules.block_hash import SUMS_BYTES, BlockHash
 
 ALLOCATIONS = ((0, 3), (5, 4))  # first block, blocks
 SEEDS = 10
+PIECE_BLOCKS = taking.PIECE_BLOCKS = 2  # so that an arena has several
 KEY = BlockHash(b"key").block_key
 BLOCKS = [block for first, count in ALLOCATIONS for block in range(first, first + count)]
 
@@ -192,13 +194,14 @@ def fail(_: int) -> dict[str, Any]:
     """Let the store fail, then a call of the driver; report the slots that are free then, and the next image."""
     scene = Scene()
     found: dict[str, Any] = {}
+    copies = itertools.count(1)
 
     def full(offset: int, sums: bytes, data: memoryview) -> None:
         time.sleep(0.1)  # so that pieces are under way when the error is there
         raise OSError("the disk is full")
 
     def broken(function: Callable[..., Any], *arguments: Any) -> Any:
-        if function is driver.cuMemcpyDtoDAsync and arguments[1] == scene.memory.base + BLOCKS[-1] * BLOCK_BYTES:
+        if function is driver.cuMemcpyDtoHAsync and next(copies) == -(-len(BLOCKS) // PIECE_BLOCKS):  # that of the last piece
             raise OSError("the context is lost")
         return call(function, *arguments)
 

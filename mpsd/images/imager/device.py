@@ -32,6 +32,7 @@ class Gpu:
         wanted = uuid.lower().removeprefix("gpu-").replace("-", "")
         for self.number in range(call(driver.cuDeviceGetCount)):
             if bytes(call(driver.cuDeviceGetUuid, self.number).bytes).hex() == wanted:
+                call(driver.cuDevicePrimaryCtxSetFlags, self.number, driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC)
                 self._context = call(driver.cuDevicePrimaryCtxRetain, self.number)
                 return
         raise LookupError(f"GPU {uuid} is not visible to CUDA in the imager")

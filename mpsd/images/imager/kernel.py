@@ -14,25 +14,35 @@ THREADS = 512
 
 SOURCE = """
 typedef unsigned long long u64;
+enum { BLOCK = 2 << 20, AT_ONCE = 4 }; /* loads of a thread that are under way at a time */
 
 __device__ u64 product(unsigned a, unsigned b, unsigned k, unsigned l) { return (u64)(a + k) * (b + l); }
 
 __device__ u64 products(uint4 w, uint4 k) { return product(w.x, w.y, k.x, k.y) + product(w.z, w.w, k.z, k.w); }
 
-/* Each CUDA block hashes every gridDim.x-th block of memory. */
-extern "C" __global__ void image_hash(const u64 *addresses, u64 count, const uint4 *key, u64 *out)
+/* Each CUDA block hashes every gridDim.x-th block of memory, and copies it to `to`, unless that is null. */
+extern "C" __global__ void image_hash(const u64 *addresses, u64 count, const uint4 *key, u64 *out, uint4 *to)
 {
 	__shared__ u64 parts[4][32];
 
 	for (u64 number = blockIdx.x; number < count; number += gridDim.x) {
 		const uint4 *words = (const uint4 *)addresses[number];
+		uint4 *copy = to ? to + number * (BLOCK / sizeof(uint4)) : 0;
 		u64 sums[4] = { 0, 0, 0, 0 };
 
-		for (unsigned i = threadIdx.x; i < (2u << 20) / sizeof(uint4); i += blockDim.x) {
-			uint4 w = __ldcs(words + i);
+		for (unsigned first = threadIdx.x; first < BLOCK / sizeof(uint4); first += AT_ONCE * blockDim.x) {
+			uint4 w[AT_ONCE];
 
-			for (unsigned which = 0; which < 4; which++)
-				sums[which] += products(w, __ldg(key + i + which));
+			for (unsigned each = 0; each < AT_ONCE; each++)
+				w[each] = __ldcs(words + first + each * blockDim.x);
+			for (unsigned each = 0; each < AT_ONCE; each++) {
+				unsigned i = first + each * blockDim.x;
+
+				if (copy)
+					__stcs(copy + i, w[each]);
+				for (unsigned which = 0; which < 4; which++)
+					sums[which] += products(w[each], __ldg(key + i + which));
+			}
 		}
 		for (unsigned which = 0; which < 4; which++) {
 			for (unsigned lanes = 16; lanes; lanes /= 2)
@@ -63,9 +73,9 @@ class HashKernel:
         self._kernel = ObjectCode.from_cubin(cubin.code).get_kernel("image_hash")
         self._most = 4 * device.properties.multiprocessor_count  # CUDA blocks that run at a time, about
 
-    def launch(self, stream: Stream, addresses: int, count: int, key: int, out: int) -> None:
-        """Hash `count` blocks, whose addresses and hashes are arrays in device memory."""
-        values: list[Any] = [numpy.uint64(value) for value in (addresses, count, key, out)]
+    def launch(self, stream: Stream, addresses: int, count: int, key: int, out: int, to: int) -> None:
+        """Hash `count` blocks, whose addresses and hashes are arrays that the GPU can use; copy them to `to`, unless it is 0."""
+        values: list[Any] = [numpy.uint64(value) for value in (addresses, count, key, out, to)]
         launch(stream, LaunchConfig(grid=min(count, self._most), block=THREADS), self._kernel, *values)
 
 

@@ -4,14 +4,15 @@
     stage     the client stands still: the blocks with other bytes than the saved ones are copied inside the GPU;
     finish    the client runs: the staged copies go to the host.
 
-A block is hashed where it was saved from: the imager copies it into its own memory on the GPU, hashes the copy, and sends the
-copy to the host.  So a hash always belongs to the bytes that were saved, at any moment that the client wrote; a hash of the
+A block is hashed where it was saved from: the imager copies it into its own memory on the GPU, hashes on the way what it
+copies, and sends the copy to the host.  So a hash always belongs to the bytes that were saved, at any moment that the client wrote; a hash of the
 block in the arena, before or after the copy, would not.  At the barrier the imager hashes the arena's blocks: where the hash
 is equal, the saved bytes are the barrier's.
 
 Prose: docs/images.md, "Taking an image".
 """
 
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,8 @@ from mpsd.images.imager.device import ArenaMemory, DeviceMemory, Gpu, PinnedMemo
 from mpsd.images.imager.kernel import BLOCK_BYTES, HashKernel
 from mpsd.images.rules.block_hash import SUMS_BYTES
 
-PIECE_BLOCKS = 2  # 4 MiB: a client's copy waits for one piece at most
+PIECE_BLOCKS = 8  # of a launch: it has to wait until a kernel of the client ends
+DMA_BLOCKS = 2  # 4 MiB: a client's copy waits for so much at most
 SLOTS = 8
 ROUNDS = 4  # of copies before the barrier
 LEAST_ROOM = 32  # blocks
@@ -55,10 +57,9 @@ class Copier:
         blocks = SLOTS * PIECE_BLOCKS
         self._ring = DeviceMemory(blocks * BLOCK_BYTES)
         self._host = PinnedMemory(blocks * BLOCK_BYTES)
-        self._host_hashes = PinnedMemory(blocks * SUMS_BYTES)
+        self._host_hashes, self._host_table = PinnedMemory(blocks * SUMS_BYTES), PinnedMemory(blocks * 8)  # the GPU uses both
         self._key = DeviceMemory(len(key))
         call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
-        self._places = self.table(self._ring.address + numpy.arange(blocks, dtype=numpy.uint64) * BLOCK)
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(SLOTS):
             self._free.put(slot)
@@ -67,9 +68,9 @@ class Copier:
     def table(self, addresses: Any) -> "BlockTable":
         return BlockTable(self, addresses)
 
-    def hash(self, table: int, count: int, out: int) -> None:
-        """Enqueue the hashes of the blocks at the addresses in `table`."""
-        self.kernel.launch(self.stream, table, count, self._key.address, out)
+    def hash(self, table: int, count: int, out: int, to: int = 0) -> None:
+        """Enqueue the hashes of the blocks at the addresses in `table`.  to: copy them there, and hash what is copied."""
+        self.kernel.launch(self.stream, table, count, self._key.address, out, to)
 
     def copy_inside(self, to: int, origin: int, blocks: int) -> None:
         call(driver.cuMemcpyDtoDAsync, to, origin, blocks * BLOCK_BYTES, self.stream.handle)
@@ -100,16 +101,15 @@ class Copier:
             raise failed[0]
 
     def _enqueue(self, slot: int, piece: Sequence[int]) -> Event:
-        """Copy a piece into the slot, hash the copy, and copy both to the host."""
+        """Copy a piece into the slot, hash it on the way, and copy it to the host."""
         number = slot * PIECE_BLOCKS
-        ring = self._ring.address + number * BLOCK_BYTES
-        out = self._places.out.address + number * SUMS_BYTES
-        for index, address in enumerate(piece):
-            self.copy_inside(ring + index * BLOCK_BYTES, address, 1)
-        self.hash(self._places.table.address + number * 8, len(piece), out)
-        queue = self.stream.handle
-        call(driver.cuMemcpyDtoHAsync, self._host.address + number * BLOCK_BYTES, ring, len(piece) * BLOCK_BYTES, queue)
-        call(driver.cuMemcpyDtoHAsync, self._host_hashes.address + number * SUMS_BYTES, out, len(piece) * SUMS_BYTES, queue)
+        ring, host = (memory.address + number * BLOCK_BYTES for memory in (self._ring, self._host))
+        struct.pack_into(f"={len(piece)}Q", self._host_table.view, number * 8, *piece)
+        table, out = self._host_table.address + number * 8, self._host_hashes.address + number * SUMS_BYTES
+        self.hash(table, len(piece), out, ring)
+        for first in range(0, len(piece), DMA_BLOCKS):
+            at, size = first * BLOCK_BYTES, min(DMA_BLOCKS, len(piece) - first) * BLOCK_BYTES
+            call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream.handle)
         return self.stream.record(options=EventOptions(blocking_sync=True))  # a thread for each piece in flight waits for it
 
     def _deliver(

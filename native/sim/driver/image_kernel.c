@@ -3,6 +3,8 @@
 #include "driver.h"
 #include "mpsd_image.h"
 
+#include <string.h>
+
 static const void *readable(CUcontext context, CUdeviceptr at, size_t bytes)
 {
 	struct extent extent = access_extent(context, at, bytes, ADDRESS_READ);
@@ -13,10 +15,12 @@ static const void *readable(CUcontext context, CUdeviceptr at, size_t bytes)
 	return NULL;
 }
 
-/* image_hash(const u64 *addresses, u64 count, const void *key, u64 *out): out[4 * i] to out[4 * i + 3] of the block at addresses[i] */
+/* image_hash(const u64 *addresses, u64 count, const void *key, u64 *out, void *to): out[4 * i] to out[4 * i + 3] of the block at
+ * addresses[i], which is copied to the i-th place of `to`, unless that is null */
 static void image_hash(CUcontext context, const struct work *work)
 {
 	uint64_t count = work->launch.values[1];
+	CUdeviceptr to = work->launch.values[4];
 	const void *key = readable(context, work->launch.values[2], MPSD_BLOCK_KEY_BYTES);
 
 	for (uint64_t i = 0; key && i < count; i++) {
@@ -26,6 +30,16 @@ static void image_hash(CUcontext context, const struct work *work)
 
 		if (!block)
 			return;
+		if (to) {
+			CUdeviceptr at = to + i * MPSD_BLOCK_BYTES;
+			struct extent extent = access_extent(context, at, MPSD_BLOCK_BYTES, ADDRESS_WRITE);
+
+			if (extent.kind != EXTENT_MEMORY || extent.bytes < MPSD_BLOCK_BYTES) {
+				fault_access(context, at, ADDRESS_WRITE, false);
+				return;
+			}
+			block = memcpy((void *)at, block, MPSD_BLOCK_BYTES); /* a client may write meanwhile: the hash is the copy's */
+		}
 		mpsd_hash_block(block, key, sums);
 		for (unsigned which = 0; which < MPSD_BLOCK_SUMS; which++) {
 			CUdeviceptr at = work->launch.values[3] + (i * MPSD_BLOCK_SUMS + which) * 8;
@@ -39,6 +53,6 @@ static void image_hash(CUcontext context, const struct work *work)
 }
 
 const struct kernel image_kernels[] = {
-	{ "image_hash", 4, image_hash, NULL },
+	{ "image_hash", 5, image_hash, NULL },
 	{ NULL, 0, NULL, NULL },
 };

@@ -60,6 +60,13 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 	return let_go(dev, true);
 }
 
+/* How a thread waits makes no difference here. */
+SIM_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
+{
+	(void)flags;
+	return check(dev);
+}
+
 SIM_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {
 	CUresult rc = check(dev);

@@ -10,7 +10,8 @@ import trio.testing
 
 from mpsd.host import unix_groups
 from mpsd.host.unix_groups import UnixGroups
-from mpsd.host.user_database import UserDatabase, ask_now
+from mpsd.host.user_database import UserDatabase
+from mpsd.host.user_lookups import ask_now
 
 SHORT_SECONDS = 0.1
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 import pytest
 import trio
 
-from mpsd.host import user_database
-from mpsd.host.user_database import AdminGroup, UserDatabase, ask_now, gid_of, is_member, is_private_group
+from mpsd.host import user_database, user_lookups
+from mpsd.host.user_database import AdminGroup, UserDatabase
+from mpsd.host.user_lookups import ask_now, gid_of, is_member, is_private_group
 from tests.running import running
 
 ROOT = 0  # whom every user database has; in a container it may not have the user who runs the tests
@@ -31,8 +32,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
         return ask
 
-    monkeypatch.setattr(user_database.grp, "getgrnam", listen(grp.getgrnam))
-    monkeypatch.setattr(user_database.pwd, "getpwuid", listen(pwd.getpwuid))
+    monkeypatch.setattr(user_lookups.grp, "getgrnam", listen(grp.getgrnam))
+    monkeypatch.setattr(user_lookups.pwd, "getpwuid", listen(pwd.getpwuid))
     yield speaks
     speaks.set()
 
@@ -49,7 +50,7 @@ def test_who_or_what_is_not_there_is_no_member(uid: int, name: str) -> None:
 def test_a_group_may_list_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
     name = pwd.getpwuid(ROOT).pw_name
     listed = grp.struct_group(("staff", "x", 2**31 - 9, [name]))
-    monkeypatch.setattr(user_database.grp, "getgrnam", lambda asked: listed)
+    monkeypatch.setattr(user_lookups.grp, "getgrnam", lambda asked: listed)
     assert is_member(ROOT, "staff")
 
 
@@ -64,8 +65,8 @@ def test_a_group_has_an_id_or_is_not_there() -> None:
 def test_a_private_group_has_its_users_name_and_no_other_member(
     monkeypatch: pytest.MonkeyPatch, gid: int, members: list[str], is_private: bool
 ) -> None:
-    monkeypatch.setattr(user_database.pwd, "getpwuid", lambda uid: pwd.struct_passwd(("me", "x", uid, 70, "", "/", "/bin/sh")))
-    monkeypatch.setattr(user_database.grp, "getgrgid", lambda gid: grp.struct_group(("me", "x", gid, members)))
+    monkeypatch.setattr(user_lookups.pwd, "getpwuid", lambda uid: pwd.struct_passwd(("me", "x", uid, 70, "", "/", "/bin/sh")))
+    monkeypatch.setattr(user_lookups.grp, "getgrgid", lambda gid: grp.struct_group(("me", "x", gid, members)))
     assert is_private_group(70, gid) is is_private
 
 
