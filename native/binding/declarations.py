@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-FLAGS = ["-O2", "-g", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function"]
+FLAGS = ["-O3", "-g", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function"]
 LIBRARIES = ["dl", "pthread"]
 
 

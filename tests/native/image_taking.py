@@ -100,8 +100,11 @@ class NaiveCopier(Copier):
             taking.call(driver.cuMemcpyDtoHAsync, to, address, BLOCK_BYTES, queue)
         table = self.table(taking.numpy.array(piece, taking.numpy.uint64))
         self.hash(table.table.address, len(piece), table.out.address)
-        out = self._host_hashes.address + number * SUMS_BYTES
-        taking.call(driver.cuMemcpyDtoHAsync, out, table.out.address, len(piece) * SUMS_BYTES, queue)
+        for index in range(len(piece)):
+            at = (number + index) * taking.PARTS
+            self._host_hashes.view[at * SUMS_BYTES : (at + taking.PARTS) * SUMS_BYTES] = bytes(taking.PARTS * SUMS_BYTES)
+            out = self._host_hashes.address + at * SUMS_BYTES
+            taking.call(driver.cuMemcpyDtoHAsync, out, table.out.address + index * SUMS_BYTES, SUMS_BYTES, queue)
         return self.stream.record()
 
 

@@ -20,17 +20,21 @@ __device__ u64 product(unsigned a, unsigned b, unsigned k, unsigned l) { return 
 
 __device__ u64 products(uint4 w, uint4 k) { return product(w.x, w.y, k.x, k.y) + product(w.z, w.w, k.z, k.w); }
 
-/* Each CUDA block hashes every gridDim.x-th block of memory, and copies it to `to`, unless that is null. */
-extern "C" __global__ void image_hash(const u64 *addresses, u64 count, const uint4 *key, u64 *out, uint4 *to)
+/* Each CUDA block hashes every gridDim.x-th part of the blocks of memory, and copies it to `to`, unless that is null. */
+extern "C" __global__ void image_hash(const u64 *addresses, u64 count, const uint4 *key, u64 *out, uint4 *to, u64 parts)
 {
-	__shared__ u64 parts[4][32];
+	const unsigned words_of_part = BLOCK / sizeof(uint4) / parts;
 
-	for (u64 number = blockIdx.x; number < count; number += gridDim.x) {
+	__shared__ u64 of_warps[4][32];
+
+	for (u64 part = blockIdx.x; part < count * parts; part += gridDim.x) {
+		u64 number = part / parts;
+		unsigned begin = part % parts * words_of_part, end = begin + words_of_part;
 		const uint4 *words = (const uint4 *)addresses[number];
 		uint4 *copy = to ? to + number * (BLOCK / sizeof(uint4)) : 0;
 		u64 sums[4] = { 0, 0, 0, 0 };
 
-		for (unsigned first = threadIdx.x; first < BLOCK / sizeof(uint4); first += AT_ONCE * blockDim.x) {
+		for (unsigned first = begin + threadIdx.x; first < end; first += AT_ONCE * blockDim.x) {
 			uint4 w[AT_ONCE];
 
 			for (unsigned each = 0; each < AT_ONCE; each++)
@@ -48,15 +52,15 @@ extern "C" __global__ void image_hash(const u64 *addresses, u64 count, const uin
 			for (unsigned lanes = 16; lanes; lanes /= 2)
 				sums[which] += __shfl_down_sync(0xffffffffu, sums[which], lanes);
 			if (threadIdx.x % 32 == 0)
-				parts[which][threadIdx.x / 32] = sums[which];
+				of_warps[which][threadIdx.x / 32] = sums[which];
 		}
 		__syncthreads();
 		if (threadIdx.x < 4) {
 			u64 whole = 0;
 
 			for (unsigned warp = 0; warp < blockDim.x / 32; warp++)
-				whole += parts[threadIdx.x][warp];
-			out[4 * number + threadIdx.x] = whole;
+				whole += of_warps[threadIdx.x][warp];
+			out[4 * part + threadIdx.x] = whole;
 		}
 		__syncthreads();
 	}
@@ -73,10 +77,12 @@ class HashKernel:
         self._kernel = ObjectCode.from_cubin(cubin.code).get_kernel("image_hash")
         self._most = 4 * device.properties.multiprocessor_count  # CUDA blocks that run at a time, about
 
-    def launch(self, stream: Stream, addresses: int, count: int, key: int, out: int, to: int) -> None:
-        """Hash `count` blocks, whose addresses and hashes are arrays that the GPU can use; copy them to `to`, unless it is 0."""
-        values: list[Any] = [numpy.uint64(value) for value in (addresses, count, key, out, to)]
-        launch(stream, LaunchConfig(grid=min(count, self._most), block=THREADS), self._kernel, *values)
+    def launch(self, stream: Stream, addresses: int, count: int, key: int, out: int, to: int, parts: int) -> None:
+        """Hash `count` blocks, whose addresses and hashes are arrays that the GPU can use; copy them to `to`, unless it is 0.
+
+        parts: so many hashes of each block, which have to be added."""
+        values: list[Any] = [numpy.uint64(value) for value in (addresses, count, key, out, to, parts)]
+        launch(stream, LaunchConfig(grid=min(count * parts, self._most), block=THREADS), self._kernel, *values)
 
 
 def expected_hash(block: bytes, key: bytes) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from mpsd.images.imager.kernel import BLOCK_BYTES, HashKernel
 from mpsd.images.rules.block_hash import SUMS_BYTES
 
 PIECE_BLOCKS = 8  # of a launch: it has to wait until a kernel of the client ends
+PARTS = 16  # of a block of a piece: a part for each multiprocessor, so that no kernel of the client waits for a slow one
 DMA_BLOCKS = 2  # 4 MiB: a client's copy waits for so much at most
 SLOTS = 8
 ROUNDS = 4  # of copies before the barrier
@@ -57,7 +58,8 @@ class Copier:
         blocks = SLOTS * PIECE_BLOCKS
         self._ring = DeviceMemory(blocks * BLOCK_BYTES)
         self._host = PinnedMemory(blocks * BLOCK_BYTES)
-        self._host_hashes, self._host_table = PinnedMemory(blocks * SUMS_BYTES), PinnedMemory(blocks * 8)  # the GPU uses both
+        # The GPU uses both where they are.
+        self._host_hashes, self._host_table = PinnedMemory(blocks * PARTS * SUMS_BYTES), PinnedMemory(blocks * 8)
         self._key = DeviceMemory(len(key))
         call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -68,9 +70,9 @@ class Copier:
     def table(self, addresses: Any) -> "BlockTable":
         return BlockTable(self, addresses)
 
-    def hash(self, table: int, count: int, out: int, to: int = 0) -> None:
+    def hash(self, table: int, count: int, out: int, to: int = 0, parts: int = 1) -> None:
         """Enqueue the hashes of the blocks at the addresses in `table`.  to: copy them there, and hash what is copied."""
-        self.kernel.launch(self.stream, table, count, self._key.address, out, to)
+        self.kernel.launch(self.stream, table, count, self._key.address, out, to, parts)
 
     def copy_inside(self, to: int, origin: int, blocks: int) -> None:
         call(driver.cuMemcpyDtoDAsync, to, origin, blocks * BLOCK_BYTES, self.stream.handle)
@@ -105,8 +107,8 @@ class Copier:
         number = slot * PIECE_BLOCKS
         ring, host = (memory.address + number * BLOCK_BYTES for memory in (self._ring, self._host))
         struct.pack_into(f"={len(piece)}Q", self._host_table.view, number * 8, *piece)
-        table, out = self._host_table.address + number * 8, self._host_hashes.address + number * SUMS_BYTES
-        self.hash(table, len(piece), out, ring)
+        table, out = self._host_table.address + number * 8, self._host_hashes.address + number * PARTS * SUMS_BYTES
+        self.hash(table, len(piece), out, ring, PARTS)
         for first in range(0, len(piece), DMA_BLOCKS):
             at, size = first * BLOCK_BYTES, min(DMA_BLOCKS, len(piece) - first) * BLOCK_BYTES
             call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream.handle)
@@ -120,9 +122,10 @@ class Copier:
             event.sync()
             for index in range(count):
                 number = slot * PIECE_BLOCKS + index
-                row = self._host_hashes.view[number * SUMS_BYTES : (number + 1) * SUMS_BYTES]
+                rows = self._host_hashes.view[number * PARTS * SUMS_BYTES : (number + 1) * PARTS * SUMS_BYTES]
+                sums = numpy.frombuffer(rows, numpy.uint64).reshape(PARTS, SUMS).sum(axis=0, dtype=numpy.uint64)
                 data = self._host.view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-                done(first + index, bytes(row), data)
+                done(first + index, sums.tobytes(), data)
         except BaseException as exc:
             failed.append(exc)
         finally:

@@ -15,18 +15,19 @@ static const void *readable(CUcontext context, CUdeviceptr at, size_t bytes)
 	return NULL;
 }
 
-/* image_hash(const u64 *addresses, u64 count, const void *key, u64 *out, void *to): out[4 * i] to out[4 * i + 3] of the block at
- * addresses[i], which is copied to the i-th place of `to`, unless that is null */
+/* image_hash(const u64 *addresses, u64 count, const void *key, u64 *out, void *to, u64 parts): four numbers for each part of each
+ * block; the i-th is copied to the i-th place of `to`, unless that is null */
 static void image_hash(CUcontext context, const struct work *work)
 {
 	uint64_t count = work->launch.values[1];
 	CUdeviceptr to = work->launch.values[4];
+	uint64_t parts = work->launch.values[5];
 	const void *key = readable(context, work->launch.values[2], MPSD_BLOCK_KEY_BYTES);
 
 	for (uint64_t i = 0; key && i < count; i++) {
 		const uint64_t *address = readable(context, work->launch.values[0] + i * 8, 8);
 		const void *block = address ? readable(context, *address, MPSD_BLOCK_BYTES) : NULL;
-		uint64_t nowhere, sums[MPSD_BLOCK_SUMS];
+		uint64_t nowhere;
 
 		if (!block)
 			return;
@@ -40,19 +41,24 @@ static void image_hash(CUcontext context, const struct work *work)
 			}
 			block = memcpy((void *)at, block, MPSD_BLOCK_BYTES); /* a client may write meanwhile: the hash is the copy's */
 		}
-		mpsd_hash_block(block, key, sums);
-		for (unsigned which = 0; which < MPSD_BLOCK_SUMS; which++) {
-			CUdeviceptr at = work->launch.values[3] + (i * MPSD_BLOCK_SUMS + which) * 8;
-			uint64_t *out = access_word(context, at, ADDRESS_WRITE, &nowhere);
+		for (uint64_t part = 0; part < parts; part++) {
+			size_t words = MPSD_BLOCK_BYTES / 4 / parts;
+			uint64_t sums[MPSD_BLOCK_SUMS] = { 0 };
 
-			if (!out)
-				return;
-			*out = sums[which];
+			mpsd_hash_part((const uint32_t *)block + part * words, words * 4, (const uint32_t *)key + part * words, sums);
+			for (unsigned which = 0; which < MPSD_BLOCK_SUMS; which++) {
+				CUdeviceptr at = work->launch.values[3] + ((i * parts + part) * MPSD_BLOCK_SUMS + which) * 8;
+				uint64_t *out = access_word(context, at, ADDRESS_WRITE, &nowhere);
+
+				if (!out)
+					return;
+				*out = sums[which];
+			}
 		}
 	}
 }
 
 const struct kernel image_kernels[] = {
-	{ "image_hash", 5, image_hash, NULL },
+	{ "image_hash", 6, image_hash, NULL },
 	{ NULL, 0, NULL, NULL },
 };

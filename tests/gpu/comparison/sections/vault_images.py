@@ -10,7 +10,7 @@ from tests.gpu.comparison.clients import Client, Event
 from tests.gpu.comparison.pytorch import has_torch, python_path
 from tests.gpu.comparison.stage import ROOT, Stage
 
-PROGRAM = ROOT / "tests/gpu/image_client.py"
+PROGRAM, SERVICE = ROOT / "tests/gpu/image_client.py", ROOT / "tests/gpu/image_service.py"
 SIZES = (20, 60)  # GiB
 PERMILLES = (0, 10, 50, 250, 1000)  # of the arena's bytes, in each step
 TRIALS = 10
@@ -20,6 +20,9 @@ STAGING_RATE = 1.5e12  # bytes a second
 SCAN_MS = {20: 12.0}  # the stall's goal, before the dirty bytes
 MOST_STALL_MS = {(20, 50): 20.0}
 LEAST_SPEED = 0.97
+IMAGES = 100  # of a service in a row
+CHECKERS = 4  # processes that restore them
+SERVICE_SECONDS = 150.0
 MOST_FIRST = 0.35  # of the time until all bytes are there
 
 
@@ -38,6 +41,40 @@ def run(stage: Stage) -> None:
             _take(stage, place / "images", gib, permille)
         if not stage.options.is_simulated:
             _baselines(stage, place, size)
+
+
+def run_service(stage: Stage) -> None:
+    """Images of a decoding service in a row; other processes restore each of them, and compare memory and record."""
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    count = 5 if stage.options.is_simulated else stage.trials(IMAGES)
+    directory = Path(os.environ.get("IMAGES_DIRECTORY", stage.work)) / "service-images"
+    service = _python(stage, stage.options.python, "serve", str(count), str(directory), PYTHONPATH=str(ROOT), program=SERVICE)
+    service.wait(min(stage.left(), SERVICE_SECONDS))
+    taken = {event["name"]: (event["digest"], event["token"]) for event in service.events("image")}
+    checkers = [
+        _python(stage, stage.options.python, "check", str(directory), program=SERVICE, has_input=True)
+        for _ in range(1 if stage.options.is_simulated else CHECKERS)
+    ]
+    for number, name in enumerate(taken):
+        checkers[number % len(checkers)].tell(name)
+    restored = {}
+    for each in checkers:
+        each.release()
+        each.wait(min(stage.left(), SERVICE_SECONDS))
+        restored |= {event["name"]: (event["digest"], event["token"]) for event in each.events("restored")}
+    right = sum(restored.get(name) == content for name, content in taken.items())
+    vault.remove(stage.mpsd, "decoding")
+    shutil.rmtree(directory, ignore_errors=True)
+    trouble = "" if len(taken) == count else service.trouble
+    tokens = [token for _, token in taken.values()]
+    stage.add(
+        f"{count} images of a decoding service, each restored in another process: as at the barrier",
+        mpsd=figures.of(right, count),
+        goal="all",
+        met=right == count,
+        remark=(trouble or f"{max(tokens)} tokens meanwhile")[:300],
+    )
 
 
 def _numbers(variable: str, numbers: Sequence[int]) -> list[int]:
@@ -138,5 +175,7 @@ def _seconds(ends: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in ends.items()) or "failed"
 
 
-def _python(stage: Stage, python: Path, *words: str, **more: str) -> Client:
-    return stage.mpsd.spawn([str(python), str(PROGRAM), *words], {**stage.mpsd.environment(), **more})
+def _python(
+    stage: Stage, python: Path, *words: str, program: Path = PROGRAM, has_input: bool = False, **more: str
+) -> Client:
+    return stage.mpsd.spawn([str(python), str(program), *words], {**stage.mpsd.environment(), **more}, has_input)
