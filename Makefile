@@ -33,7 +33,7 @@ BINDING_SOURCES := $(wildcard native/binding/*.py native/binding/*.h native/incl
 
 # Which Python an environment was made with; one made with another is made anew, since the two do not mix.
 WHICH := -c 'import sys; print(sys.base_prefix, sys.version)'
-make_venv = [ "$$($(1)/bin/python $(WHICH) 2>/dev/null)" = "$$($(PYTHON) $(WHICH))" ] || $(PYTHON) -m venv --clear $(1)
+make_venv = [ "$$($(1)/bin/python $(WHICH) 2>/dev/null)" = "$$($(PYTHON) $(WHICH))" ] || .ci/step "making $(1)" $(PYTHON) -m venv --clear $(1)
 
 # One whose interpreter has gone, or is another user's who keeps it to themselves, is made anew too.
 $(if $(wildcard $(VENV)/runtime),$(shell $(VENV)/bin/python -ESc '' 2>/dev/null || rm -f $(VENV)/runtime))
@@ -43,14 +43,14 @@ $(if $(wildcard $(VENV)/runtime),$(shell $(VENV)/bin/python -ESc '' 2>/dev/null 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1@\2/p' Makefile | tr @ '\t' | expand -t 20
 
-# A step that takes seconds says its name first; one that has nothing to do is silent.
+# A step that takes seconds prints its name first (.ci/step); one that has nothing to do is silent.
 compile = $(MAKE) -q --no-print-directory -C $(1) $(3) >/dev/null 2>&1 || \
-	{ echo "compiling $(2)"; $(MAKE) -s --no-print-directory -C $(1) $(3); }
+	.ci/step "compiling $(2)" $(MAKE) -s --no-print-directory -C $(1) $(3)
 
 # One at a time, each with what it needs: together they are a long silence.  pip makes a folder's package anew also if its
 # version has not changed.
 install_each = for each in . $(CLIENTS); do \
-		echo "installing $$(sed -n 's/^name = "\(.*\)"/\1/p' $$each/pyproject.toml) into $(2)"; $(1) ./$$each || exit 1; \
+		.ci/step "installing $$(sed -n 's/^name = "\(.*\)"/\1/p' $$each/pyproject.toml) into $(2)" $(1) ./$$each || exit 1; \
 	done
 
 needs:
@@ -60,21 +60,18 @@ venv: $(VENV)/bindings ## a virtual environment with mpsd in it
 dev: $(VENV)/bindings $(VENV)/dev ## ... and with what the tests need
 
 $(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) clients/python/setup.py | needs
-	@echo "making $(VENV)"
 	@$(call make_venv,$(VENV))
 	@$(call install_each,$(PIP) -e,$(VENV))
 	@touch $@
 
 # The installation is editable, so what is compiled lies among the sources: made anew here when a header changes.
 $(VENV)/bindings: $(VENV)/runtime $(BINDING_SOURCES)
-	@echo "compiling the bindings between Python and C"
-	@$(VENV)/bin/python native/binding/build.py >/dev/null
-	@$(VENV)/bin/python clients/python/native/build.py >/dev/null
+	@.ci/step "compiling the daemon's binding between Python and C" sh -c '$(VENV)/bin/python native/binding/build.py >/dev/null'
+	@.ci/step "compiling the Python client's" sh -c '$(VENV)/bin/python clients/python/native/build.py >/dev/null'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime
-	@echo "installing what the tests need into $(VENV)"
-	@$(PIP) -e '.[dev]'
+	@.ci/step "installing what the tests need into $(VENV)" $(PIP) -e '.[dev]'
 	@touch $@
 
 programs: | needs
@@ -178,14 +175,12 @@ install-files:
 	done
 	@install -d $(DESTDIR)$(PREFIX)
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
-	@echo "compiling the front end for $(PREFIX)"
-	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
+	@.ci/step "compiling the front end for $(PREFIX)" $(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
 	@strip clients/control/build/install/$(PROGRAM)
-	@echo "making $(DESTDIR)$(PREFIX)/venv"
 	@$(call make_venv,$(DESTDIR)$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
-	@[ -z "$(CONSTRAINTS)" ] || { echo "installing what $(CONSTRAINTS) names"; $(INSTALLED_PIP) --require-hashes -r $(CONSTRAINTS); }
-	@if [ "$(WHEELS)" ]; then $(INSTALLED_PIP) $(PINNED) --force-reinstall $(WHEELS)/*.whl; \
+	@[ -z "$(CONSTRAINTS)" ] || .ci/step "installing what $(CONSTRAINTS) names" $(INSTALLED_PIP) --require-hashes -r $(CONSTRAINTS)
+	@if [ "$(WHEELS)" ]; then .ci/step "installing the wheels in $(WHEELS)" $(INSTALLED_PIP) $(PINNED) --force-reinstall $(WHEELS)/*.whl; \
 	else $(call install_each,$(INSTALLED_PIP) $(PINNED),$(DESTDIR)$(PREFIX)/venv); fi
 	@[ -z "$(DESTDIR)" ] || grep -rlIF "$(DESTDIR)" $(DESTDIR)$(PREFIX)/venv/bin $(DESTDIR)$(PREFIX)/venv/pyvenv.cfg | xargs -r sed -i "s,$(DESTDIR),,g"
 	@echo "copying the front end, manual page and service files into place"

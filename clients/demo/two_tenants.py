@@ -36,11 +36,11 @@ def play_both(stage: Stage, pace: Pace, workspace: Workspace) -> bool:
         "vendor's MPS serves one user at a time.",
         "",
     )
-    stage.pause(2.5)
+    stage.pause(1.8)
     vendor = run_act(stage, pace, workspace, workspace.vendor_daemon(), one, one)
-    stage.pause(3.0)
+    stage.pause(1.8)
     stage.say(stage.paint("bold", "ACT 2: mpsd, the same programs, the same commands"), *_second_intro(workspace), "")
-    stage.pause(2.5)
+    stage.pause(1.8)
     two = User(BOB) if workspace.is_privileged else one
     mpsd = run_act(stage, pace, workspace, workspace.mpsd_daemon(), one, two)
     stage.pause(1.5)

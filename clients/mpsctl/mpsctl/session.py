@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from mpsd_client import Call, Client, Page
 
 from mpsctl.output import Output
+from mpsctl.waiting import shown_wait
 
 T = TypeVar("T")
 PROGRAM = "mpsctl"
@@ -49,7 +50,9 @@ class Session:
             self.asked.parser.error(f"nothing to change; give {', '.join(f'--{name}' for name in names)}")
 
     def ask(self, call: Call[T]) -> T:
-        return self.mpsd.ask(call)
+        mpsd = self.mpsd
+        with shown_wait(call.method, self.out.surroundings.stderr):
+            return mpsd.ask(call)
 
     def all(self, call: Call[Page[T]]) -> list[T]:
         return list(self.mpsd.pages(call))

@@ -119,7 +119,10 @@ class Shown(Output):
 
 
 class TopSession(Session):
-    """Asks for the first entries of each list only."""
+    """Asks for the first entries of each list only, and writes nothing on the terminal while it waits."""
+
+    def ask(self, call: Call[T]) -> T:
+        return self.mpsd.ask(call)
 
     def all(self, call: Call[Page[T]]) -> list[T]:
         return list(islice(self.mpsd.pages(call), MOST_ROWS))
