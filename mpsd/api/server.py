@@ -5,8 +5,9 @@ connection.py serves each connection.
 
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import structlog
 import trio
@@ -14,9 +15,10 @@ from msgspec import Struct
 
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer, peer_of
-from mpsd.api.call import State
+from mpsd.api.call import Call, State
 from mpsd.api.connection import Connection, Patience, say_goodbye
-from mpsd.api.event_bus import EventBus
+from mpsd.api.dispatch import dispatch
+from mpsd.api.event_bus import EventBus, Subscription
 from mpsd.api.fault_history import FaultLog, Reports
 from mpsd.api.ports import Ports
 from mpsd.errors import TooMany
@@ -24,6 +26,7 @@ from mpsd.fairness.places import Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
+from mpsd.wire.rpc import Request
 
 log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since each method has its own privilege
@@ -48,6 +51,12 @@ class ApiSettings(Struct, frozen=True):
     def places(self) -> Places:
         most = self.max_connections
         return Places(most, self.max_per_user, most // _OPERATORS_SHARE, most // _FIRST_SHARE, _FEW)
+
+
+class _NoConnection:
+    """The connection of a request that came by another way: no events go there."""
+
+    subscription: Subscription | None = None
 
 
 class Api:
@@ -84,6 +93,11 @@ class Api:
     @property
     def connections(self) -> int:
         return self._open.total()
+
+    async def ask_as(self, peer: Peer, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer a request that came by another way than the socket, as if this peer had made it.  Raises MpsdError."""
+        call = Call(self._services, self._state, peer, _NoConnection(), Request(0, method, params))
+        return await dispatch(call, self._audit)
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled; connections run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""

@@ -190,6 +190,7 @@ def _readings(found: Startup, relayed: tuple[Relay, KeeperClient] | None, api: A
         relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
         api_connections=lambda: api.connections,
         audit_lines_lost=lambda: found.audit.lost,
+        ask=api.ask_as,
     )
 
 

@@ -136,7 +136,7 @@ def metrics(config: Config) -> MetricsSettings | None:
     """Return None if no address is configured."""
     if not config.metrics.listen:
         return None
-    return MetricsSettings(config.metrics.listen, config.metrics.max_connections)
+    return MetricsSettings(config.metrics.listen, config.metrics.max_connections, config.metrics.token_file)
 
 
 def faults(config: Config) -> FaultSettings:

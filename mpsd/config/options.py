@@ -220,6 +220,13 @@ class MetricsOptions:
     max_connections: int = option(
         32, "Most connections at once; then the oldest makes way.", accept=between(1, 1024), needs_restart=True
     )
+    token_file: str = option(
+        "",
+        "A file of mode 0600 with a token; who gives it to the live page sees all that an operator sees. Without it the page "
+        'shows the facts that every user may read, and only at a loopback address or a Unix socket. "": no token.',
+        accept=or_empty(absolute_path(4095)),
+        needs_restart=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 server.py has the pages.  h11 parses the bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import h11
 import trio
@@ -20,9 +20,17 @@ class HttpAnswer(Struct, frozen=True):
     status: int
     body: bytes
     kind: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-Page = Callable[[], HttpAnswer]
+class Visit(Struct, frozen=True):
+    """A request, as far as a page looks at it: what follows the question mark, and the headers by name in lower case."""
+
+    query: str
+    headers: Mapping[str, str]
+
+
+Page = Callable[[Visit], Awaitable[HttpAnswer]]
 
 
 async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
@@ -38,7 +46,7 @@ async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
                 request = await _receive(stream, connection)
             if request is None:
                 return ""  # it only checked whether the port is open
-            method, answer = request.method, _answer(request, pages)
+            method, answer = request.method, await _answer(request, pages)
         except h11.RemoteProtocolError as exc:
             trouble = str(exc)
             answer = HttpAnswer(exc.error_status_hint, f"{exc}\n".encode())
@@ -61,14 +69,15 @@ async def _receive(stream: trio.abc.Stream, connection: h11.Connection) -> h11.R
         connection.receive_data(bytes(await stream.receive_some(_RECEIVE_BYTES)))
 
 
-def _answer(request: h11.Request, pages: Mapping[str, Page]) -> HttpAnswer:
-    path = request.target.partition(b"?")[0].decode("ascii", "replace")
+async def _answer(request: h11.Request, pages: Mapping[str, Page]) -> HttpAnswer:
+    path, _, query = request.target.decode("ascii", "replace").partition("?")
     page = pages.get(path)
     if page is None:
         return HttpAnswer(404, f"pages: {', '.join(pages)}\n".encode())
     if request.method not in _METHODS:
         return HttpAnswer(405, b"methods: GET, HEAD\n")
-    return page()
+    headers = {name.decode("ascii", "replace"): value.decode("ascii", "replace") for name, value in request.headers}
+    return await page(Visit(query, headers))
 
 
 def _encode(connection: h11.Connection, answer: HttpAnswer, *, has_body: bool) -> bytes:
@@ -76,6 +85,10 @@ def _encode(connection: h11.Connection, answer: HttpAnswer, *, has_body: bool) -
         ("Content-Type", answer.kind),
         ("Content-Length", str(len(answer.body))),
         ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        *answer.headers,
         ("Connection", "close"),
     ]
     data = connection.send(h11.Response(status_code=answer.status, headers=headers)) or b""

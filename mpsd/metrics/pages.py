@@ -1,4 +1,4 @@
-"""Build the HTTP pages: the numbers, and the health.
+"""Build the HTTP pages: the numbers, the health, and the live page.
 
 Separate from server.py, so that Prometheus' library is loaded only by daemons that serve numbers.
 """
@@ -14,13 +14,17 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from mpsd.api.methods.daemon import report_health
 from mpsd.metrics.families import Families
-from mpsd.metrics.http import HttpAnswer, Page, converse
+from mpsd.metrics.http import HttpAnswer, Page, Visit, converse
+from mpsd.metrics.live_page import LivePage
 from mpsd.metrics.source import MetricsSource
 
 
-def answerer(source: MetricsSource, reuse_seconds: float) -> Callable[[trio.abc.Stream], Awaitable[str]]:
+def answerer(
+    source: MetricsSource, reuse_seconds: float, listen: str, token: str
+) -> Callable[[trio.abc.Stream], Awaitable[str]]:
     """Return a function that serves one connection (http.py, converse)."""
-    pages = build(source, reuse_seconds)
+    live = LivePage(source.readings.ask, source.events, listen, token, reuse_seconds)
+    pages = {**live.pages(), **build(source, reuse_seconds)}
     return lambda stream: converse(stream, pages)
 
 
@@ -30,7 +34,14 @@ def build(source: MetricsSource, reuse_seconds: float, clock: Callable[[], float
     registry.register(Families(source))
     ProcessCollector(registry=registry)
     numbers = Numbers(registry, reuse_seconds, clock)
-    return {"/metrics": lambda: HttpAnswer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4), "/healthz": lambda: _health(source)}
+
+    async def show_numbers(visit: Visit) -> HttpAnswer:
+        return HttpAnswer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def show_health(visit: Visit) -> HttpAnswer:
+        return _health(source)
+
+    return {"/metrics": show_numbers, "/healthz": show_health}
 
 
 class Numbers(Struct):

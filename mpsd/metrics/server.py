@@ -2,6 +2,7 @@
 
     /metrics    every number, for Prometheus
     /healthz    200 while a new client would be served, else 503; with the reasons
+    /           the live page, for people (live_page.py)
 
 `serve` loads Prometheus' library and h11, since most daemons never need them.
 """
@@ -35,6 +36,7 @@ class MetricsSettings(Struct, frozen=True):
 
     listen: str
     max_connections: int = 32
+    token_file: str = ""
 
 
 class Metrics:
@@ -65,15 +67,29 @@ class Metrics:
         """Serve until cancelled.  Reports `started` at once: if it cannot listen, it logs that and tries again."""
         from mpsd.metrics import pages  # with the libraries: they are loaded only for a server
 
-        answer = pages.answerer(MetricsSource(services, self._events, self.tallies, readings), _REUSE_SECONDS)
+        task_status.started()
+        source = MetricsSource(services, self._events, self.tallies, readings)
+        answer = pages.answerer(source, _REUSE_SECONDS, self._settings.listen, await self._token())
 
         async def take(stream: trio.SocketStream) -> None:
             await self._take(guarded(stream, closings, self._ranges), answer)
 
         closings = Closings()
-        task_status.started()
         with await self._open_door() as door:
             await trio.serve_listeners(take, [door.listener])
+
+    async def _token(self) -> str:
+        """Return the token of the live page; empty without one, and then no reader is an operator."""
+        from mpsd.metrics.live_page import read_token
+
+        path = self._settings.token_file
+        if not path:
+            return ""
+        try:
+            return await trio.to_thread.run_sync(read_token, path)
+        except (OSError, ValueError) as exc:
+            log.error("metrics.no_token", file=path, why=str(exc))
+            return ""
 
     async def _open_door(self) -> MetricsListener:
         told = ""

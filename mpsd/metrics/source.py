@@ -1,17 +1,25 @@
 """The sources of all numbers."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from msgspec import Struct
 
+from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
+from mpsd.errors import NoSuchMethod
 from mpsd.metrics.counters import Counters
 
 
 def none() -> int:
     """Return 0, for a part that the daemon lacks, as the relay of an unprivileged one."""
     return 0
+
+
+async def refuse(peer: Peer, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse any method, for a daemon without a socket."""
+    raise NoSuchMethod(f"unknown method {method}")
 
 
 class Readings(Struct, frozen=True):
@@ -21,6 +29,7 @@ class Readings(Struct, frozen=True):
     api_connections: Callable[[], int] = none
     log_lines_lost: Callable[[], int] = none
     audit_lines_lost: Callable[[], int] = none
+    ask: Callable[[Peer, str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]] = refuse
 
 
 class MetricsSource(Struct, frozen=True):

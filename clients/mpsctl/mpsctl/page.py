@@ -14,8 +14,8 @@ from mpsctl.incident import Names, after
 from mpsctl.output import visible
 from mpsctl.timeline import DOER, Lane, Mark, clock, lanes, position, span, ticks
 
-# Sizes in the picture, in its own units.
-_WIDTH, _LEFT, _RIGHT, _TOP, _LANE, _SIZE, _NAME = 900, 130, 40, 30, 34, 6, 50
+_NAME_PERCENT = 22  # of the width of a phone, for the name of a moment
+_SIGNS = {"proof": "◆", "seen": "●", "clears": "■", "done": "▲"}
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --quiet: #667085; --line: #d5dae3; --ground: #ffffff; --bar: #c3cad6;
@@ -23,7 +23,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ef; --quiet: #98a2b3; --line: #39414f; --ground: #14181f;
   --bar: #465063; --proof: #ff7b72; --seen: #79b8ff; --clears: #7ee787; --done: #f0b35e; } }
 body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; background: var(--ground); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 .headline { font-size: 1.15rem; border-left: 4px solid var(--proof); padding-left: 1rem; }
 table { border-collapse: collapse; width: 100%; }
@@ -31,10 +31,13 @@ th, td { text-align: left; vertical-align: top; padding: .3rem 1rem .3rem 0; bor
 th { color: var(--quiet); font-weight: 600; white-space: nowrap; }
 td.time { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 footer, .legend { color: var(--quiet); font-size: .85rem; } footer { margin-top: 3rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
-svg .tick { fill: var(--quiet); text-anchor: middle; font-size: 11px; } svg .grid { stroke: var(--line); }
-svg .bar { stroke: var(--bar); stroke-width: 4; }
-.proof { fill: var(--proof); } .seen { fill: var(--seen); } .clears { fill: var(--clears); } .done { fill: var(--done); }
+.picture { margin: 0 1.2rem 0 .6rem; } .track { position: relative; height: 1.6rem; border-bottom: 2px solid var(--line); }
+.track > * { position: absolute; bottom: 0; transform: translateX(-50%); line-height: 1.3; }
+.track > i { transform: none; height: .35rem; background: var(--bar); }
+.axis { border: 0; color: var(--quiet); font-size: .8rem; } .axis > * { white-space: nowrap; }
+@media (max-width: 40rem) { table, tbody, tr, td, th { display: block; } td, th { border: 0; padding: 0; }
+  td.time { text-align: left; } tr { border-bottom: 1px solid var(--line); padding: .3rem 0; } }
+.proof { color: var(--proof); } .seen { color: var(--seen); } .clears { color: var(--clears); } .done { color: var(--done); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _LEGEND = (("proof", "proof of the culprit"), ("seen", "observation"), ("clears", "clears a client"), ("done", "done by mpsd"))
@@ -107,49 +110,36 @@ def _time(seconds: float) -> str:
 
 
 def _picture(of: Sequence[Lane]) -> Iterator[str]:
-    """Draw a row for each source: a bar until its first observation, and a sign for each observation."""
-    height = _TOP + _LANE * len(of) + 10
+    """Draw a track for each source below its name: a bar until its first observation, and a sign for each observation."""
     first, last = span(of)
-    yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="when each source saw it">'
-    yield from _axis(first, last, height)
-    for row, lane in enumerate(of):
-        middle = _TOP + _LANE * row + _LANE // 2
-        yield f'<text x="0" y="{middle + 4}">{_text(lane.name)}</text>'
+    yield '<div class="picture" role="img" aria-label="when each source saw it; the table below has the times">'
+    yield f'<div class="track axis">{"".join(_ticks(first, last))}</div>'
+    for lane in of:
         begin, known = _x(0.0, first, last), min(_x(mark.after_seconds, first, last) for mark in lane.marks)
-        if lane.name != DOER and known > begin:
-            yield f'<line class="bar" x1="{begin}" y1="{middle}" x2="{known}" y2="{middle}"/>'
-        yield from (_sign(mark, _x(mark.after_seconds, first, last), middle) for mark in lane.marks)
-    yield "</svg>"
-    signs = (f'<svg viewBox="0 0 14 14" style="width:.9em">{_shape(kind, 7, 7)}</svg> {words}' for kind, words in _LEGEND)
-    yield f'<p class="legend">{" &nbsp; ".join(signs)}</p>'
+        has_bar = lane.name != DOER and known > begin
+        bar = f'<i style="left:{begin}%;width:{round(known - begin, 1)}%"></i>' if has_bar else ""
+        signs = "".join(_sign(mark, _x(mark.after_seconds, first, last)) for mark in lane.marks)
+        yield f'<div>{_text(lane.name)}</div><div class="track">{bar}{signs}</div>'
+    yield "</div>"
+    words = (f'<b class="{kind}">{_SIGNS[kind]}</b> {words}' for kind, words in _LEGEND)
+    yield f'<p class="legend">{" &nbsp; ".join(words)}</p>'
 
 
-def _axis(first: float, last: float, height: int) -> Iterator[str]:
+def _ticks(first: float, last: float) -> Iterator[str]:
+    """Name the moments of the axis, as far as the names do not overlap on a phone."""
     named = -math.inf
     for moment in ticks(first, last):
         x = _x(moment, first, last)
-        yield f'<line class="grid" x1="{x}" y1="{_TOP - 8}" x2="{x}" y2="{height}"/>'
-        if x - named >= _NAME:  # names must not overlap
-            yield f'<text class="tick" x="{x}" y="{_TOP - 14}">{clock(moment)}</text>'
+        if x - named >= _NAME_PERCENT:
+            yield f'<span style="left:{x}%">{clock(moment)}</span>'
             named = x
 
 
 def _x(moment: float, first: float, last: float) -> float:
-    return round(_LEFT + position(moment, first, last) * (_WIDTH - _LEFT - _RIGHT), 1)
+    """Return the place of a moment, in percent of the width."""
+    return round(100 * position(moment, first, last), 1)
 
 
-def _sign(mark: Mark, x: float, y: float) -> str:
-    return f"<g><title>{after(mark.after_seconds)} {_text(mark.words)}</title>{_shape(mark.kind, x, y)}</g>"
-
-
-def _shape(kind: str, x: float, y: float) -> str:
-    """Draw a diamond for proof, a circle for an observation, a square that clears, a triangle for an action."""
-    s = _SIZE
-    corners = {
-        "proof": f"{x},{y - s} {x + s},{y} {x},{y + s} {x - s},{y}",
-        "clears": f"{x - s},{y - s} {x + s},{y - s} {x + s},{y + s} {x - s},{y + s}",
-        "done": f"{x},{y - s} {x + s},{y + s} {x - s},{y + s}",
-    }
-    if kind in corners:
-        return f'<polygon class="{kind}" points="{corners[kind]}"/>'
-    return f'<circle class="seen" cx="{x}" cy="{y}" r="{s}"/>'
+def _sign(mark: Mark, x: float) -> str:
+    words = f"{after(mark.after_seconds)} {_text(mark.words)}"
+    return f'<b class="{mark.kind}" style="left:{x}%" title="{words}">{_SIGNS[mark.kind]}</b>'

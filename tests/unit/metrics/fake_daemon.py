@@ -1,6 +1,7 @@
 """A daemon of the API's fakes, and its metrics."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
@@ -8,9 +9,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mpsd.api.event_bus import EventBus
 from mpsd.metrics import pages
+from mpsd.metrics.http import HttpAnswer, Page, Visit
 from mpsd.metrics.server import Metrics, MetricsSettings
 from mpsd.metrics.source import MetricsSource, Readings
 from tests.unit.api.fake_services import NOW, Fakes, furnished
+
+
+def _answer(page: Page) -> HttpAnswer:
+    """Return the answer of a page that waits for nothing."""
+    try:
+        page(Visit("", {})).send(None)  # type: ignore[attr-defined]
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits")
 
 
 class FakeDaemon:
@@ -28,7 +39,8 @@ class FakeDaemon:
         return MetricsSource(self.fakes.services(), self.bus, self.metrics.tallies, self.readings)
 
     def pages(self, clock: Callable[[], float] = lambda: 0.0, reuse_seconds: float = 0.0) -> Any:
-        return pages.build(self.source(), reuse_seconds, clock)
+        made = pages.build(self.source(), reuse_seconds, clock)
+        return {path: partial(_answer, page) for path, page in made.items()}
 
     def families(self) -> dict[str, Metric]:
         text = self.pages()["/metrics"]().body.decode()

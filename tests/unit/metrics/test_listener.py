@@ -99,7 +99,8 @@ def unused_port() -> int:
     [
         pytest.param(request("/healthz"), 200, id="health"),
         pytest.param(request("/metrics", "HEAD"), 200, id="head"),
-        pytest.param(request("/"), 404, id="another page"),
+        pytest.param(request("/nowhere"), 404, id="another page"),
+        pytest.param(request("/"), 200, id="the live page"),
         pytest.param(request("/metrics", "POST", "Content-Length: 3") + b"abc", 405, id="another method"),
         pytest.param(request("/metrics", "DELETE"), 405, id="delete"),
         pytest.param(request("/metrics", "GET", "X: " + "a" * 2 * http.HEADER_BYTES), 431, id="too much"),
