@@ -97,7 +97,7 @@ test-kmod: build dev ## the kernel module, built and run in virtual machines: do
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
 	@$(VENV)/bin/python -m pytest tests/kmod tests/hostile/test_process_reads.py -m kmod $(PYTEST_FLAGS)
 
-test-engines: build dev ## the packages, real Slurm, a real browser: needs slurm-wlm munge chromium chromium-driver, as root
+test-engines: build dev ## packages, Ray, Slurm, a browser, all real: needs slurm-wlm munge chromium chromium-driver, as root
 	@$(VENV)/bin/python -m pytest tests/engines -m engines $(PYTEST_FLAGS)
 
 table-kmod: build dev ## drivers, kernels, what was applied, built and booted; runs what has no result of these sources, an hour or more

@@ -38,8 +38,9 @@ def test_mounts(tmp_path: Path) -> None:
     mount -t tmpfs none c
     {SAY} c/pipe
     """
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     words = ["unshare", "--mount", "sh", "-c", script]
-    done = subprocess.run(words, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     first, same, other, other_same, removed, new = done.stdout.splitlines()
     assert first == same != other == other_same == removed
     assert new not in (first, other)
