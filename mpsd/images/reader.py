@@ -75,19 +75,22 @@ class ImageReader:
         places = [image.place(self._numbers[arena].number(offset)) for offset in offsets]
         if memoryview(into).nbytes != len(places) * BLOCK_BYTES:
             raise BadRequest(f"{len(places)} blocks are read into {BLOCK_BYTES} bytes each, not {memoryview(into).nbytes}")
-        offset = offsets[0]
+
+        def damage(offset: int, why: str) -> ImageDamaged:
+            return ImageDamaged(f"image {self.manifest.name}, arena {image.facts.name}, offset {offset:#x}: {why}")
+
         try:
             files = [self._pack(place.pack).descriptor for place in places]
-            hash_of = self._directory.hash_of
-            found, error = read_blocks(files, [place.slot for place in places], into, hash_of.block_key)
-            for offset, place, sums in zip(offsets, places, found, strict=False):
-                if hash_of.name_of(sums) != place.id:
-                    raise ImageDamaged(f"the bytes in pack {place.pack}, slot {place.slot} are not those that were written")
-            if error:
-                offset, place = offsets[len(found)], places[len(found)]
-                raise ImageDamaged(f"pack {place.pack}, slot {place.slot}: {os.strerror(error)}")
         except ImageDamaged as exc:
-            raise ImageDamaged(f"image {self.manifest.name}, arena {image.facts.name}, offset {offset:#x}: {exc}") from None
+            raise damage(offsets[0], str(exc)) from None
+        hash_of = self._directory.hash_of
+        found, error = read_blocks(files, [place.slot for place in places], into, hash_of.block_key)
+        for offset, place, sums in zip(offsets, places, found, strict=False):
+            if hash_of.name_of(sums) != place.id:
+                raise damage(offset, f"the bytes in pack {place.pack}, slot {place.slot} are not those that were written")
+        if error:
+            place = places[len(found)]
+            raise damage(offsets[len(found)], f"pack {place.pack}, slot {place.slot}: {os.strerror(error)}")
 
     def verify(self, known: dict[BlockPlace, str], told: Callable[[int], None] = lambda size: None) -> Iterator[Damage]:
         """Read every block, and yield those that are not as they were written.

@@ -4,7 +4,6 @@ The imager runs as the arena's user and has the arena's memory by descriptors, s
 """
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

@@ -91,7 +91,7 @@ class Restorer:
                     call(driver.cuMemcpyHtoD, address, host.address + at + first * BLOCK_BYTES, count * BLOCK_BYTES)
             finally:
                 free.put(slot)
-            for first, count, number in runs(numbers, 1):
+            for _, count, number in runs(numbers, 1):
                 os.pwrite(done, b"\1" * count, number)  # from pinned memory, the copy is complete when the call returns
             self._progress.add(len(numbers) * BLOCK_BYTES)
 

@@ -5,9 +5,9 @@
     finish    the client runs: the staged copies go to the host.
 
 A block is hashed where it was saved from: the imager copies it into its own memory on the GPU, hashes on the way what it
-copies, and sends the copy to the host.  So a hash always belongs to the bytes that were saved, at any moment that the client wrote; a hash of the
-block in the arena, before or after the copy, would not.  At the barrier the imager hashes the arena's blocks: where the hash
-is equal, the saved bytes are the barrier's.
+copies, and sends the copy to the host.  So a hash always belongs to the bytes that were saved, at any moment that the client
+wrote; a hash of the block in the arena, before or after the copy, would not.  At the barrier the imager hashes the arena's
+blocks: where the hash is equal, the saved bytes are the barrier's.
 
 Prose: docs/images.md, "Taking an image".
 """

@@ -1,8 +1,9 @@
 """Keyed hashes of blocks and manifests, of 16 bytes.
 
-A manifest's is HMAC-SHA256, cut off.  A block's name is the HMAC of sums that NH makes of its bytes (native/include/mpsd_image.h),
-whose key is made of the same key: 11 GB/s and core, and at the rate of its memory on a GPU, where SHA-256 has 1.8 GB/s and
-core.  The key makes it impossible to choose two blocks of one name, and tells nobody from a name which block it is of.  Pure.
+A manifest's is HMAC-SHA256, cut off.  A block's name is the HMAC of sums that NH makes of its bytes
+(native/include/mpsd_image.h), whose key is made of the same key: 11 GB/s and core, and at the rate of its memory on a GPU; of
+SHA-256 1.8 GB/s and core.  Without the key it is impossible to choose two blocks of one name, or to find the block of a
+name.  Pure.
 """
 
 import hashlib
