@@ -43,6 +43,7 @@ _QUIET_SECONDS = 5.0  # no measured dump took longer than one
 _STRAY_SECONDS = 60.0
 _LOOK_SECONDS = 1.0  # time to read dumps; the rest waits for the next look
 _MOST_SEEN = 4096
+_MOST_ENTRIES = 1 << 16  # with directories, which stay: 0.1 s (measured)
 _MOST_FILES = 256
 
 
@@ -117,7 +118,7 @@ class CoreDirectory:
         self._closed.update(islice(closed, _MOST_FILES))
         end = time.monotonic() + _LOOK_SECONDS
         dumps = []
-        files = list(_files(self._directory))
+        files = list(_files(self._directory, self._closed))
         self._closed &= {file.name for file in files}
         for file in self._in_turns(filter(self._is_complete, files), lambda file: file.changed_at):
             if time.monotonic() > end:
@@ -277,18 +278,18 @@ def _path_of(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _files(directory: int) -> Iterator[_File]:
-    """Yield all entries but directories and mounts; the first few thousand.  Directories are not counted: they stay."""
+def _files(directory: int, known: Iterable[str] = ()) -> Iterator[_File]:
+    """Yield all entries but directories and mounts; the known ones, and the first few thousand others."""
     with os.scandir(directory) as entries:
-        files = (entry for entry in entries if not entry.is_dir(follow_symlinks=False))
-        for entry in islice(files, _MOST_SEEN):
+        files = (entry.name for entry in islice(entries, _MOST_ENTRIES) if not entry.is_dir(follow_symlinks=False))
+        for name in dict.fromkeys((*known, *islice(files, _MOST_SEEN))):
             try:
-                with _open_path(entry.name, directory) as looked_at:
+                with _open_path(name, directory) as looked_at:
                     found = os.fstat(looked_at) if looked_at is not None else None
             except OSError:
                 continue
             if found is not None and not stat.S_ISDIR(found.st_mode):
-                yield _File(entry.name, found.st_uid, found.st_blocks * 512, found.st_ctime)
+                yield _File(name, found.st_uid, found.st_blocks * 512, found.st_ctime)
 
 
 def _beyond(files: list[_File], most: int, total_bytes: int) -> Iterator[_File]:

@@ -167,10 +167,11 @@ def of_another(cores):
     return write
 
 
+@pytest.mark.parametrize("bound", ["_MOST_SEEN", "_MOST_ENTRIES"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_any_number_of_directories_hides_no_dump(cores, monkeypatch, when):
-    """They are their makers', so that they stay; mpsd looks at a bounded number of files."""
-    monkeypatch.setattr(core_dump_directory, "_MOST_SEEN", 8)
+def test_any_number_of_directories_hides_no_dump(cores, monkeypatch, when, bound):
+    """They are their makers', so that they stay; mpsd looks at a bounded number of entries."""
+    monkeypatch.setattr(core_dump_directory, bound, 8)
     if when == "after":
         cores.write("core.1", CULPRIT)
     for number in range(16):
