@@ -18,6 +18,7 @@ from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
 from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
 from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
 from mpsd.host import processes
+from mpsd.host.polling import until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
 from mpsd.model.process import ProcessId
@@ -110,7 +111,7 @@ class Reactions:
         try:
             seconds = self._incidents.settings.culprit_seconds
             with trio.move_on_after(seconds):
-                await trio.lowlevel.wait_readable(pidfd)
+                await until_ended(pidfd)
                 return  # it has ended by itself
             if not self._is_still_to_end(incident, process):
                 return

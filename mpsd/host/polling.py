@@ -1,7 +1,9 @@
-"""Look at one descriptor with poll(2)."""
+"""Look at one descriptor with poll(2), and wait for the end of a process."""
 
 import select
 from typing import Any
+
+import trio
 
 
 def is_readable(descriptor: Any, seconds: float = 0.0) -> bool:
@@ -9,3 +11,15 @@ def is_readable(descriptor: Any, seconds: float = 0.0) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+async def until_ended(pidfd: int) -> None:
+    """Wait until the process has ended.
+
+    That trio wakes the task does not prove it: if a socket had this number before, and another process has that socket open
+    still, epoll reports the socket's hang-up under the number.
+    """
+    while True:
+        await trio.lowlevel.wait_readable(pidfd)
+        if is_readable(pidfd):
+            return

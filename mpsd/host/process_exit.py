@@ -12,6 +12,7 @@ import trio
 from msgspec import Struct
 
 from mpsd.host import processes
+from mpsd.host.polling import until_ended
 from mpsd.model.process import ProcessId
 
 _START_TIME, _FLAGS, _EXIT_CODE = 22, 9, 52  # fields of /proc/PID/stat
@@ -89,7 +90,7 @@ async def wait_ended(process: ProcessId) -> ProcessExit | None:
         if pidfd is None:
             return None
         try:
-            await trio.lowlevel.wait_readable(pidfd)
+            await until_ended(pidfd)
             return how_ended(pidfd, process)
         finally:
             os.close(pidfd)

@@ -10,6 +10,7 @@ import trio
 
 from mpsd.errors import BadRequest, TooMany
 from mpsd.host import processes
+from mpsd.host.polling import until_ended
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
@@ -64,7 +65,7 @@ class ProcessWatch:
 
     async def _wait(self, process: ProcessId, pidfd: int) -> None:
         try:
-            await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as the process lives
+            await until_ended(pidfd)  # for ever: as long as the process lives
             seen_ns = time.monotonic_ns()
         finally:
             os.close(pidfd)

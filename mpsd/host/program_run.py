@@ -9,6 +9,7 @@ import trio
 
 from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
+from mpsd.host.polling import until_ended
 
 _KILLED_SECONDS = 5.0  # a killed program ends at once, unless it waits in the kernel
 _PIPE_BYTES = 65536  # a new pipe takes as much without a reader
@@ -41,7 +42,7 @@ async def run_program(
         async with output:
             async for some in output:
                 said += some
-        await trio.lowlevel.wait_readable(child.pidfd)
+        await until_ended(child.pidfd)
     except BaseException:
         await _end(child)
         raise
@@ -51,7 +52,7 @@ async def run_program(
 async def _end(child: Child) -> None:
     child.kill()
     with trio.move_on_after(_KILLED_SECONDS, shield=True):
-        await trio.lowlevel.wait_readable(child.pidfd)
+        await until_ended(child.pidfd)
     if child.has_ended():
         child.reap()
     else:

@@ -15,7 +15,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.host.polling import is_readable
+from mpsd.host.polling import is_readable, until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Step, Stopped
@@ -63,7 +63,7 @@ class StopCase(Struct):
 
     async def ends_within(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
-            await trio.lowlevel.wait_readable(self.pidfd)
+            await until_ended(self.pidfd)
         return self.has_ended()
 
     def check(self) -> bool:

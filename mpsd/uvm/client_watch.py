@@ -24,6 +24,7 @@ from msgspec import Struct, field
 from mpsd.errors import TooMany
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
+from mpsd.host.polling import until_ended
 from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
@@ -169,7 +170,7 @@ class Watch(Struct, eq=False):
         try:
             async with trio.open_nursery() as life:
                 life.start_soon(self._attend, pidfd, life)
-                await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as the client lives
+                await until_ended(pidfd)  # for ever: as long as the client lives
                 life.cancel_scope.cancel()
             if self.connections > 1 and self.is_roomy and (had_context := self._had_context) is not None:
                 self.around.tell_end(self.process, self.domain, had_context)
