@@ -2,8 +2,6 @@
 
 import os
 import random
-import sqlite3
-import stat
 
 import pytest
 from msgspec.structs import replace
@@ -161,12 +159,6 @@ def test_many_incidents_in_a_random_order(path):
     assert {each.number: each.revision for each in store.incidents()} == newest
 
 
-def test_it_is_private(path):
-    path.touch(0o644)
-    FaultStore(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
 def test_what_cannot_be_written_is_said_and_mpsd_goes_on(path):
     store = FaultStore(path)
     store.save(FULL)
@@ -174,20 +166,6 @@ def test_what_cannot_be_written_is_said_and_mpsd_goes_on(path):
     assert not store.save(EMPTY)
     assert not store.save_blame(STATE)
     assert list(store.incidents()) == [FULL]
-
-
-def test_another_version_is_refused(path):
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version=77")
-    db.close()
-    with pytest.raises(UnusablePath, match="has version 77"):
-        FaultStore(path)
-
-
-def test_a_file_that_is_no_database_is_refused(path):
-    path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
-    with pytest.raises(UnusablePath, match="cannot be used"):
-        FaultStore(path)
 
 
 @pytest.mark.parametrize("body", ["{", "{}", "[]", '{"number": 1}'])

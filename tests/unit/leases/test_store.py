@@ -1,7 +1,5 @@
 """The file that leases and grants are in."""
 
-import sqlite3
-import stat
 import threading
 
 import pytest
@@ -108,21 +106,6 @@ def test_the_kernel_tells_which_boot_this_is():
     assert len(read_boot_id()) in (0, 36)
 
 
-def test_the_file_is_private_and_so_are_those_beside_it(path):
-    """The files contain tokens."""
-    store = LeaseStore(path, "boot")
-    store.add(PLAIN)
-    found = sorted(path.parent.iterdir())
-    assert len(found) > 1
-    assert {stat.S_IMODE(each.stat().st_mode) for each in found} == {0o600}
-
-
-def test_it_is_written_ahead_and_to_the_disk(path):
-    store = LeaseStore(path, "boot")
-    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (0,)  # OFF: the disk is `settled`'s affair
-
-
 async def test_who_settles_waits_for_the_disk_and_commits_meanwhile_share_a_wait(path, monkeypatch):
     """A thread waits: the event loop goes on, and lets others commit."""
     may_go_on, threads = threading.Event(), []
@@ -153,25 +136,6 @@ async def test_a_disk_that_refuses_is_an_error(path):
     log.symlink_to(log)  # a loop, which cannot be opened; a log that is only missing is no error (app/removed_state.py)
     with pytest.raises(UnusablePath, match="a power cut would undo it"):
         await store.settled()
-
-
-def test_a_file_of_another_version_is_refused(path):
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version=99")
-    with pytest.raises(UnusablePath, match="version 99"):
-        LeaseStore(path)
-
-
-@pytest.mark.parametrize("content", [b"rubbish" * 1000, b"SQLite format 3\0" + b"\xff" * 4096])
-def test_a_file_that_is_no_database_is_refused(path, content):
-    path.write_bytes(content)
-    with pytest.raises(UnusablePath, match="cannot be used"):
-        LeaseStore(path)
-
-
-def test_a_directory_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UnusablePath, match="cannot be used"):
-        LeaseStore(tmp_path / "nowhere" / "leases.db")
 
 
 def test_what_cannot_be_written_is_an_error_and_half_of_it_is_not_there(path):

@@ -1,18 +1,82 @@
-"""mpsd's own SQLite files: what is left behind where one cannot be used."""
+"""mpsd's own SQLite files: private, written ahead, refused where they cannot be used.  All stores open theirs in this way."""
 
 import os
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
 
 from mpsd.errors import UnusablePath
-from mpsd.storage.database import open_database
+from mpsd.storage.database import open_database, write
+
+SCHEMA = "CREATE TABLE words (word TEXT);"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "some.db"
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    return open_database(path, SCHEMA, 1, "some words")
 
 
 def open_files(path: Path) -> list[str]:
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     return [os.readlink(link) for link in links if os.path.lexists(link) and os.readlink(link).startswith(str(path))]
+
+
+def test_it_is_private_and_so_are_the_files_beside_it(path: Path) -> None:
+    """They contain tokens."""
+    path.touch(0o644)
+    write(opened(path), [("INSERT INTO words VALUES (?)", ("one",))])
+    found = sorted(path.parent.iterdir())
+    assert len(found) > 1
+    assert {stat.S_IMODE(each.stat().st_mode) for each in found} == {0o600}
+
+
+def test_it_is_written_ahead_and_no_commit_waits_for_the_disk(path: Path) -> None:
+    database = opened(path)
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert database.execute("PRAGMA synchronous").fetchone() == (0,)  # OFF
+
+
+def test_one_of_another_version_is_refused(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version=99")
+    with pytest.raises(UnusablePath, match="has version 99"):
+        opened(path)
+
+
+@pytest.mark.parametrize("content", [b"rubbish" * 1000, b"SQLite format 3\0" + b"\xff" * 4096])
+def test_what_is_no_database_is_refused_with_what_to_do(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(UnusablePath, match=rf"cannot be used.*it holds some words.*To start without it: mv {path}\* elsewhere"):
+        opened(path)
+
+
+@pytest.mark.parametrize("damage", [bytes(4096), b"\xff" * 4096], ids=["zeros", "ones"])
+@pytest.mark.parametrize("page", [0, 1])
+def test_so_is_one_with_a_damaged_page(path: Path, page: int, damage: bytes) -> None:
+    """At the start, and not at the first read."""
+    database = opened(path)
+    write(database, [("INSERT INTO words VALUES (?)", ("one",))])
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    with path.open("r+b") as file:
+        file.seek(page * 4096)
+        file.write(damage)
+    with pytest.raises(UnusablePath, match=r"cannot be used: .*To start without it"):
+        opened(path)
+
+
+def test_what_cannot_be_opened_now_is_not_said_to_be_damaged(path: Path) -> None:
+    path.mkdir()
+    for each in (path, path / "nowhere" / "some.db"):
+        with pytest.raises(UnusablePath, match="cannot be used") as refusal:
+            opened(each)
+        assert "To start without it" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
