@@ -28,13 +28,6 @@ def test_the_probe_tells_serving_from_absent(machine: Machine) -> None:
     assert probe(machine) == 1
 
 
-def test_the_probe_is_answered_while_a_domain_is_in_fault(machine: Machine) -> None:
-    machine.start()
-    machine.counter().ready()
-    machine.client("faulter", "oob_write", "--linger", "60").wait("result")
-    assert [probe(machine) for _ in range(5)] == [0] * 5
-
-
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_probe_is_answered_while_a_vendor_daemon_hangs(machine: Machine, spares: int) -> None:
     """Also when it is the only one, and while clients wait for it."""
@@ -112,10 +105,3 @@ def test_sigterm_ends_the_service_and_everything_of_it(host: Host) -> None:
     host.client("smcount").wait("sms")
     host.run("kill", "-TERM", str(pid))
     wait_for("the end of it", lambda: not [line for line in host.processes() if "nvidia-cuda-mps" in line])
-
-
-def test_the_older_health_check_lists_servers(host: Host) -> None:
-    """aws-virtual-gpu-device-plugin: `echo get_server_list | nvidia-cuda-mps-control`, every 60 s."""
-    assert host.shell("echo get_server_list | nvidia-cuda-mps-control").returncode == 1
-    start_service(host)
-    assert host.shell("echo get_server_list | nvidia-cuda-mps-control").returncode == 0

@@ -50,38 +50,6 @@ def test_the_plugins_whole_life(host: Host) -> None:
     assert host.run("nvidia-smi", "-i", "0", "-c", "DEFAULT").returncode == 0
 
 
-def test_it_starts_with_two_variables_and_no_others(host: Host) -> None:
-    """No PATH, no HOME, no LANG; the daemon's environment is what it was given, as others check it."""
-    assert start(host).returncode == 0
-    pid = host.file(f"{PLACE}/pipe/nvidia-cuda-mps-control.pid").read_text()
-    environ = host.run("cat", f"/proc/{pid}/environ").stdout
-    assert sorted(filter(None, environ.split("\0"))) == sorted(f"{name}={value}" for name, value in ENVIRONMENT.items())
-
-
-def test_output_is_collected_to_its_end_while_the_daemon_lives_on(host: Host) -> None:
-    """cmd.Output() waits for every holder of the pipe: the daemon must not be one."""
-    assert start(host).returncode == 0  # it would time out
-    assert echo_pipe_to_control(host, "get_server_list") == ""
-
-
-def test_the_log_is_there_when_d_returns(host: Host) -> None:
-    assert start(host).returncode == 0
-    assert host.file(f"{PLACE}/log/control.log").exists()
-
-
-def test_the_last_command_needs_no_newline_and_blank_input_is_no_error(host: Host) -> None:
-    start(host)
-    assert echo_pipe_to_control(host, "") == ""
-    assert echo_pipe_to_control(host, "get_default_active_thread_percentage\nget_default_client_priority") == "100.0\n0\n"
-
-
-def test_health_fails_without_a_daemon_and_recovers_with_the_next(host: Host) -> None:
-    done = host.run(CONTROL, environment=ENVIRONMENT, typed="get_default_active_thread_percentage")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert start(host).returncode == 0
-    echo_pipe_to_control(host, "get_default_active_thread_percentage")
-
-
 def test_a_restart_of_the_plugin_stops_and_starts_it(host: Host) -> None:
     """SIGHUP: Stop() and Start() at once, one after the other."""
     for _ in range(3):

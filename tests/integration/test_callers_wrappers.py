@@ -90,16 +90,6 @@ def test_lsf_names_a_directory_below_the_jobs_own_and_removes_it_at_the_end(host
     assert left(host) == []
 
 
-def test_a_driver_that_gives_the_commands_as_arguments(host: Host) -> None:
-    """As some of NVIDIA's own examples do; driver 580 answers with its usage."""
-    assert host.run("nvidia-cuda-mps-control", "-d").returncode == 0
-    done = host.run("nvidia-cuda-mps-control", "set_default_active_thread_percentage", "25")
-    assert (done.returncode, done.stdout) == (0, "25.0\n")
-    assert host.run("nvidia-cuda-mps-control", "get_default_active_thread_percentage").stdout == "25.0\n"
-    assert host.run("nvidia-cuda-mps-control", "quit").returncode == 0
-    assert left(host) == []
-
-
 def test_a_hook_that_looks_for_a_server_of_its_user(host: Host) -> None:
     """sarus-suite's mps_hook: is there a server of this uid, else start one."""
     host.run("nvidia-cuda-mps-control", "-d")
