@@ -42,12 +42,6 @@ def test_the_daemon_is_a_session_of_its_own_with_null_streams(mps: Machine) -> N
     assert Path(f"/proc/{pid}/cmdline").read_bytes() == str(CONTROL).encode() + b"\0-d\0"
 
 
-def test_a_second_daemon_is_refused(mps: Machine) -> None:
-    done = mps.control("-d")
-    assert (done.returncode, done.stdout) == (1, "An instance of this daemon is already running\n")
-    eventually(lambda: f"Using log directory: {mps.logs}\n" in mps.log("server.log"))
-
-
 @pytest.mark.slow
 def test_quit_leaves_the_sockets_and_takes_the_pid_file(mps: Machine) -> None:
     pid = mps.daemon_pid()
@@ -125,13 +119,6 @@ def test_an_unsent_line_of_4000_bytes_is_harmless_and_of_5000_is_deadly(mps: Mac
     assert done.returncode == 0
     assert done.stdout == ('Unknown command "' + "x" * 5000)[:4096] + "\n"
     assert mps.control(line="get_server_list").stderr == NOT_FOUND
-
-
-def test_starting_takes_no_environment_but_the_two_variables(machine: Machine) -> None:
-    """k8s-device-plugin gives no PATH, no HOME and no LANG."""
-    done = subprocess.run([CONTROL, "-d"], env=machine.environment(), capture_output=True, timeout=20, check=False)
-    assert done.returncode == 0
-    assert machine.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_quit_waits_with_a_growing_pause(mps: Machine) -> None:

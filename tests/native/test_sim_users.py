@@ -71,15 +71,6 @@ def test_a_daemon_of_a_user_cannot_serve_root(machine: Machine) -> None:
     assert machine.log("control.log").endswith("Exit with status 1\n")
 
 
-def test_a_stranger_reads_but_changes_nothing(mps: Machine) -> None:
-    server = mps.start_server()
-    assert mps.ask("get_server_list", uid=USER) == f"{server}\n"
-    for line in ("set_default_active_thread_percentage 50", f"shutdown_server {server}", "start_server -uid 0"):
-        assert mps.ask(line, uid=USER).startswith(f"Insufficient privileges for UID {USER}.")
-    assert mps.ask("quit", uid=USER) == "Not enough privilege to execute quit command\n"
-    assert mps.ask("get_server_list") == f"{server}\n"
-
-
 def test_no_user_leads_roots_simulator_to_another_file(machine: Machine) -> None:
     """Each part opened what lay under its names in a directory that all may write to, and let all users write to it."""
     victim, held = machine.place / "victim", machine.place / "machine"
