@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+
+import mpsd_client
+from mpsd_client import ErrorCode, calls
 
 from tests.gpu.comparison import processes
 from tests.gpu.comparison.clients import Client, Event
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
-from tests.gpu.comparison.vault_wire import Refusal, Wire
 
 CLIENT = "arena_client"
 GRANULE = 2 << 20
@@ -86,24 +87,28 @@ def end(system: System, client: Client, number: int = signal.SIGKILL) -> int:
     return began
 
 
+def connected(system: System) -> mpsd_client.Client:
+    return mpsd_client.Client(system.pipe / "mpsd.sock", program="compare")
+
+
 def remove(system: System, *names: str) -> None:
     """Those that are there; what held them has been ended before."""
-    with Wire(system.pipe) as wire:
+    with connected(system) as mpsd:
         for name in names:
             deadline = time.monotonic() + EVENT_SECONDS
-            while not _is_removed(wire, name):
+            while not _is_removed(mpsd, name):
                 if time.monotonic() > deadline:
                     raise SystemFailed(f"the arena {name} cannot be removed")
                 time.sleep(0.02)
 
 
-def _is_removed(wire: Wire, name: str) -> bool:
+def _is_removed(mpsd: mpsd_client.Client, name: str) -> bool:
     try:
-        wire.ask("arena.remove", name=name)
-    except Refusal as refusal:
-        if refusal.name == "ARENA_BUSY":
+        mpsd.ask(calls.arena_remove(name))
+    except mpsd_client.Refused as refusal:
+        if refusal.code == ErrorCode.ARENA_BUSY:
             return False
-        if refusal.name != "NO_SUCH_ARENA":
+        if refusal.code != ErrorCode.NO_SUCH_ARENA:
             raise
     return True
 
@@ -160,8 +165,3 @@ def lent_memory(system: System) -> Iterator[int]:
     finally:
         os.close(pidfd)
         end(system, client, signal.SIGTERM)
-
-
-def places(arena: dict[str, Any], *allocations: Sequence[int]) -> dict[str, Any]:
-    """The parameters of arena.put."""
-    return {"id": arena["id"], "generation": arena["generation"], "allocations": [list(each) for each in allocations]}

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.gpu.comparison import figures, trials
+from mpsd_client import calls
+
+from tests.gpu.comparison import figures, trials, vault
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.listener import Listener
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import System, SystemFailed
-from tests.gpu.comparison.vault_wire import Wire
 
 SHIM = ROOT / "clients/shim/libmpsd.so"
 MODES = ("overrun", "underrun", "use_after_free", "near_null")
@@ -114,9 +115,8 @@ def _goes_on(client: Client) -> bool:
 
 
 def _address(system: System, number: int) -> int | None:
-    with Wire(system.pipe) as wire:
-        found = wire.ask("fault.get", number=number)["address"]
-    return None if found is None else int(found)
+    with vault.connected(system) as mpsd:
+        return mpsd.ask(calls.fault_get(number)).address
 
 
 def _report(stage: Stage, mode: str, found: dict[str, list[Trial]]) -> None:

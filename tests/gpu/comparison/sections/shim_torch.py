@@ -6,6 +6,8 @@ import statistics
 import time
 from collections.abc import Mapping
 
+from mpsd_client import calls
+
 from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.pytorch import has_torch
@@ -13,7 +15,6 @@ from tests.gpu.comparison.sections.shim_shield import LOG_CHARACTERS, SHIM, shim
 from tests.gpu.comparison.sections.vault_torch import python
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import SystemFailed
-from tests.gpu.comparison.vault_wire import Wire
 
 PROGRAM = str(ROOT / "tests/gpu/array_program.py")
 STEPS = str(ROOT / "tests/gpu/torch/steps.py")
@@ -89,8 +90,8 @@ def _words(client: Client) -> str:
 
 
 def _largest(stage: Stage) -> int:
-    with Wire(stage.mpsd.pipe) as wire:
-        return max((int(arena["used_bytes"]) for arena in wire.ask("arena.list")["items"]), default=0)
+    with vault.connected(stage.mpsd) as mpsd:
+        return max((arena.used_bytes for arena in mpsd.pages(calls.arena_list())), default=0)
 
 
 def _in_arena(stage: Stage, kind: str) -> None:
