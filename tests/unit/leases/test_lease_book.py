@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from mpsd.errors import BadRequest, NoRoom, NoSuchDevice, NoSuchLease, NotAllowed, TooMany
 from mpsd.fairness.uid_ranges import parse
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
-from mpsd.model.lease import DomainPolicy, LeaseState, Selector, SelectorKind
+from mpsd.model.lease import DomainPolicy, Selector, SelectorKind
 from tests.unit.leases.world import ALICE, BOB, GIB, GPU_A, GPU_B, ROOT, TOKEN, World, by_token, by_uid, ids, spec
 
 
@@ -18,14 +18,6 @@ def world(tmp_path):
 
 
 # -- leases ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_that_fits_is_active_at_once(world):
-    lease = world.book.create(ROOT, spec(60))
-    assert (lease.id, lease.state, lease.expires_at, lease.for_all_users) == (1, LeaseState.ACTIVE, None, True)
-    assert world.book.find(1) == lease
-    assert world.book.leases() == [lease]
-    assert world.topics() == ["lease.created"]
 
 
 def test_one_that_does_not_fit_is_refused_and_leaves_nothing_behind(world):

@@ -22,27 +22,6 @@ def test_ps_has_its_header_once() -> None:
     assert merge_ps([HEADER + ROW, "", HEADER + OTHER]) == HEADER + ROW + OTHER
 
 
-def test_ps_of_one_domain_is_unchanged() -> None:
-    assert merge_ps([HEADER + ROW + OTHER]) == HEADER + ROW + OTHER
-
-
-def test_ps_without_clients_is_empty() -> None:
-    assert merge_ps(["", ""]) == ""
-
-
-def test_ps_passes_over_a_server_that_ended_meanwhile() -> None:
-    assert merge_ps([GONE, HEADER + ROW]) == HEADER + ROW
-
-
-def test_ps_keeps_lines_it_does_not_know() -> None:
-    assert merge_ps([HEADER + ROW + "and 3 more\n", "no header here\n"]) == HEADER + ROW + "and 3 more\nno header here\n"
-
-
-def test_device_clients_of_one_domain_are_unchanged() -> None:
-    answer = "[0] 00:00.0, NVIDIA H200\n586.1\n587.1\n[1] 00:00.0, NVIDIA H200\n586.2\n"
-    assert merge_device_clients([(answer, [])]) == answer
-
-
 def test_device_clients_of_one_device_come_together() -> None:
     answers = [("[0] 00:00.0, NVIDIA H200\n586.1\n", []), ("", []), ("[0] 00:00.0, NVIDIA H200\n587.1\n", [])]
     assert merge_device_clients(answers) == "[0] 00:00.0, NVIDIA H200\n586.1\n587.1\n"
@@ -52,16 +31,6 @@ def test_device_clients_show_the_public_ordinals() -> None:
     """A domain of the second GPU calls it 0."""
     answers = [("[0] 00:00.0, NVIDIA H200\n587.1\n", [1]), ("[0] 00:00.0, NVIDIA H200\n586.1\n", [0])]
     assert merge_device_clients(answers) == "[0] 00:00.0, NVIDIA H200\n586.1\n[1] 00:00.0, NVIDIA H200\n587.1\n"
-
-
-def test_device_clients_keep_lines_they_do_not_know() -> None:
-    answer = "hello\n[0] 00:00.0, NVIDIA H200\n586.1\n[x] ?\n"
-    assert merge_device_clients([(answer, [])]) == answer
-
-
-def test_device_queries_of_one_domain_are_unchanged() -> None:
-    answer = f"Default\n{TABLE}{device_row(0, A)}\nServer 512\n{TABLE}{device_row(0, A)}"
-    assert merge_device_queries([answer], {A: 0}) == answer
 
 
 def test_device_queries_unite_the_defaults_and_keep_the_servers() -> None:

@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 from mpsd.leases.rules.admission import grant_of_lease, hindrance_of, memory_part_of, part_of, refusal_of
 from mpsd.leases.rules.budgets import (
     AmountKind,
-    Ledger,
     Owner,
     Scope,
     ScopeLevel,
     ScopeLimits,
-    client_amounts,
     first_blocked,
     lease_amounts,
     shortage,
@@ -112,19 +110,6 @@ def test_an_operators_lease_is_under_no_quota() -> None:
     assert {scope.level for scope in lease_amounts(lease(), [GPU], None)} == {ScopeLevel.MACHINE, ScopeLevel.DOMAIN}
 
 
-def test_a_client_takes_a_slot_and_a_place() -> None:
-    slots = {
-        Scope(ScopeLevel.USER, AmountKind.CLIENTS, "1000"),
-        Scope(ScopeLevel.GROUP, AmountKind.CLIENTS, "staff"),
-        Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS),
-    }
-    assert client_amounts(ALICE, None) == dict.fromkeys(slots, 1)
-    assert client_amounts(None, lease()) == {
-        Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS): 1,
-        Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, "7"): 1,
-    }
-
-
 HINDRANCES = [
     (None, {}, ""),
     (None, {"default": "refuse"}, "no lease names it, and clients without one may not run"),
@@ -153,18 +138,6 @@ def test_refusals_have_names_that_a_configuration_can_say() -> None:
 
 
 # -- the ledger ------------------------------------------------------------------------------------------------------
-
-
-def test_the_ledger_counts_each_holder_once() -> None:
-    ledger = Ledger()
-    ledger.hold("a", {SM: 3})
-    ledger.hold("a", {SM: 5})
-    ledger.hold("b", {SM: 2})
-    assert ledger.used == {SM: 7}
-    ledger.drop("a")
-    ledger.drop("a")
-    ledger.drop("b")
-    assert ledger.used == {}
 
 
 def test_the_lowest_bound_explains_why_it_does_not_fit() -> None:
