@@ -107,6 +107,9 @@ table-kmod: build dev ## drivers, kernels, what was applied, built and booted; r
 check: build dev ## before every commit: linters, types, then the everyday tests, cheapest first
 	@tests/check
 
+pictures: build dev ## docs/pictures anew: needs tmux, chromium and chromium-driver, as root
+	@$(VENV)/bin/python -m tests.engines.pictures
+
 bench: build dev ## the benchmarks; they print ratios
 	@for each in tests/bench/bench_*.py; do echo "== $$each"; $(VENV)/bin/python $$each || exit 1; done
 
@@ -224,4 +227,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs dist constraints deb tree clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check pictures bench docs dist constraints deb tree clean install install-files uninstall

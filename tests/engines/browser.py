@@ -19,6 +19,7 @@ PORT = re.compile(r"started successfully on port (\d+)")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
+    "--hide-scrollbars",
 )  # fmt: skip
 
 
@@ -54,9 +55,9 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         call(f"{self._base}/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
-    def picture(self) -> bytes:
-        """Return a picture of the whole page, as PNG."""
-        shot = {"cmd": "Page.captureScreenshot", "params": {"captureBeyondViewport": True}}
+    def picture(self, *, is_whole: bool = True) -> bytes:
+        """Return a picture of the page, or of what fits into the window, as PNG."""
+        shot = {"cmd": "Page.captureScreenshot", "params": {"captureBeyondViewport": is_whole}}
         return base64.b64decode(call(f"{self._base}/goog/cdp/execute", shot)["data"])
 
     def complaints(self) -> list[str]:

@@ -18,7 +18,7 @@ from tests.integration.process import wait_for
 pytestmark = pytest.mark.root
 TOKEN = "a-token-of-this-test"
 NASTY = "<img src=x onerror=alert(1)>'\"&"
-WIDTHS = (360, 1920)
+WIDTHS = (360, 1280, 1920)
 LINES = """
 return [...document.querySelectorAll('#fault span')].filter(each => each.textContent === 'uvm_events').map(each => each.getClientRects().length)
 """  # noqa: E501

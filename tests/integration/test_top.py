@@ -169,10 +169,11 @@ def test_a_silent_mpsd_leaves_no_blank_screen_and_a_new_one_is_followed(machine:
 
 @contextmanager
 def terminal(machine: Machine, **variables: str) -> Iterator[Callable[..., str]]:
-    """`mpsctl top` on a terminal of 80 columns and 24 lines; yields a function that runs a command of tmux."""
+    """`mpsctl top` on a terminal of 80 columns and 24 lines, with another size in its environment; yields a function that runs
+    a command of tmux."""
     if not shutil.which("tmux"):
         pytest.skip("no tmux here")
-    given = machine.variables | variables | {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    given = machine.variables | variables | {"LC_ALL": "C.UTF-8", "LINES": "50", "COLUMNS": "200"}
     words = ["env", *(f"{name}={value}" for name, value in given.items()), sys.executable, "-m", "mpsctl", "top"]
 
     def tmux(*args: str) -> str:
@@ -198,6 +199,7 @@ def test_a_terminal_shows_the_memory_of_each_client(machine: Machine, no_colour:
         lines = tmux("capture-pane", "-p").splitlines()
         assert max(map(len, lines)) <= 80
         assert "1 clients 2 domains" in lines[2]
+        assert "q Quit" in lines[23]
         assert re.search(r"GPU 0 SM .* 0% busy .* MEM █", lines[1])
         colours = set(re.findall(r"38;2;(\d+);(\d+);(\d+)m|38;5;(\d+)m", tmux("capture-pane", "-p", "-e")))
         assert all(red == green == blue for red, green, blue, _ in colours if red) or not no_colour

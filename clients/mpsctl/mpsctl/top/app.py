@@ -3,6 +3,7 @@
 Nothing here waits for mpsd: the command of a key runs in a thread with its own connection.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -362,6 +363,8 @@ def _cell(cell: str, width: int, column: Column[Any]) -> Text:
 
 def run(session: Session) -> int:
     """Show the screen until the user ends it.  Raises NoMpsd if no mpsd runs at the start."""
+    for name in ("LINES", "COLUMNS"):  # Textual takes them for the size, and a program with readline exports an old one
+        os.environ.pop(name, None)
     app = Top(session)
     lost = app.run()
     if lost is not None:
