@@ -12,8 +12,10 @@ blocks: where the hash is equal, the saved bytes are the barrier's.
 Prose: docs/images.md, "Taking an image".
 """
 
+import math
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -35,6 +37,7 @@ SLOTS = 8
 ROUNDS = 4  # of copies before the barrier
 LEAST_ROOM = 32  # blocks
 SUMS = SUMS_BYTES // 8
+MOST_RATE = 7e9  # bytes a second: a client that needs all of the GPU's memory bandwidth keeps 0.97 of its speed
 SPARE = 4  # the part of the GPU's free memory that staging leaves to others
 
 BLOCK = numpy.uint64(BLOCK_BYTES)
@@ -77,14 +80,18 @@ class Copier:
     def copy_inside(self, to: int, origin: int, blocks: int) -> None:
         call(driver.cuMemcpyDtoDAsync, to, origin, blocks * BLOCK_BYTES, self.stream.handle)
 
-    def save(self, addresses: Sequence[int], done: Callable[[int, bytes, memoryview], None]) -> None:
+    def save(
+        self, addresses: Sequence[int], done: Callable[[int, bytes, memoryview], None], *, rate: float = MOST_RATE
+    ) -> None:
         """Copy blocks to the host in pieces, and call done(number, hash, bytes) for each, in several threads.
 
-        The bytes last until `done` returns.  Raises what `done` raised first, after all threads are through."""
+        rate: so many bytes a second at most, so that a client goes on.  The bytes last until `done` returns.  Raises what
+        `done` raised first, after all threads are through."""
         failed: list[BaseException] = []
         ended = threading.Semaphore(0)
-        begun = 0
+        begun, began = 0, time.monotonic()
         for first in range(0, len(addresses), PIECE_BLOCKS):
+            time.sleep(max(0.0, began + first * BLOCK_BYTES / rate - time.monotonic()))
             slot = self._free.get()
             piece = addresses[first : first + PIECE_BLOCKS]
             try:
@@ -199,7 +206,7 @@ class Taking:
         now = self._table.hashes(len(self._offsets))
         return numpy.flatnonzero(~self._is_saved | (now != self._saved).any(axis=1)), now
 
-    def _copy(self, numbers: Any, addresses: Any) -> None:
+    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE) -> None:
         """Save these blocks from these addresses."""
 
         def done(index: int, sums: bytes, data: memoryview) -> None:
@@ -209,10 +216,10 @@ class Taking:
             self._saved[number], self._is_saved[number] = numpy.frombuffer(sums, numpy.uint64), True
 
         self._expect(len(numbers) * BLOCK_BYTES)
-        self._copier.save(addresses.tolist(), done)
+        self._copier.save(addresses.tolist(), done, rate=rate)
 
-    def _copy_from_arena(self, numbers: Any) -> None:
-        self._copy(numbers, self._memory.base + self._offsets[numbers])
+    def _copy_from_arena(self, numbers: Any, rate: float = MOST_RATE) -> None:
+        self._copy(numbers, self._memory.base + self._offsets[numbers], rate)
 
     def prepare(self) -> int:
         """Copy all blocks, and those that change meanwhile as long as they become fewer.
@@ -258,7 +265,7 @@ class Taking:
             self._copier.copy_inside(self._staging.address + place * BLOCK_BYTES, self._memory.base + offset, count)
         assert self._staged_places
         copies = self._staged_places.hashes(len(self._staged))
-        self._copy_from_arena(rest)
+        self._copy_from_arena(rest, math.inf)  # the client waits
         wrong = [*self._staged[(copies != now[self._staged]).any(axis=1)], *rest[(self._saved[rest] != now[rest]).any(axis=1)]]
         if wrong:
             raise ClientWroteError(f"{len(wrong)} blocks changed during the barrier, the first at {self._offsets[wrong[0]]:#x}")

@@ -72,6 +72,7 @@ SECTIONS = (
     Section("vault_bad", 60, vault_bad.run),
     Section("vault_images", 560, vault_images.run),
     Section("vault_image_service", 300, vault_images.run_service),
+    Section("vault_image_llm", 200, vault_images.run_llm),
     Section("vault_times", 250, vault_times.run),
     Section("failover_checks", 100, vault_torch.run_promotions),
     Section("failover_count", 400, failover_count.run),

@@ -23,6 +23,8 @@ LEAST_SPEED = 0.97
 IMAGES = 100  # of a service in a row
 CHECKERS = 4  # processes that restore them
 SERVICE_SECONDS = 150.0
+LLM, SHAPE, TOKENS = ROOT / "tests/gpu/torch/restored_llm.py", "7B", "786432"  # 57 KiB each
+LLM_RESTORES = 3
 MOST_FIRST = 0.35  # of the time until all bytes are there
 
 
@@ -39,7 +41,7 @@ def run(stage: Stage) -> None:
             continue
         for permille in _numbers("IMAGES_PERMILLE", PERMILLES[-2:] if few else PERMILLES):
             _take(stage, place / "images", gib, permille)
-        if not stage.options.is_simulated:
+        if not stage.options.is_simulated and os.environ.get("IMAGES_BASELINES") != "0":
             _baselines(stage, place, size)
 
 
@@ -74,6 +76,45 @@ def run_service(stage: Stage) -> None:
         goal="all",
         met=right == count,
         remark=(trouble or f"{max(tokens)} tokens meanwhile")[:300],
+    )
+
+
+def run_llm(stage: Stage) -> None:
+    """The first token of an LLM whose weights and cache are restored meanwhile."""
+    if not has_torch(stage) or stage.options.torch_python is None:
+        return
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    directory = Path(os.environ.get("IMAGES_DIRECTORY", stage.work)) / "llm-images"
+    more = {"PYTHONPATH": python_path(stage), "MPSD_IMAGER": str(stage.options.python.parent / "mpsd-imager")}
+
+    def run_one(verb: str, event: str) -> Event | None:
+        client = _python(stage, stage.options.torch_python, verb, SHAPE, TOKENS, str(directory), program=LLM, **more)
+        client.wait(min(stage.left(), SERVICE_SECONDS))
+        vault.remove(stage.mpsd, "llm")
+        found = client.events(event)
+        if not found:
+            stage.add(f"{SHAPE}: {verb}", met=False, remark=client.trouble[:300])
+        return found[0] if found else None
+
+    taken = run_one("take", "taken")
+    restored = [run_one("restore", "restored") for _ in range(LLM_RESTORES)] if taken else []
+    shutil.rmtree(directory, ignore_errors=True)
+    stage.keep("llm", [taken, *restored])
+    if not taken or not all(restored):
+        return
+    opened, first, whole = (
+        figures.median([float(event[key]) for event in restored if event]) for key in ("opened_s", "first_s", "all_s")
+    )
+    is_same = all(event and (event["token"], event["logit"]) == (taken["token"], taken["logit"]) for event in restored)
+    stage.add(
+        f"LLM {SHAPE}, {taken['bytes'] / 1e9:.1f} GB, of which {taken['kv_bytes'] / 1e9:.1f} GB are the cache: "
+        "the part of the restoration after which the first token is there",
+        mpsd=f"{first / whole:.2f}",
+        goal=f"<= {MOST_FIRST}, the same token",
+        met=is_same and first <= MOST_FIRST * whole,
+        remark=f"opened after {opened:.2f} s, first token {first:.2f} s, all {whole:.2f} s; "
+        f"the token is {'the same' if is_same else 'another'}; the image took {taken['seconds']:.1f} s",
     )
 
 
