@@ -179,13 +179,14 @@ def write_at_the_barrier(_: int) -> dict[str, Any]:
     scene = Scene()
     scene.taking.prepare()
     scene.client.write(BLOCKS[0], 99)
-    copy_inside = scene.copier.copy_inside
+    hash_blocks = scene.copier.hash
 
-    def broken(to: int, origin: int, blocks: int) -> None:
-        scene.client.write(BLOCKS[0], 100)
-        copy_inside(to, origin, blocks)
+    def broken(table: int, count: int, out: int, to: int = 0, parts: int = 1) -> None:
+        if to:  # what has changed is copied
+            scene.client.write(BLOCKS[0], 100)
+        hash_blocks(table, count, out, to, parts)
 
-    scene.copier.copy_inside = broken  # type: ignore[method-assign]
+    scene.copier.hash = broken  # type: ignore[method-assign]
     try:
         scene.taking.stage()
     except ClientWroteError as exc:

@@ -22,6 +22,7 @@ from mpsd.images.store import Images
 
 THREADS = 12
 PIECE_BLOCKS = 4
+HOST_BYTES = THREADS * PIECE_BLOCKS * BLOCK_BYTES
 
 
 class Restorer:
@@ -37,6 +38,7 @@ class Restorer:
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
         self._progress.expect(facts.content_bytes)
         self._gpu: Gpu | None = None
+        self._host: PinnedMemory | None = None
         self._places: list[tuple[int, int]] = []  # of each block: its offset, and its address here
         with ExitStack() as stack:
             files = [_memory_file(data) for data in (facts.layout, facts.state) if data]
@@ -62,12 +64,13 @@ class Restorer:
                 descriptors.append(memory.export())
                 stack.callback(os.close, descriptors[-1])
             self._channel.answer("made", descriptors, items=part)
+        self._host = self._host or PinnedMemory(HOST_BYTES)  # while the starter maps the memory: it takes 60 ms
 
     def fill(self, request: Request) -> None:
         """Copy the blocks to the memory in the order that the starter wants, several at a time, and check them on the way."""
         assert self._gpu, "the first request has to be `make`"
         order, done = request.descriptors
-        host = PinnedMemory(THREADS * PIECE_BLOCKS * BLOCK_BYTES)
+        host = self._host or PinnedMemory(HOST_BYTES)
         free: SimpleQueue[int] = SimpleQueue()
         for slot in range(0, THREADS * PIECE_BLOCKS, PIECE_BLOCKS):
             free.put(slot)
@@ -105,6 +108,7 @@ class Restorer:
         finally:
             pool.shutdown(cancel_futures=True)
             host.close()
+            self._host = None
         self._channel.answer("filled")
 
     def give_up(self, why: str = "") -> None:

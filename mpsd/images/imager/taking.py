@@ -26,7 +26,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions, StreamOptions
 
 from mpsd.errors import MpsdError
-from mpsd.images.imager.device import ArenaMemory, DeviceMemory, Gpu, PinnedMemory, call, free_bytes, runs
+from mpsd.images.imager.device import ArenaMemory, DeviceMemory, Gpu, PinnedMemory, call, free_bytes
 from mpsd.images.imager.kernel import BLOCK_BYTES, HashKernel
 from mpsd.images.rules.block_hash import SUMS_BYTES
 
@@ -76,9 +76,6 @@ class Copier:
     def hash(self, table: int, count: int, out: int, to: int = 0, parts: int = 1) -> None:
         """Enqueue the hashes of the blocks at the addresses in `table`.  to: copy them there, and hash what is copied."""
         self.kernel.launch(self.stream, table, count, self._key.address, out, to, parts)
-
-    def copy_inside(self, to: int, origin: int, blocks: int) -> None:
-        call(driver.cuMemcpyDtoDAsync, to, origin, blocks * BLOCK_BYTES, self.stream.handle)
 
     def save(
         self, addresses: Sequence[int], done: Callable[[int, bytes, memoryview], None], *, rate: float = MOST_RATE
@@ -148,14 +145,18 @@ class BlockTable:
         size = max(1, len(addresses))
         self.table, self.out = DeviceMemory(8 * size), DeviceMemory(SUMS_BYTES * size)
         self._host = PinnedMemory(SUMS_BYTES * size)
+        self.fill(addresses)
+
+    def fill(self, addresses: Any) -> None:
+        """Let these, as many at most, be the addresses."""
         if len(addresses):
             values = addresses.astype(numpy.uint64).tobytes()
             call(driver.cuMemcpyHtoD, self.table.address, values, len(values))
 
-    def hashes(self, count: int) -> Any:
-        """Hash the first `count` blocks; return an array with a row for each."""
+    def hashes(self, count: int, to: int = 0) -> Any:
+        """Hash the first `count` blocks; return an array with a row for each.  to: copy them there, and hash the copies."""
         if count:
-            self._copier.hash(self.table.address, count, self.out.address)
+            self._copier.hash(self.table.address, count, self.out.address, to)
             size, queue = count * SUMS_BYTES, self._copier.stream.handle
             call(driver.cuMemcpyDtoHAsync, self._host.address, self.out.address, size, queue)
             self._copier.stream.sync()
@@ -241,10 +242,7 @@ class Taking:
         wanted = min(max(2 * blocks, LEAST_ROOM), most)
         if wanted > 0:
             self._staging = DeviceMemory(wanted * BLOCK_BYTES)
-        self._staged_places = self._copier.table(self._staging_addresses(max(0, wanted)))
-
-    def _staging_addresses(self, count: int) -> Any:
-        return (self._staging.address if self._staging else 0) + numpy.arange(count, dtype=numpy.uint64) * BLOCK
+        self._staged_places = self._copier.table(numpy.zeros(max(0, wanted), numpy.uint64))
 
     @property
     def room_bytes(self) -> int:
@@ -260,11 +258,9 @@ class Taking:
         changed, now = self._scan()
         room = self.room_bytes // BLOCK_BYTES
         self._staged, rest = changed[:room], changed[room:]
-        for place, count, offset in runs(self._offsets[self._staged].tolist(), BLOCK_BYTES):
-            assert self._staging
-            self._copier.copy_inside(self._staging.address + place * BLOCK_BYTES, self._memory.base + offset, count)
         assert self._staged_places
-        copies = self._staged_places.hashes(len(self._staged))
+        self._staged_places.fill(self._memory.base + self._offsets[self._staged])
+        copies = self._staged_places.hashes(len(self._staged), self._staging.address if self._staging else 0)
         self._copy_from_arena(rest, math.inf)  # the client waits
         wrong = [*self._staged[(copies != now[self._staged]).any(axis=1)], *rest[(self._saved[rest] != now[rest]).any(axis=1)]]
         if wrong:
@@ -273,7 +269,8 @@ class Taking:
 
     def finish(self) -> None:
         """Copy what was staged to the host, and free its memory."""
-        self._copy(self._staged, self._staging_addresses(len(self._staged)))
+        first = self._staging.address if self._staging else 0
+        self._copy(self._staged, first + numpy.arange(len(self._staged), dtype=numpy.uint64) * BLOCK)
         self.close()
 
     def close(self) -> None:

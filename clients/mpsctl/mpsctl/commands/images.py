@@ -7,17 +7,31 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpsd_client import Disconnected, ImageError, Imager, calls, image_name, images_directory, restore_image, values
+from mpsd_client import (
+    Client,
+    Disconnected,
+    ImageError,
+    Imager,
+    Lost,
+    calls,
+    image_name,
+    images_directory,
+    restore_image,
+    values,
+)
 
 from mpsctl.arguments import Argument, Command
 from mpsctl.commands.arenas import parse_mode
 from mpsctl.output import Output, as_json, visible
 from mpsctl.quantities import parse_duration, show_size
 from mpsctl.session import Session
+from mpsctl.standstill import CannotStop, Standstill
 
 FAILED = 1
 EACH_SECONDS = 1.0
 MOST_SECONDS = 6 * 3600.0  # for all bytes of an arena, on a slow disk
+STAGE_SECONDS = 10.0  # a writer that was stopped stands still for so long after its work has ended, at most
+LOOK_SECONDS = 0.02
 
 
 class Progress:
@@ -52,10 +66,12 @@ class TakenImage:
     bytes: int
     new_bytes: int
     directory: str
+    stopped_seconds: float | None = None  # with --freeze
 
 
 def take(session: Session) -> int:
-    """Take an image of arenas that no process writes: this one is their writer meanwhile, so no other can become it."""
+    """Take an image of arenas that no process writes: this one is their writer meanwhile, so no other can become it.  Or, with
+    --freeze, of arenas whose writers are stopped for a moment."""
     asked = session.asked
     directory = Path(asked.directory) if asked.directory else images_directory()
     if bool(asked.group) != (len(asked.arena) > 1):
@@ -64,9 +80,10 @@ def take(session: Session) -> int:
     try:
         for name in asked.arena:
             is_sealed = session.ask(calls.arena_get(name)).is_sealed
-            arenas.append(session.ask(calls.arena_open(name, "read" if is_sealed else "write")))
+            reads = is_sealed or asked.freeze is not None
+            arenas.append(session.ask(calls.arena_open(name, "read" if reads else "write")))
         image = _take(session, arenas, asked.name or image_name(asked.group or arenas[0].name), asked.group or "", directory)
-    except ImageError as exc:
+    except (ImageError, CannotStop) as exc:
         return _fail(session, str(exc))
     finally:
         with suppress(Disconnected):  # this process ends soon, and its openings with it
@@ -86,6 +103,20 @@ def _take(session: Session, arenas: Sequence[values.Arena], name: str, group: st
             imager.follow(arena.name, _pages(session, arena))
         imager.ask({"do": "prepare", "name": name, "group": group})
         imager.answer("prepared", MOST_SECONDS, progress)
+        if session.asked.freeze is not None:
+            stopped = _stage_frozen(session, imager, arenas, session.asked.freeze)
+        else:
+            stopped = None
+            _give_facts(session, imager, arenas)
+            imager.ask({"do": "stage"})
+            imager.answer("staged", MOST_SECONDS, progress)
+        found = imager.answer("complete", MOST_SECONDS, progress)
+    called = group or arenas[0].name
+    return TakenImage(found["name"], called, found["bytes"], found["new_bytes"], str(directory), stopped)
+
+
+def _give_facts(session: Session, imager: Imager, arenas: Sequence[values.Arena]) -> None:
+    with ExitStack() as stack:
         for arena in arenas:
             layout, state = session.ask(calls.arena_layout(arena.id)).fd, session.ask(calls.arena_state(arena.id))
             for descriptor in (layout, state.fd):
@@ -93,10 +124,61 @@ def _take(session: Session, arenas: Sequence[values.Arena], name: str, group: st
                     stack.callback(os.close, descriptor)
             kept = None if state.fd is None else (state.fd, state.generation)
             imager.facts(arena.name, arena.commit, arena.generation, layout, kept)
-        imager.ask({"do": "stage"})
-        imager.answer("staged", MOST_SECONDS, progress)
-        found = imager.answer("complete", MOST_SECONDS, progress)
-    return TakenImage(found["name"], group or arenas[0].name, found["bytes"], found["new_bytes"], str(directory))
+
+
+def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Arena], drain: float) -> float:
+    """Stop the writers, wait until their work on the GPU has ended, and stage; return for how long they stood still.
+
+    A stopped client blocks its server if another client faults: at the first sign of a fault the writers go on, and there is no
+    image.  Raises ImageError, CannotStop."""
+    writers = _writers(session, arenas)
+    with ExitStack() as stack:
+        watch = stack.enter_context(session.new_connection())
+        watch.subscribe("fault.opened", "fault.xid")
+        frozen = [stack.enter_context(Standstill(pid, drain + STAGE_SECONDS)) for pid in writers]
+        try:
+            for each in frozen:
+                each.stop()
+            if _writers(session, arenas) != writers:
+                raise ImageError("an arena has another writer since it was looked for")
+            _see_no_fault(watch, drain)
+            now = [session.ask(calls.arena_get(arena.name)) for arena in arenas]
+            for arena in now:
+                imager.follow(arena.name, _pages(session, arena))
+            _give_facts(session, imager, now)
+            imager.ask({"do": "stage"})
+            end = time.monotonic() + STAGE_SECONDS
+            while not imager.waits_for_answer(0):
+                if time.monotonic() > end:
+                    raise ImageError(f"the imager did not stage the image within {STAGE_SECONDS:g} s: the writers go on")
+                _see_no_fault(watch, LOOK_SECONDS)
+            imager.answer("staged", LOOK_SECONDS)
+        except BaseException:
+            imager.close()  # first: the imager then knows that the writers go on
+            raise
+        for each in frozen:
+            each.go_on()
+        return max(each.seconds for each in frozen)
+
+
+def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[int]:
+    """Return the pids of the arenas' writers.  Raises ImageError: there is none, or a service has the arena."""
+    served = {service.name for service in session.all(calls.service_list())}
+    pids = set()
+    for arena in arenas:
+        pid = session.ask(calls.arena_get(arena.name)).writer_pid
+        if arena.name in served:
+            raise ImageError(f"a service has arena {arena.name}: a standby would take over; let the service take images")
+        if pid is None:
+            raise ImageError(f"no process writes arena {arena.name}: take its image without --freeze")
+        pids.add(pid)
+    return sorted(pids)
+
+
+def _see_no_fault(watch: Client, seconds: float) -> None:
+    for event in watch.events(seconds):
+        if not isinstance(event, Lost):
+            raise ImageError(f"a client has faulted ({event.topic}) while the writers stood still: they go on")
 
 
 def _fail(session: Session, why: str) -> int:
@@ -120,7 +202,8 @@ def _pages(session: Session, arena: values.Arena) -> Iterator[tuple[Sequence[tup
 
 
 def _sentence(image: TakenImage) -> str:
-    return f"image {image.name} of {image.arena}: {show_size(image.bytes)}, {show_size(image.new_bytes)} of it new"
+    text = f"image {image.name} of {image.arena}: {show_size(image.bytes)}, {show_size(image.new_bytes)} of it new"
+    return text if image.stopped_seconds is None else f"{text}; its writer stood still for {image.stopped_seconds:.2f} s"
 
 
 def restore(session: Session) -> int:
@@ -143,12 +226,15 @@ def restore(session: Session) -> int:
 
 _DIRECTORY = Argument("--directory", "of images; otherwise $MPSD_IMAGES, or mpsd/images in ~/.local/state")
 COMMANDS = (
-    Command("image take", "Take an image of arenas that no process writes", take, (
+    Command("image take", "Take an image of arenas that no process writes, or whose writers are stopped meanwhile", take, (
         Argument("arena", "as `mpsctl arenas` shows it", count="+"),
         Argument("--group", "of several arenas, which the image has at one moment", metavar="NAME"),
         Argument("--name", "of the image; otherwise the arena's or the group's with the time"),
+        Argument("--freeze", "stop the processes that write the arenas for the image's moment; wait so long for their GPU work",
+                 metavar="DURATION", parse=parse_duration),
         _DIRECTORY,
-    ), "No process can write the arenas meanwhile. A process that writes one takes images itself (docs/images.md)."),
+    ), "No process can write the arenas meanwhile. A process that writes one takes images itself (docs/images.md), or is "
+       "stopped for the image's moment: --freeze."),
     Command("image restore", "Make an arena of an image", restore, (
         Argument("image", "as `mpsd-images list` shows it"),
         Argument("--name", "of the new arena; otherwise as in the image"),
