@@ -118,7 +118,7 @@ class ImageWriter:
             return place, is_new
 
     def _free_slot(self) -> tuple[int, int]:
-        """Return the number of a pack, of each in turn, and a slot of it."""
+        """Return the number of a pack, of each in turn, and a slot there."""
         if self._free:
             return self._free.pop()
         if self._slots >= self._room:

@@ -14,12 +14,12 @@
 #include <unistd.h>
 #endif
 
-enum { MPSD_BLOCK_BYTES = 2097152, MPSD_BLOCK_SUMS = 4, MPSD_BLOCK_KEY_BYTES = 2097200 }; /* of a block; of its hash; of the key */
+enum { MPSD_BLOCK_BYTES = 2097152, MPSD_BLOCK_SUMS = 4, MPSD_BLOCK_KEY_BYTES = 2097200 }; /* block; numbers of a hash; key */
 
 /*
  * The hash of a block, NH (UMAC, RFC 4418) with four Toeplitz iterations:
  *     sums[n] = sum over all i of (w[2i] + k[2i + 4n]) * (w[2i + 1] + k[2i + 1 + 4n])   modulo 2^64,
- * of its 32-bit words w and the key's k, the additions in brackets modulo 2^32. mpsd/images/imager/kernel.py has it for the GPU.
+ * with the 32-bit words w of the block and k of the key, the additions in brackets modulo 2^32. mpsd/images/imager/kernel.py has it for the GPU.
  */
 static void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t *sums);
 

@@ -29,7 +29,7 @@ class Restorer:
     """One arena of an image.  The starter makes the arena, and asks for its memory."""
 
     def __init__(self, channel: Channel, request: Request) -> None:
-        """Answer with the arena's facts, and files of its layout and forward state."""
+        """Answer with the arena's facts, and files with the layout and the forward state."""
         asked = request.asked
         self._channel, self._progress = channel, Progress(request)
         images = Images.open_existing(Path(asked["directory"]))
@@ -81,7 +81,7 @@ class Restorer:
             except ImageDamaged:
                 if len(numbers) == 1:
                     raise
-                for at in range(len(numbers)):  # the blocks beside the damaged one may be all that is waited for
+                for at in range(len(numbers)):  # the starter may wait only for blocks of the piece that are good
                     copy_piece(numbers[at : at + 1])
 
         def copy_piece(numbers: Sequence[int]) -> None:

@@ -1,0 +1,68 @@
+"""What a program waits for while its imager starts: for nothing, unless its arena has more allocations than a socket holds."""
+
+import os
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from mpsd_client import Imager
+
+# Reads a line from a FIFO before it reads a request; answers as an imager does, which has taken an image.
+FAKE = """#!{python}
+import json, os, socket
+open({gate!r}).readline()
+connection, got = socket.socket(fileno=0), 0
+while True:
+    data, files, _, _ = socket.recv_fds(connection, 1 << 17, 128)
+    if not data:
+        break
+    got += len(files)
+    asked = json.loads(data)["do"]
+    if asked in ("wait", "prepare"):
+        answer = {{"is": "ready" if asked == "wait" else "prepared", "descriptors": got}}
+        connection.send(json.dumps(answer).encode())
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path, program = tmp_path / "gate", tmp_path / "imager"
+    os.mkfifo(path)
+    program.write_text(FAKE.format(python=sys.executable, gate=str(path)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("MPSD_IMAGER", str(program))
+    return path
+
+
+def page(first: int) -> tuple[list[tuple[int, int, int]], list[int]]:
+    return [(first << 21, 2 << 20, 1)], [os.memfd_create("allocation")]
+
+
+def test_an_image_begins_before_its_imager_has_started(gate: Path, tmp_path: Path) -> None:
+    imager = Imager([{"arena": "model"}], tmp_path / "images")
+    try:
+        imager.follow("model", [page(0)])
+        imager.ask({"do": "prepare"})
+        assert not imager.has_answered
+        gate.write_text("start\n")
+        assert imager.answer("prepared", 20)["descriptors"] == 2, "the progress, and the allocation"
+    finally:
+        imager.close()
+
+
+def test_many_allocations_wait_until_the_imager_reads(gate: Path, tmp_path: Path) -> None:
+    imager = Imager([{"arena": "model"}], tmp_path / "images")
+    follows = threading.Thread(target=imager.follow, args=("model", [page(0), page(1)]), daemon=True)
+    try:
+        follows.start()
+        follows.join(0.2)
+        assert follows.is_alive()
+        gate.write_text("start\n")
+        follows.join(20)
+        assert not follows.is_alive()
+        imager.ask({"do": "prepare"})
+        assert imager.answer("prepared", 20)["descriptors"] == 3
+    finally:
+        imager.close()
