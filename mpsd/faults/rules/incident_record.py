@@ -130,7 +130,7 @@ class IncidentRecord(Struct):
 
     def _incident(self, at_of: AtOf) -> Incident:
         present = frozenset(self.present - self.others)
-        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one, self.is_settled)
+        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one)
         if self.is_device:
             said = replace(said, fault_class=FaultClass.DEVICE, culprit=None, confidence=Confidence.UNKNOWN, suspects=())
         began_ns = min([self.first_ns, *self._ends_that_explain(said.fault_class)])

@@ -38,10 +38,10 @@ if it is known to have come from outside.
 
 (2) A trap gives only Xid 43, a process that is killed in mid-kernel Xid 31 (measured).
 
-(3) It reported an error of an SM exception, or ended by itself with an error; an end counts only when no more evidence is
-expected.  A contained exception leaves the others alone.  A client reports of itself alone, and another client can fail by
-chance at that time: so this is no proof, and convicts no client.  Where clients of several users or containers were present, a
-culprit who keeps quiet would have another user's client named.
+(3) It reported an error of an SM exception, or ended by itself with an error.  A contained exception leaves the others alone.  A
+client reports of itself alone, and another client can fail by chance at that time: so this is no proof, and convicts no client;
+and if that other one fails later, within CONTAINED_NS, both are suspects again.  Where clients of several users or containers
+were present, a culprit who keeps quiet would have another user's client named.
 
 An Xid that names only its GPU may be of another domain.  It is a guess: it gives a class only where no other evidence does.
 
@@ -103,19 +103,17 @@ def judge(
     named: ProcessId | None,
     is_certain: bool = True,
     is_of_one: bool = True,
-    is_over: bool = False,
 ) -> Verdict:
     """Return the verdict.
 
     named: the process that a proof convicts.  present: all clients that were in the domain.  is_certain: `present` was known at
     the time.  is_of_one: all of them are of one user and one container, so dumps, which their authors can forge, may clear,
     and an own failure may name.
-    is_over: no more evidence is expected.
     """
     dead = _ended_before(evidence, present)
     fault_class = _class_of(evidence, named, dead)
     cleared = _cleared(evidence) if fault_class is FaultClass.SM and is_of_one else frozenset()
-    culprit, confidence = _who(evidence, present, cleared, named, is_certain, is_over, is_of_one)
+    culprit, confidence = _who(evidence, present, cleared, named, is_certain, is_of_one)
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:
         suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
@@ -132,7 +130,6 @@ def _who(
     cleared: frozenset[ProcessId],
     named: ProcessId | None,
     is_certain: bool,
-    is_over: bool,
     is_of_one: bool,
 ) -> tuple[ProcessId | None, Confidence]:
     left = present - cleared
@@ -144,7 +141,7 @@ def _who(
         return next(iter(present)), Confidence.ALONE
     if len(left) == 1 and _is_sm_for_certain(evidence):
         return next(iter(left)), Confidence.LEFT
-    if is_of_one and is_contained(evidence) and (failed := _only_failed(evidence, left, is_over)) is not None:
+    if is_of_one and is_contained(evidence) and (failed := _only_failed(evidence, left)) is not None:
         return failed, Confidence.LIKELY
     return None, Confidence.SUSPECTED
 
@@ -223,13 +220,11 @@ def _loses_nothing(evidence: Iterable[Observation]) -> bool:
     return bool(absorbed) and all(absorbed) and not any(confirms(each) or each.xid in ENDS_SERVER for each in told)
 
 
-def _only_failed(evidence: Sequence[Observation], left: frozenset[ProcessId], is_over: bool) -> ProcessId | None:
+def _only_failed(evidence: Sequence[Observation], left: frozenset[ProcessId]) -> ProcessId | None:
     """Return the one client that failed with a contained exception, while another one did not."""
     since = min(each.seen_ns for each in evidence if each.source is Source.SENTINEL) - _EARLY_NS
-    signs = [each for each in evidence if each.is_failure and each.process in left and each.seen_ns >= since]
-    failed = {each.process for each in signs}
-    is_told = is_over or any(each.source is Source.REPORT for each in signs)
-    return next(iter(failed)) if len(failed) == 1 and len(left) > 1 and is_told else None
+    failed = {each.process for each in evidence if each.is_failure and each.process in left and each.seen_ns >= since}
+    return next(iter(failed)) if len(failed) == 1 and len(left) > 1 else None
 
 
 def _by_worth(evidence: Iterable[Observation], culprit: ProcessId | None) -> list[Observation]:

@@ -232,11 +232,11 @@ def test_a_failure_names_nobody_where_clients_of_another_owner_were_present():
     assert (setup.one.culprit, setup.one.confidence) == (None, SUSPECTED)
 
 
-def test_an_end_names_nobody_before_others_could_have_ended_too():
-    setup = FaultSetup().hear(sentinel(), exited(A, 900, is_failure=True))
-    assert setup.one.confidence is SUSPECTED
-    assert setup.settle(5900).one.confidence is SUSPECTED
-    assert setup.settle(6010).one.confidence is LIKELY
+def test_who_failed_first_is_named_at_once_and_is_a_suspect_again_when_another_fails():
+    setup = FaultSetup().hear(sentinel(), exited(A, 60, is_failure=True))
+    assert (setup.one.culprit, setup.one.confidence) == (A, LIKELY)
+    setup.hear(exited(B, 2000, is_failure=True))
+    assert (setup.one.culprit, setup.one.confidence, setup.one.suspects) == (None, SUSPECTED, (A, B, C))
 
 
 def test_it_is_no_culprit_where_the_exception_was_not_contained():
