@@ -38,10 +38,10 @@ if it is known to have come from outside.
 
 (2) A trap gives only Xid 43, a process that is killed in mid-kernel Xid 31 (measured).
 
-(3) It reported an error of an SM exception, or ended by itself with an error.  A contained exception leaves the others alone.  A
-client reports of itself alone, and another client can fail by chance at that time: so this is no proof, and convicts no client;
-and if that other one fails later, within CONTAINED_NS, both are suspects again.  Where clients of several users or containers
-were present, a culprit who keeps quiet would have another user's client named.
+(3) It reported an error of an SM exception, or ended by itself with an error.  A contained exception leaves the others alone.
+A client reports of itself alone, and another client can fail by chance at that time: so this is no proof, and convicts no
+client; and if that other one fails later, within CONTAINED_NS, both are suspects again.  Where clients of several users or
+containers were present, a culprit who keeps quiet would have another user's client named.
 
 An Xid that names only its GPU may be of another domain.  It is a guess: it gives a class only where no other evidence does.
 

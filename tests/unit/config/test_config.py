@@ -242,5 +242,6 @@ def test_a_reload_reads_the_same_layers_again(tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == mpsd.__version__
+    for path in ("pyproject.toml", "clients/kubernetes/pyproject.toml"):
+        project = tomllib.loads((ROOT / path).read_text())["project"]
+        assert project["version"] == mpsd.__version__

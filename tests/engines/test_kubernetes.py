@@ -1,0 +1,221 @@
+"""The device plugin for Kubernetes, with a stand-in for the kubelet and two simulated GPUs; a pod is a client process."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mpsd_client import Selector, calls
+
+from tests.engines.kubelet import Kubelet, NotAdmitted
+from tests.integration.client import Client
+from tests.integration.machine import ROOT, Machine, open_machine
+from tests.integration.process import wait_for
+
+pytestmark = pytest.mark.root
+PLUGIN = ROOT / "clients/kubernetes"
+CLIENT_PATH = os.pathsep.join([str(PLUGIN), str(ROOT / "clients/python")])
+
+
+class Node:
+    """A machine with two GPUs, its kubelet, and the plugin's process."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.kubelet = machine, Kubelet(machine.place)
+        self._plugin: subprocess.Popen[bytes] | None = None
+        self.output = machine.place / "plugin.log"
+
+    def start_plugin(self, *before: str, devices: int = 200) -> None:
+        """before: a command that starts it, as `unshare` with its words."""
+        words = ["--plugins", str(self.kubelet.plugins), "--pod-resources", f"{self.kubelet.pod_resources}/kubelet.sock"]
+        words += ["--pipe", str(self.machine.pipe), "--tidy", "0.2", "--settle", "1", "--wait", "2", "--mib-per-percent", "100"]
+        registered = self.kubelet.registered
+        with self.output.open("ab") as output:
+            environment = {**self.machine.variables, "PYTHONPATH": CLIENT_PATH}
+            words = [*before, sys.executable, "-m", "mpsd_kubernetes", *words]
+            self._plugin = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stderr=output)
+        self.machine.addition(self._plugin)
+        wait_for("the plugin", lambda: self.kubelet.registered > registered and self.kubelet.healthy() == devices, 30.0)
+
+    def kill_plugin(self) -> None:
+        assert self._plugin
+        self._plugin.kill()
+        self._plugin.wait()
+
+    def run(self, pod: str, share: int) -> Client:
+        return self.container(self.kubelet.admit(pod, share))
+
+    def container(self, environment: dict[str, str]) -> Client:
+        """A process with the environment that the plugin gave."""
+        assert environment.pop("NVIDIA_VISIBLE_DEVICES").startswith("GPU-")
+        return self.machine.counter(**environment)
+
+    def leases(self) -> list[tuple[float, str]]:
+        with self.machine.mpsd() as mpsd:
+            return sorted((lease.sm_percent, lease.gpus[0]) for lease in mpsd.pages(calls.lease_list()) if lease.gpus)
+
+    def sms(self, environment: dict[str, str]) -> int:
+        return int(self.machine.client("smcount", **environment).wait("sms")["seen"])
+
+
+@pytest.fixture
+def node(programs: None) -> Iterator[Node]:
+    with open_machine() as machine:
+        machine.start(MPSD_SIM_GPUS="2")
+        made = Node(machine)
+        made.kubelet.start()
+        try:
+            made.start_plugin()
+            yield made
+        finally:
+            made.kubelet.stop()
+
+
+def test_a_pod_has_its_part_until_it_ends(node: Node) -> None:
+    environment = node.kubelet.admit("a", 25)
+    assert node.sms(environment) == 32
+    assert node.kubelet.mounts("a") == [(str(node.machine.pipe), True), ("/dev/shm", False)]
+    with node.machine.mpsd() as mpsd:
+        [lease] = mpsd.pages(calls.lease_list())
+    assert lease.memory_bytes == {environment["NVIDIA_VISIBLE_DEVICES"]: 2500 << 20}
+    assert lease.gpus == (environment["NVIDIA_VISIBLE_DEVICES"],)
+    node.kubelet.remove("a")
+    wait_for("the release", lambda: node.leases() == [])
+
+
+def test_pods_fill_one_gpu_and_then_the_other_and_no_more(node: Node) -> None:
+    first, second = sorted(node.machine.uuids(MPSD_SIM_GPUS="2"))
+    for pod in ("a", "b", "c"):
+        node.kubelet.admit(pod, 40)
+    assert node.leases() == [(40.0, first), (40.0, first), (40.0, second)]
+    with pytest.raises(NotAdmitted, match="Insufficient"):
+        node.kubelet.admit("d", 90)
+    with pytest.raises(NotAdmitted, match=r"a container has a part of one GPU, and this one would have 20 % of .*, 50 % of "):
+        node.kubelet.admit("e", 70)
+    node.kubelet.admit("f", 60)
+    assert node.leases()[-1] == (60.0, second)
+
+
+def test_a_part_that_mpsd_has_not_is_refused_with_the_reason(node: Node) -> None:
+    """The kubelet does not know of leases of other programs."""
+    with node.machine.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create("another", Selector.of_uid(4711), sm_percent=80))
+    with pytest.raises(NotAdmitted, match=r"UnexpectedAdmissionError: mpsd: no room for 30 % of GPU-.* within 2 s"):
+        node.kubelet.admit("a", 30)
+    assert node.leases() == []
+
+
+def test_without_mpsd_no_pod_begins_and_no_container_starts_again(node: Node) -> None:
+    node.kubelet.admit("a", 30)
+    node.machine.kill_daemon()
+    wait_for("unhealthy devices", lambda: node.kubelet.healthy() == 0)
+    with pytest.raises(NotAdmitted, match="Insufficient"):
+        node.kubelet.admit("b", 30)
+    with pytest.raises(NotAdmitted, match="mpsd cannot be reached"):
+        node.kubelet.start_container("a")
+    with pytest.raises(NotAdmitted, match="mpsd cannot be reached"):  # the kubelet did not see it yet
+        node.kubelet.allocate("c", [f"{node.machine.uuids(MPSD_SIM_GPUS='2')[0]}::99"])
+    node.machine.start(MPSD_SIM_GPUS="2")
+    wait_for("healthy devices", lambda: node.kubelet.healthy() == 200)
+    node.container(node.kubelet.start_container("a")).ready()
+
+
+def test_a_container_whose_lease_has_gone_does_not_start(node: Node) -> None:
+    """As after a restart of the node: the kubelet starts the container with the answer that it had stored."""
+    node.kubelet.admit("a", 30)
+    with node.machine.mpsd() as mpsd:
+        [lease] = mpsd.pages(calls.lease_list())
+        mpsd.ask(calls.lease_release(lease.id))
+    with pytest.raises(NotAdmitted, match=r"mpsd has no lease of 30 % of GPU-.*: delete the pod"):
+        node.kubelet.start_container("a")
+
+
+def test_a_restart_of_the_plugin_disturbs_no_pod(node: Node) -> None:
+    client = node.run("a", 30).ready()
+    node.kubelet.admit("b", 20)
+    node.kill_plugin()
+    wait_for("no devices", lambda: node.kubelet.healthy() == 0)
+    node.kubelet.remove("b")  # of which the plugin learns later
+    node.start_plugin()
+    wait_for("the release", lambda: [percent for percent, _ in node.leases()] == [30.0])
+    client.goes_on()
+    node.container(node.kubelet.start_container("a"))
+
+
+def test_a_restart_of_the_kubelet_disturbs_no_pod(node: Node) -> None:
+    """It removes the plugin's socket, and waits to be registered with."""
+    client = node.run("a", 30).ready()
+    before = node.kubelet.registered
+    node.kubelet.stop()
+    node.kubelet.start()
+    wait_for("the plugin", lambda: node.kubelet.registered > before and node.kubelet.healthy() == 200, 30.0)
+    client.goes_on()
+    assert [percent for percent, _ in node.leases()] == [30.0]
+    node.kubelet.admit("b", 30)
+
+
+def test_devices_of_a_pod_that_ended_are_leased_to_the_next_at_once(node: Node) -> None:
+    node.kubelet.admit("a", 100)
+    devices = node.kubelet.pods["a"]
+    node.kubelet.remove("a")
+    environment = node.kubelet.allocate("b", devices)
+    assert node.sms(environment) == 132
+    assert [percent for percent, _ in node.leases()] == [100.0]
+
+
+def test_a_plugin_in_another_pid_namespace_offers_nothing(node: Node) -> None:
+    """mpsd does not count it as an operator there; its leases would serve only processes of root."""
+    node.kill_plugin()
+    node.start_plugin("unshare", "--pid", "--fork", "--kill-child", devices=0)
+    why = "no container can begin: this process is no operator for mpsd: run it as root, with hostPID: true"
+    wait_for("the reason", lambda: why in node.output.read_text())
+    assert node.kubelet.healthy() == 0
+
+
+@pytest.fixture(scope="module")
+def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the programs of an environment with what the Containerfile installs, and the schemas of Kubernetes, 22 MB."""
+    venv = tmp_path_factory.mktemp("kubernetes") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    wheel = next(dist.glob("mpsd_client-*.whl"))
+    words = [venv / "bin/python", "-m", "pip", "-q", "--disable-pip-version-check", "install", wheel, PLUGIN]
+    done = subprocess.run([*words, "kubernetes-validate==1.37.0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return venv / "bin"
+
+
+@pytest.mark.deadline(300)
+def test_the_program_is_complete(installed: Path) -> None:
+    words = [installed / "mpsd-kubernetes", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/", env={}, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (PLUGIN / "README.md").read_text()
+    options = set(re.findall(r"--[a-z-]+", done.stdout)) - {"--help"}
+    assert [option for option in options if f"`{option}" not in page] == []
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("version", ["1.28", "1.37"])
+def test_the_manifests_have_the_form_that_kubernetes_wants(installed: Path, tmp_path: Path, version: str) -> None:
+    """Without what belongs to the Prometheus operator: its schema is not there."""
+    for each in sorted((PLUGIN / "manifests").glob("*.yaml")):
+        documents = [part for part in each.read_text().split("\n---\n") if "monitoring.coreos.com" not in part]
+        (tmp_path / each.name).write_text("\n---\n".join(documents))
+        words = [installed / "kubernetes-validate", "--strict", "-k", version, tmp_path / each.name]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{each.name}: {done.stdout}{done.stderr}"
+
+
+def test_the_messages_are_the_public_ones(tmp_path: Path) -> None:
+    """Bytes on the wire, by hand from the field numbers of the public interface."""
+    from mpsd_kubernetes import api
+
+    request = api.messages.RegisterRequest(version="v1beta1", endpoint="e", resource_name="r/s")
+    request.options.pre_start_required = True
+    assert request.SerializeToString() == b"\x0a\x07v1beta1\x12\x01e\x1a\x03r/s\x22\x02\x08\x01"
+    answer = api.messages.ContainerAllocateResponse(envs={"A": "b"})
+    answer.mounts.add(container_path="/c", host_path="/h", read_only=True)
+    assert answer.SerializeToString() == b"\x0a\x06\x0a\x01A\x12\x01b\x12\x0a\x0a\x02/c\x12\x02/h\x18\x01"
