@@ -85,6 +85,17 @@ def test_one_user_writes_so_many_lines_of_an_event_and_the_others_are_counted(tm
     assert (told["of"], told["uid"], told["lines"]) == ("client.waiting", 65534, 1000 - shown)
 
 
+def test_root_of_a_container_does_not_fill_the_log(tmp_path: Path) -> None:
+    """It has root's uid, and is no operator."""
+    journal = open_file_journal(tmp_path)
+    for _ in range(3000):
+        structlog.get_logger().info("client.waiting", uid=0)
+    journal.close()
+    *events, told = read_events(tmp_path)
+    assert 1000 <= len(events) < 1500
+    assert (told["of"], told["uid"], told["lines"]) == ("client.waiting", 0, 3000 - len(events))
+
+
 def test_the_uids_of_one_range_are_one_user(tmp_path: Path) -> None:
     journal = open_file_journal(tmp_path, parse("eve:100000:65536\n"))
     for uid in range(100_000, 101_000):
