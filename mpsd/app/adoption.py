@@ -33,7 +33,7 @@ async def settle(
     pool: Pool, relayed: tuple[Relay, KeeperClient] | None, held: list[HeldSocket], is_old: bool, conversations: trio.Nursery
 ) -> None:
     """Resume the handshakes, wait for the domains, then allow clients to be placed.  Raises VendorFailed."""
-    if relayed and is_old:
+    if relayed:
         relayed[0].resume(held, conversations)
     try:
         await pool.settled()

@@ -5,6 +5,7 @@ control connection is closed before the handshake is done (docs/relay.md): the l
 really made it, never because mpsd or a vendor daemon died, or because mpsd had to free the vendor daemon of a silent client.
 """
 
+import math
 import os
 import select
 import socket
@@ -55,6 +56,7 @@ class Forwarding(Struct):
     transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: sent by the domain
     has_run: bool = False  # it was linked to a domain before
     has_spoken: bool = False  # the client has sent a message
+    greeted_at: float = math.inf  # when it was first sent one; trio time
     has_passed_descriptors: bool = False  # one side has passed some; without any, the client cannot have a channel to a server
     is_granted: bool = False  # the domain has passed some, or may have before this mpsd
     is_out_of_step: bool = False  # the replay to the last domain failed
@@ -168,13 +170,13 @@ class Forwarding(Struct):
                 if message.descriptors:
                     self.has_passed_descriptors = self.is_granted = True
                     self.no_way_back()
-                else:
-                    self._remember(message.data)
                 self._set_turn(_Turn.CLIENT)
                 try:
                     with self.track.passing(TO_CLIENT):
                         await send(self.client, message, self._as_sender(message.credentials))
                         take(domain)
+                    self._remember(message.data)  # not before: if this is cancelled, another domain's has to be sent
+                    self.greeted_at = min(self.greeted_at, trio.current_time())
                 finally:
                     message.close()
         except OSError:

@@ -6,13 +6,15 @@ conversation.py handles one connection.  While it is open the keeper holds it to
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import structlog
 import trio
 from msgspec import Struct, field
 
+from mpsd.domains.placement_waits import Reason
 from mpsd.errors import MpsdError, WrongSpeaker
 from mpsd.fairness.places import Places
 from mpsd.fairness.turns import Turns
@@ -22,18 +24,20 @@ from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.host.polling import is_readable
 from mpsd.model.process import Credentials, ProcessId
+from mpsd.relay.backlog import Backlog, Note
 from mpsd.relay.client_connection import ClientConnection, client_id
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.forwarding import Forwarding, has_hung_up
 from mpsd.relay.hang_ups import HangUps
-from mpsd.relay.progress import Track
+from mpsd.relay.progress import TO_CLIENT, Track
 
 log = structlog.get_logger()
 _ROOM_SECONDS = 0.1
 _FIRST_SHARE = 8  # one place in so many is kept for users who have few: users must not lock each other out
+_CLIENTS_SHARE = 8  # one place in so many is kept for clients that have a domain: each of their contexts needs a connection
 _FEW = 4  # a process begins with two connections, one after the other
-_TOLD_SHARE = 8  # of these, one in so many is for clients that are getting their refusal for lack of a place
-_WITHOUT = "had it been a CUDA process, it would now run without MPS"
+_LOOKED_AT = 64  # connections of the backlog, each _ROOM_SECONDS
+_CROWDED = "relay.max_connections: its user has as many as it may have now, the rest is kept for users with fewer"
 _SETTLE_SECONDS = 0.005
 
 
@@ -58,9 +62,10 @@ class Relay(Struct):
     callers: dict[int, ClientConnection] = field(default_factory=dict)
     hang_ups: HangUps = field(default_factory=HangUps)
     waiting: Turns[HeldConnection] = field(default_factory=Turns)
+    backlog: Backlog = field(default_factory=Backlog)
     _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid of their share
     _closings: Closings = field(default_factory=Closings)
-    _turned_away: int = 0  # clients of users with too many connections that are being refused now
+    _crowded: Reason = field(default_factory=partial(Reason, _CROWDED))
     _next_number: int = 1
     _listeners: list[socket.socket] = field(default_factory=list)
 
@@ -96,7 +101,8 @@ class Relay(Struct):
     def connections(self) -> list[tuple[str, socket.socket, int]]:
         """Return all connections that the keeper has to hold: name, socket and note."""
         callers = [(each.client_id, each.connection, each.link.track.slot) for each in self.callers.values()]
-        return callers + [(each.client_id, each.arrival.sock, each.track.slot) for each in self.waiting]
+        waiting = [(each.client_id, each.arrival.sock, each.track.slot) for each in self.waiting]
+        return callers + waiting + self.backlog.ends()
 
     def _accept_some(self, listener: socket.socket, door: str) -> None:
         """Accept as many as one turn of the event loop has time for, and as places are free.  Raise OSError."""
@@ -120,54 +126,121 @@ class Relay(Struct):
         return arrival
 
     def _begin(self, held: HeldConnection, nursery: trio.Nursery) -> None:
-        """Start the conversation, unless the client has hung up."""
-        if has_hung_up(held.arrival.sock):
-            hang_up(held.arrival.sock)
-            self.conversations.keeper.drop(held.client_id)
-            self.conversations.progress.end(held.track)
+        """Start the conversation, unless the client has hung up, or its user has no place."""
+        sock = held.arrival.sock
+        if has_hung_up(sock):
+            hang_up(sock)
+        elif self._has_place(sock, held.arrival.credentials, is_first=False):
+            self._start(sock, held.door, held.number, held.track, nursery)
             return
-        uid = held.arrival.credentials.uid
-        own = self._taken[self.ranges.share_of(uid)]
-        hindrance = self._places.hindrance(own, len(self.callers), uid in (0, os.geteuid()))
-        caller = self._know(held.arrival.sock, held.door, held.number, held.track)
-        self.hang_ups.watch(caller.connection, partial(_leave, caller))
-        nursery.start_soon(self._converse, caller, self._conversation(caller, bool(hindrance)))
+        elif self._wait(sock, Note(held.number, held.door)):
+            sock.close()
+        else:
+            _log_evicted(held.arrival.credentials, "too many connections, and too many of this user's wait already")
+            hang_up(sock)
+        self.conversations.keeper.drop(held.client_id)
+        self.conversations.progress.end(held.track)
 
-    def _conversation(self, caller: ClientConnection, is_hindered: bool) -> Awaitable[None]:
-        if is_hindered:
-            return self._turn_away(caller)
-        return self.conversations.refusals.hold_unknown(caller) if caller.why_not else self.conversations.run(caller)
+    def _has_place(self, sock: socket.socket, who: Credentials, *, is_first: bool) -> bool:
+        """Return whether the connection may begin; is_first: no earlier one of its user waits.
+
+        A client that has a domain gets a few of the places that newcomers do not get: they may wait for its end.
+        """
+        most, taken = self.conversations.settings.max_connections, len(self.callers)
+        if taken + len(self.waiting) >= most:
+            return False
+        share, pool = self.ranges.share_of(who.uid), self.conversations.pool
+        if is_first or not self.backlog.of(share):
+            hindrance = self._newcomers.hindrance(self._taken[share], taken, who.uid in (0, os.geteuid()))
+            if not hindrance or pool.is_stopping:
+                return True
+        process, _ = _identify(sock, who)
+        return pool.home_of(process) is not None and self.conversations.open[process] < _FEW
+
+    def _start(self, sock: socket.socket, door: str, number: int, track: Track, nursery: trio.Nursery,
+               greeting: Iterable[bytes] = ()) -> None:  # fmt: skip
+        caller = self._know(sock, door, number, track)
+        caller.link.transcript = list(greeting)
+        self.hang_ups.watch(caller.connection, partial(_leave, caller))
+        refusals = self.conversations.refusals
+        nursery.start_soon(
+            self._converse, caller, refusals.hold_unknown(caller) if caller.why_not else self.conversations.run(caller)
+        )
 
     @property
-    def _places(self) -> Places:
+    def _newcomers(self) -> Places:
+        """The places of processes that have no domain yet."""
         most = self.conversations.settings.max_connections
+        most -= most // _CLIENTS_SHARE
         return Places(most, most, 0, most // _FIRST_SHARE, _FEW)
 
-    async def _turn_away(self, caller: ClientConnection) -> None:
-        """Give the client an error.  If that takes too long, the relay closes its connection: other users need the place."""
-        pid, uid = caller.credentials.pid, caller.credentials.uid
-        why = f"user {uid} has {self._taken[self.ranges.share_of(uid)]} connections; the rest is kept for users with fewer"
-        if self._turned_away < self._places.first // _TOLD_SHARE:
-            self._turned_away += 1
-            try:
-                if await self.conversations.refusals.try_to_tell(caller, why):
-                    return
-            finally:
-                self._turned_away -= 1
-        log.warning("relay.evicted", pid=pid, uid=uid, why=why, effect=_WITHOUT)
+    # -- the backlog -----------------------------------------------------------------------------------------------------
 
-    def resume(self, held: Iterable[tuple[str, socket.socket, int]], nursery: trio.Nursery) -> None:
+    def _wait(self, sock: socket.socket, note: Note) -> bool:
+        """Put a copy of the connection into the backlog; False if it has no room."""
+        who = peer_credentials(sock)
+        listing = nullcontext() if note.greeting else self._listed(_identify(sock, who)[0], who.uid)
+        return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing)
+
+    @contextmanager
+    def _listed(self, process: ProcessId | None, uid: int) -> Iterator[None]:
+        """List the process in the queue while its connection waits for a place."""
+        waits = self.conversations.pool.waits
+        with waits.begin(process, uid):
+            waits.explain(process, self._crowded)
+            log.info("client.waiting", process=process and process.pid, uid=uid, reason=_CROWDED)
+            yield
+
+    async def _serve_backlog(self, nursery: trio.Nursery) -> None:
+        """Begin connections that have a place, and remove those that have hung up, until cancelled."""
+        while True:
+            await self.backlog.until_some()
+            if len(self.callers) >= self._newcomers.most:
+                self._set_silent_aside()
+            begun = 0
+            for sock, note in self.backlog.first(_LOOKED_AT):
+                if has_hung_up(sock):
+                    self.backlog.take(note)
+                    hang_up(sock)
+                elif (not note.greeting or is_readable(sock)) and self._has_place(sock, peer_credentials(sock), is_first=True):
+                    self._begin_late(sock, note, nursery)
+                    begun += 1
+                else:
+                    self.backlog.turn(sock, note)
+                if begun == BEGUN:
+                    break
+            await trio.sleep(0 if begun else _ROOM_SECONDS)
+
+    def _begin_late(self, sock: socket.socket, note: Note, nursery: trio.Nursery) -> None:
+        track = self.conversations.progress.begin()
+        if note.greeting:
+            with track.passing(TO_CLIENT):
+                pass  # another mpsd must not begin anew with it
+        self.conversations.keeper.hold(client_id(note.number, note.door), sock, track.slot)
+        self.backlog.take(note)
+        self._start(sock, note.door, note.number, track, nursery, note.greeting)
+
+    def resume(self, held: Sequence[tuple[str, socket.socket, int]], nursery: trio.Nursery) -> None:
         """Continue the connections that an earlier mpsd left with the keeper: `client.N.DOOR`, with its slot of `progress` as
-        the note, and `domain.N.NAME`."""
+        the note, `domain.N.NAME`, and the backlog."""
         ends = {tuple(name.split(".", 2)): (end, note) for name, end, note in held if not name.startswith("listen.")}
         backends = {number: (name, end) for (kind, number, name), (end, _) in ends.items() if kind == "domain"}
         clients = {(number, door): found for (kind, number, door), found in ends.items() if kind == "client"}
         tracks = self.conversations.progress.resume(slot for _, slot in clients.values())
+        known = {name for name, _, _ in held}
         for (number, door), (connection, slot) in clients.items():
             caller = self._know(connection, door, int(number), tracks.get(slot) or self.conversations.progress.begin())
             name, backend = backends.pop(number, ("", None))
             log.info("relay.resumed", pid=caller.credentials.pid, domain=name or None)
             nursery.start_soon(self._converse, caller, self._go_on(caller, name, backend))
+        for connection, note in self.backlog.resume(held):
+            self._next_number = max(self._next_number, note.number + 1)
+            if note.number not in self.callers and not has_hung_up(connection):
+                self._wait(connection, note)
+        for name, end, _ in self.backlog.ends():
+            if name not in known:
+                self.conversations.keeper.hold(name, end)
+        nursery.start_soon(self._serve_backlog, nursery)
 
     async def _go_on(self, caller: ClientConnection, name: str, backend: socket.socket | None) -> None:
         domain = self.conversations.pool.domains.get(name)
@@ -188,7 +261,7 @@ class Relay(Struct):
         while True:
             if not refusals.refuser.is_alive():
                 return
-            if not (self.waiting or refusals.under_way or any(map(is_readable, self._listeners))):
+            if not (self.waiting or self.backlog.of_all or refusals.under_way or any(map(is_readable, self._listeners))):
                 return
             await trio.sleep(_SETTLE_SECONDS)
 
@@ -215,11 +288,15 @@ class Relay(Struct):
     async def _converse(self, caller: ClientConnection, conversation: Awaitable[None]) -> None:
         """Run the conversation.  A failure in it ends this conversation and nothing else."""
         who = {"pid": caller.credentials.pid, "uid": caller.credentials.uid}
+        waits = False
         try:
             with caller.scope:
                 await conversation
             if caller.scope.cancelled_caught and not has_hung_up(caller.connection):
-                log.warning("relay.evicted", **who, why="too many connections, and it never sent a message", effect=_WITHOUT)
+                greeting = [entry for entry in caller.link.transcript or () if isinstance(entry, bytes)]
+                waits = self._wait(caller.connection, Note(caller.number, caller.door, greeting))
+                if not waits:
+                    _log_evicted(caller.credentials, "too many connections, and it never sent a message")
         except WrongSpeaker as exc:
             await self.conversations.refusals.hold(caller, None, str(exc))
         except MpsdError as exc:
@@ -232,7 +309,10 @@ class Relay(Struct):
             log.exception("relay.bug", **who)
             await self.conversations.refusals.hold(caller, None, "mpsd failed; closed, it would run without MPS")
         self.hang_ups.forget(caller.connection)
-        caller.link.close()
+        if waits:
+            caller.connection.close()  # and no more: the backlog has it too
+        else:
+            caller.link.close()
         self.conversations.keeper.drop(caller.client_id)
         self.conversations.progress.end(caller.link.track)
         del self.callers[caller.number]
@@ -252,24 +332,29 @@ class Relay(Struct):
             shared.offences.forget(caller.process)
 
     async def _make_room(self) -> None:
-        """Return at once below the bound.  At it, wait until a silent client is evicted or another has ended.
+        """Return at once below the bound.  At it, wait until a silent client is in the backlog or another has ended.
 
         Further clients queue in the kernel, they are not refused.
         """
         while len(self.callers) + len(self.waiting) >= self.conversations.settings.max_connections:
-            self._evict_silent()
+            self._set_silent_aside()
             await trio.sleep(_ROOM_SECONDS)
 
-    def _evict_silent(self) -> None:
-        """Evict clients that sent nothing for long after their domain did: those of the user with most of them."""
+    def _set_silent_aside(self) -> None:
+        """Put clients into the backlog that sent nothing for long after their domain did: those of the user with most."""
         latest = trio.current_time() - self.conversations.settings.silent_seconds
         links = ((caller, caller.link) for caller in self.callers.values())
-        silent = [caller for caller, link in links if link.has_run and not link.has_spoken and caller.since < latest]
+        silent = [caller for caller, link in links if link.transcript and not link.has_spoken and link.greeted_at < latest]
         if silent:
             share_of = self.ranges.share_of
             [(greediest, _)] = Counter(share_of(caller.credentials.uid) for caller in silent).most_common(1)
             for caller in [each for each in silent if share_of(each.credentials.uid) == greediest][:ACCEPTED]:
                 caller.scope.cancel()
+
+
+def _log_evicted(who: Credentials, why: str) -> None:
+    effect = "had it been a CUDA process, it would now run without MPS"
+    log.warning("relay.evicted", pid=who.pid, uid=who.uid, why=why, effect=effect)
 
 
 def _leave(caller: ClientConnection) -> None:

@@ -1,0 +1,124 @@
+"""The queue of connections that wait for a place: none is lost or begins twice, and one user does not fill it."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import pytest
+
+from mpsd.relay.backlog import Backlog, Note
+
+USER, OTHER = 1000, 1001
+
+
+@pytest.fixture
+def pairs() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def queue(pairs: ExitStack) -> Backlog:
+    backlog = Backlog()
+    for _, end, _ in backlog.ends():
+        pairs.enter_context(end)
+    return backlog
+
+
+def connection(pairs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return pairs.enter_context(ours), pairs.enter_context(theirs)
+
+
+def put(backlog: Backlog, pairs: ExitStack, number: int, uid: int = USER, listed: list[int] | None = None) -> socket.socket:
+    """Add a connection whose only descriptor here is its client's, which is returned."""
+
+    @contextmanager
+    def listing() -> Iterator[None]:
+        if listed is not None:
+            listed.append(number)
+        yield
+        if listed is not None:
+            listed.remove(number)
+
+    ours, theirs = connection(pairs)
+    assert backlog.put(ours, Note(number, "control"), uid, listing())
+    ours.close()
+    return theirs
+
+
+def numbers(backlog: Backlog, most: int = 64) -> list[int]:
+    """Turn the queue, and return what was first each time."""
+    found = []
+    for sock, note in backlog.first(most):
+        found.append(note.number)
+        backlog.turn(sock, note)
+    return found
+
+
+def test_connections_stay_open_without_a_descriptor_and_come_out_in_order(pairs: ExitStack) -> None:
+    backlog, listed = queue(pairs), list[int]()
+    before = len(os.listdir("/proc/self/fd"))
+    clients = [put(backlog, pairs, number, listed=listed) for number in range(3)]
+    assert len(os.listdir("/proc/self/fd")) == before + 3, "the clients' own"
+    assert numbers(backlog) == numbers(backlog) == [0, 1, 2]
+    assert listed == [0, 1, 2]
+    taken = []
+    for sock, note in backlog.first(64):
+        backlog.take(note)
+        taken.append(note.number)
+        with sock:
+            sock.send(b"hello %d" % note.number)
+    assert [client.recv(16) for client in clients] == [b"hello 0", b"hello 1", b"hello 2"]
+    assert (taken, listed, backlog.of_all, numbers(backlog)) == ([0, 1, 2], [], 0, [])
+
+
+def test_a_restarted_mpsd_finds_each_once(pairs: ExitStack) -> None:
+    """The earlier one died when it had put a connection at the end, and had not removed it from the front."""
+    before = queue(pairs)
+    client = put(before, pairs, 7)
+    put(before, pairs, 8)
+    [(sock, note), *_] = before.first(1)
+    with sock:
+        assert before._send(sock, b"\x93\x07\xa7control\x90")
+    held = [(name, pairs.enter_context(end.dup()), 0) for name, end, _ in before.ends()]
+    for _, end, _ in before.ends():
+        end.close()
+
+    backlog, resumed = queue(pairs), []
+    for sock, note in backlog.resume(held):
+        resumed.append(note.number)
+        assert backlog.put(sock, note, USER, nullcontext())
+    assert resumed == [7, 8]
+    while backlog.of_all:
+        for sock, note in backlog.first(64):
+            with sock:
+                backlog.take(note)
+    assert client.recv(1) == b"", "no copy is left"
+
+
+def test_one_user_leaves_room_for_others(pairs: ExitStack) -> None:
+    backlog = queue(pairs)
+    ours, _ = connection(pairs)
+    count = 0
+    while backlog.put(ours, Note(count, "control"), USER, nullcontext()):
+        count += 1
+        assert count < 100_000
+    assert count >= 300
+    others = 0
+    while others < count // 10:
+        assert backlog.put(ours, Note(count + others, "control"), OTHER, nullcontext())
+        others += 1
+    assert backlog.of(USER) == count
+    assert backlog.of(OTHER) == others
+    assert len(numbers(backlog, count + others)) == count + others, "it can be turned though it is full"
+
+
+def test_who_waits_for_its_client_has_no_claim_to_a_place(pairs: ExitStack) -> None:
+    backlog = queue(pairs)
+    ours, _ = connection(pairs)
+    assert backlog.put(ours, Note(1, "control", [b"greeting"]), USER, nullcontext())
+    assert (backlog.of(USER), backlog.of_all) == (0, 0)
+    [(sock, note)] = backlog.first(64)
+    sock.close()
+    assert note.greeting == [b"greeting"]
