@@ -17,6 +17,7 @@ from mpsd.app.build import build, build_strangers, find_devices
 from mpsd.app.daemon import UI_SOCKET
 from mpsd.app.descriptor_limit import fit_descriptors
 from mpsd.app.instance_lock import InstanceLock
+from mpsd.app.priority import raise_priority
 from mpsd.app.readiness import answer_ready
 from mpsd.app.removed_state import RemovedState
 from mpsd.app.signals import Signals
@@ -107,6 +108,7 @@ async def _run(
 ) -> int:
     is_privileged = may_impersonate()
     _check_enforceable(config, is_privileged)
+    raise_priority(config.nice)
     config, allowance = fit_descriptors(config, _HOLDERS_DESCRIPTORS)
     with ExitStack() as opened:
         public = PublicLog(claim.log_directory, config.pipe_directory, invocation.foreground, log.warning)

@@ -371,6 +371,12 @@ class Config:
         needs_restart=True,
         environ="CUDA_VISIBLE_DEVICES",
     )
+    nice: int = option(
+        -10,
+        "The nice value of mpsd itself, if it may set it and was started with 0; programs that it starts get 0. 0: unchanged.",
+        accept=between(-20, 0),
+        needs_restart=True,
+    )
     vendor: VendorOptions = section(VendorOptions)
     domains: DomainOptions = section(DomainOptions)
     relay: RelayOptions = section(RelayOptions)

@@ -11,12 +11,14 @@ from tests.integration.conftest import programs  # noqa: F401
 
 HERE = Path(__file__).parent
 FEWER = {"growth": ["--clients", "0,50"], "storms": ["--waiting", "50", "--arrivals", "10", "--users", "5"]}
+FEWER["health"] = ["--busy", "2", "--seconds", "0.5"]
 ROWS = {
     "api": "100 subscribers: events per second",
     "leases": "10000 leases: a client is let in, with a lease",
     "relay": "64 connections: messages per second",
     "start": "importing the daemon: processor time",
     "state": "65536 bytes, 64 changed: publish, median / p99",
+    "health": "nice 0: median, 99 %, longest; waited",
     "growth": "50 idle clients: resident, processor",
     "storms": "50 waiting clients of 5 users: killed at once, all gone after",
 }

@@ -79,7 +79,7 @@ def test_no_visible_device_is_refused() -> None:
         ("[ui]\nspares = 1", "ui.spares: no such option; did you mean domains.spares?"),
         (
             "xyzzy = 1",
-            "xyzzy: no such option; accepted: backend, pipe_directory, log_directory, state_directory, visible_devices",
+            "xyzzy: no such option; accepted: backend, pipe_directory, log_directory, state_directory, visible_devices, nice",
         ),
         (
             "[ui]\nxyzzy = 1",
