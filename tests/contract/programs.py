@@ -132,7 +132,7 @@ class Daemon:
         raise AssertionError("not reached")
 
     def start_client(self) -> str:
-        """The pid of a client with a context."""
+        """The pid of a client with a context, once it is listed."""
         client = subprocess.Popen(
             [sys.executable, str(CLIENT)],
             env=self.program.environment(self.place),
@@ -144,10 +144,13 @@ class Daemon:
         assert client.stdout
         said = client.stdout.readline()
         assert said == "ready\n", f"the client said {said!r}"
+        for _ in waiting("the client in a list", ANSWER_SECONDS):
+            if any(str(client.pid) in self.ask(f"get_client_list {server}").out.split() for server in self.servers()):
+                break
         return str(client.pid)
 
     def servers(self) -> list[str]:
-        """Once one is listed: mpsd learns of a server from a log, moments after its first client runs."""
+        """Once one is listed: mpsd learns of a server and its clients from a log, moments after a client runs."""
         for _ in waiting("a server in the list", ANSWER_SECONDS):
             if pids := self.ask("get_server_list").out.split():
                 return pids

@@ -327,9 +327,10 @@ class Machine:
         return [entry for entry in self.journal() if entry["event"].endswith(".bug") or "exception" in entry]
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Return the steps that blocked mpsd's event loop for over 50 ms, or MPSD_TEST_LOOP_MS. Making a file on a busy disk
-        takes long and is no fault of the step. health/loop_watch.py defines what counts."""
-        most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "50"))
+        """Return the steps that blocked mpsd's event loop for over 50 ms, on a busy machine 1000, or MPSD_TEST_LOOP_MS: making
+        a file on a busy disk takes long and is no fault of the step. health/loop_watch.py defines what counts."""
+        is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+        most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "1000" if is_busy else "50"))
         return [entry for entry in self.journal("loop.blocked") if entry["ms"] > most_ms]
 
     def clear(self) -> None:
