@@ -2,7 +2,7 @@
 
 If mpsd closed them, CUDA would run without MPS; if mpsd kept them, they could use up the places of other users.
 The keeper holds both ends of the pair, so a restarted mpsd finds the connections there.  mpsd removes a connection from the
-queue after it has given it to the keeper, or put it at the end: if mpsd dies in between there are two copies, and the second
+queue after it has given it to the keeper, or put it at the end: if mpsd dies in between, two copies are left, and the second
 is dropped.  Prose: docs/relay.md, "Bounds".
 """
 
@@ -141,7 +141,7 @@ class Backlog(Struct):
         return True
 
     def _look(self) -> tuple[socket.socket, Note] | None:
-        """Return a copy of the first connection; None if there is none, or no descriptor is free."""
+        """Return a copy of the first connection; None if the queue is empty, or mpsd may open no descriptor."""
         flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
             data, ancillary, _, _ = self._ends[1].recvmsg(_MOST_BYTES, socket.CMSG_SPACE(4), flags)
