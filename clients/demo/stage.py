@@ -5,12 +5,10 @@ about GPUs.
 """
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-COLUMNS = 80
 _REDRAW_SECONDS = 0.1
 _PIPED_SECONDS = 1.0
 _COLOURS = {"good": "32", "bad": "31;1", "wait": "33", "dim": "2", "bold": "1"}
@@ -22,7 +20,6 @@ class Stage:
     def __init__(self, is_fast: bool) -> None:
         self._is_live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._has_colours = self._is_live and not os.environ.get("NO_COLOR")
-        self._width = min(shutil.get_terminal_size((COLUMNS, 24)).columns, COLUMNS)
         self._is_fast = is_fast
         self._cast: Sequence[Callable[[bool], str]] = ()  # draws a live line; True: as one line of text, without a strip
         self._drawn = 0

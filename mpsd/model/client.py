@@ -37,12 +37,12 @@ class ShieldState(StrEnum):
 
 
 class WatchStatus(Struct, frozen=True):
-    """watched: its faults are reported at once.  shielded_bytes: the size of its harmless addresses.  held: its VA space will
-    outlive it, or does.  why: the reasons for less than was asked for, in words."""
+    """watched: its faults are reported at once.  held: its VA space will outlive it, or does.
+    why: the reasons for less than was asked for, in words.
+    """
 
     watched: bool = False
     shield: ShieldState = ShieldState.OFF
-    shielded_bytes: int = 0
     held: bool = False
     why: str = ""
 

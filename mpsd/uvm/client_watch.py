@@ -151,7 +151,6 @@ class Watch(Struct, eq=False):
         return WatchStatus(
             watched=any(holding.queue is not None for holding in self.holdings),
             shield=states.pop() if len(states) == 1 else ShieldState.PARTLY,
-            shielded_bytes=min((laying.laid_bytes for laying in layings), default=0),
             held=self.settings.hold and bool(self.holdings),
             why="; ".join(why for why in whys if why),
         )

@@ -185,4 +185,4 @@ async def attached(made: Attachments, client: FakeClient, has_company: Callable[
         yield
 
 
-WATCHED = WatchStatus(watched=True, shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True)
+WATCHED = WatchStatus(watched=True, shield=ShieldState.ON, held=True)
