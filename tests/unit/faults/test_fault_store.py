@@ -1,14 +1,13 @@
 """The file that incidents and blame are in."""
 
 import os
-import random
 
 import pytest
 from msgspec.structs import replace
 
 from mpsd.errors import UnusablePath
 from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet
-from mpsd.faults.rules.incident_json import blame_of, blame_text, incident_of, incident_text
+from mpsd.faults.rules.incident_json import incident_of, incident_text
 from mpsd.faults.store import FaultStore
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
@@ -45,11 +44,6 @@ def test_an_incident_is_the_same_after_it_was_text(incident):
     assert incident_of(incident_text(incident)) == incident
 
 
-@pytest.mark.parametrize("state", [STATE, BlameState()])
-def test_blame_is_the_same_after_it_was_text(state):
-    assert blame_of(blame_text(state)) == state
-
-
 def test_what_was_written_is_there_for_the_next(path):
     """The first store was never closed: kill -9."""
     store = FaultStore(path)
@@ -60,11 +54,6 @@ def test_what_was_written_is_there_for_the_next(path):
     assert (again.incident(1), again.incident(2), again.incident(3)) == (FULL, EMPTY, None)
     assert again.unsettled() == [EMPTY]
     assert again.blame() == STATE
-
-
-def test_nothing_is_there_at_first(path):
-    store = FaultStore(path)
-    assert (list(store.incidents()), store.blame(), store.next_number()) == ([], BlameState(), 1)
 
 
 def test_the_newest_revision_is_kept(path):
@@ -146,17 +135,6 @@ def _write_and_die(path, cut):
     store.watch_statements(seen)
     store.save_with_blame(EMPTY, STATE)
     os._exit(0)
-
-
-def test_many_incidents_in_a_random_order(path):
-    store, random_ = FaultStore(path, kept=50), random.Random(4)
-    newest = {}
-    for _ in range(300):
-        each = replace(EMPTY, number=random_.randint(1, 30), revision=random_.randint(1, 9))
-        store.save(each)
-        if each.number not in newest or each.revision > newest[each.number]:
-            newest[each.number] = each.revision
-    assert {each.number: each.revision for each in store.incidents()} == newest
 
 
 def test_what_cannot_be_written_is_said_and_mpsd_goes_on(path):

@@ -71,32 +71,6 @@ def places_of(asked) -> list[int]:
     return [0 if each == one(8, 2) else each.bytes // GRANULE for each in asked]
 
 
-def test_what_is_dropped_is_there_for_others_until_the_commit():
-    contents = filled()
-    assert places(contents.committed_after(None, 10)) == [0, 4]
-    contents.commit()
-    assert places(contents.committed_after(None, 10)) == [0, 8]
-    assert contents.used_bytes == 4 * GRANULE
-
-
-def test_a_rollback_is_the_last_commit():
-    contents = filled()
-    contents.roll_back()
-    assert places(contents.committed_after(None, 10)) == [0, 4]
-    assert contents.used_bytes == 3 * GRANULE
-    contents.commit()
-    assert places(contents.committed_after(None, 10)) == [0, 4]
-
-
-def test_dropping_twice_is_dropping_once():
-    contents = filled()
-    change = contents.plan_drop([0, 0, 4 * GRANULE, 8 * GRANULE, 30 * GRANULE])
-    assert (places(change.gone), places(change.marked)) == ([8], [0])
-    contents.drop(change)
-    again = contents.plan_drop([0, 8 * GRANULE])
-    assert (again.gone, again.marked) == ((), ())
-
-
 @pytest.mark.parametrize(
     ("after", "limit", "expected"),
     [(None, 1, [0]), (0, 9, [4]), (1, 9, [4]), (4 * GRANULE, 9, []), (None, 9, [0, 4])],
