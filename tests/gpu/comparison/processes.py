@@ -59,11 +59,6 @@ def program_name(pid: int) -> str:
     return os.path.basename(first.decode(errors="replace"))
 
 
-def parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if len(fields) > 1 else 0
-
-
 def cpu_seconds(pid: int) -> float:
     """Used so far, threads that have ended included; 0 for one that has gone."""
     try:
