@@ -187,6 +187,7 @@ install-files:
 	else $(call install_each,$(INSTALLED_PIP) $(PINNED),$(DESTDIR)$(PREFIX)/venv); fi
 	@[ -z "$(DESTDIR)" ] || grep -rlIF "$(DESTDIR)" $(DESTDIR)$(PREFIX)/venv/bin $(DESTDIR)$(PREFIX)/venv/pyvenv.cfg | xargs -r sed -i "s,$(DESTDIR),,g"
 	@echo "copying the front end, manual page and service files into place"
+	@echo "giving the files to their owner"
 	@chmod -R go-w $(DESTDIR)$(PREFIX)/venv
 	@[ "$$(id -u)" != 0 ] || chown -hR 0:0 $(DESTDIR)$(PREFIX)/venv
 	@$(call place,755,clients/debian/in-use,$(DESTDIR)$(PREFIX)/in-use)
@@ -198,6 +199,7 @@ install-files:
 	fi
 	@$(call place,755,clients/control/build/install/$(PROGRAM),$(DESTDIR)$(BINDIR)/$(PROGRAM))
 	@ln -sfn -t $(DESTDIR)$(BINDIR) $(PREFIX)/venv/bin/mpsctl $(PREFIX)/venv/bin/mpsd-images
+	@echo "making the manual page and the completions"
 	@install -d $(foreach each,$(GENERATED),$(DESTDIR)$(DATADIR)/$(dir $(each)))
 	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl.manual > $(DESTDIR)$(DATADIR)/man/man1/mpsctl.1
 	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl completion bash > $(DESTDIR)$(DATADIR)/bash-completion/completions/mpsctl
