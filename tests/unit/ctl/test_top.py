@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from mpsctl.output import Output
+from mpsctl.session import Session
 from mpsctl.top import bars
+from mpsctl.top.app import Top
 from mpsctl.top.clients import Row
 from mpsctl.top.frame import memory_cell, sm_cell
 from mpsctl.top.views import VIEWS, Shown, command_line, prepare
@@ -82,3 +85,15 @@ def test_no_text_of_another_program_reaches_the_terminal() -> None:
     plain = Text.from_ansi(shown.text).plain
     assert "\\x1b]0;title b \\x1b[31mred" in plain
     assert "\033" not in plain
+
+
+def test_a_frame_that_is_not_drawn_yet_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A screen that draws slowly shows the newest facts, and nothing piles up."""
+    app = Top(Session(prepare("top", None)[1], Output(surroundings(Terminal()), is_json=False)))
+    calls: list[object] = []
+    monkeypatch.setattr(app, "call_later", calls.append)
+    monkeypatch.setattr(app, "_running", True)
+    for number in range(100):
+        app._bring(ConnectionError(str(number)))
+    assert len(calls) == 1
+    assert str(app._brought) == "99"

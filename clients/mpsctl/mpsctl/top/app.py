@@ -4,6 +4,7 @@ Nothing here waits for mpsd: the command of a key runs in a thread with its own 
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from mpsctl.top.views import VIEWS, Action, Asked, Shown, TopSession, View, comm
 
 INTERRUPTED = 130
 _SILENT_SECONDS = 2.5  # after which the screen shows the age of its frame
+_MOST_DRAWN = 300  # rows: drawing 1000 takes half a second
 _GPU_LINES = 4  # one line of so many of the screen may be about a GPU
 _ACTIONS = {view.action.key: view.action for view in VIEWS if view.action}
 
@@ -74,6 +76,8 @@ class Top(App[Exception | None]):
         self._feed = Feed(session, self._bring, self._usage)
         self._view: View = VIEWS[0]
         self._frame: Frame | None = None
+        self._bringing = threading.Lock()  # protects _brought, between the thread of the feed and this one
+        self._brought: Frame | Exception | None = None
         self._lost: Exception | None = None
         self._came_at = time.monotonic()
         self._filter, self._search, self._is_search = "", "", False
@@ -103,17 +107,22 @@ class Top(App[Exception | None]):
     # -- frames ----------------------------------------------------------------------------------------------------------
 
     def _bring(self, what: Frame | Exception) -> None:
-        """Hand over a frame, or an error; called in the thread of the feed."""
+        """Hand over a frame, or an error; called in the thread of the feed.  One that is not drawn yet makes way for it."""
         if self._exit or not self._running:
             return
-        self.call_later(self._take, what)
+        with self._bringing:
+            is_awaited, self._brought = self._brought is not None, what
+        if not is_awaited:
+            self.call_later(self._take)
 
-    def _take(self, what: Frame | Exception) -> None:
+    def _take(self) -> None:
+        with self._bringing:
+            what, self._brought = self._brought, None
         if isinstance(what, Exception):
             if self._frame is None and isinstance(what, NoMpsd):
                 self.exit(what)  # only at the start is this an error
             self._lost = what
-        else:
+        elif what is not None:
             self._frame, self._lost, self._came_at = what, None, time.monotonic()
             self._draw()
         self._draw_note()
@@ -143,26 +152,24 @@ class Top(App[Exception | None]):
     def _draw_table(self, of: Frame) -> None:
         """Draw the rows in order: cell by cell if the same rows are there, else anew, with the cursor on the same row."""
         table = self.query_one(Rows)
-        self._lines = self._chosen(of)
+        before, self._lines = self._lines, self._chosen(of)[:_MOST_DRAWN]
         titles = [self._title(at, column.title) for at, column in enumerate(of.columns)]
         naturals = [max(map(cell_len, each)) for each in zip(titles, *(line.cells for line in self._lines), strict=True)]
         leasts = [column.least if column.may_be_cut else None for column in of.columns]
         widths = fit(naturals, leasts, self.size.width - 2 - len(titles)) if titles else []
         drawn = (of.view, tuple(titles), tuple(widths), tuple(line.key for line in self._lines))
-        texts = [list(map(_cell, line.cells, widths, of.columns)) for line in self._lines]
         if drawn == self._drawn:
-            for y, row in enumerate(texts):
-                for x, text in enumerate(row):
-                    if table.get_cell_at(Coordinate(y, x)) != text:
-                        table.update_cell_at(Coordinate(y, x), text)
+            for y, (old, new) in enumerate(zip(before, self._lines, strict=True)):
+                for x in (x for x, cell in enumerate(new.cells) if cell != old.cells[x]):
+                    table.update_cell_at(Coordinate(y, x), _cell(new.cells[x], widths[x], of.columns[x]))
             return
         key, scroll = self._key(), table.scroll_y
         is_same = bool(self._drawn) and self._drawn[0] == of.view
         table.clear(columns=True)
         for title, width, column in zip(titles, widths, of.columns, strict=True):
             table.add_column(_cell(title, width, column), width=width + 1)
-        for row in texts:
-            table.add_row(*row)
+        for line in self._lines:
+            table.add_row(*map(_cell, line.cells, widths, of.columns))
         self._drawn = drawn
         if is_same:
             at = next((y for y, line in enumerate(self._lines) if line.key == key), table.cursor_row)
@@ -193,7 +200,9 @@ class Top(App[Exception | None]):
             return f"mpsd has not answered for {silent:.0f} s"
         if self._frame is None:
             return ""
-        parts = [f"only rows with “{self._filter}”: {len(self._lines)} of {len(self._frame.lines)}"] if self._filter else []
+        parts = [f"only rows with “{self._filter}”"] if self._filter else []
+        if len(self._lines) < len(self._frame.lines) and self._frame.view == self._view.name:
+            parts.append(f"{len(self._lines)} of {len(self._frame.lines)} rows")
         if not self._frame.lines:
             parts.append(self._frame.empty)
         if self._frame.use.why and self._view.name in ("clients", "GPUs"):
