@@ -131,6 +131,33 @@ def test_each_view_is_that_of_a_command(shared: Machine) -> None:
     use(shared, steps)
 
 
+@pytest.mark.slow
+def test_a_fault_is_explained_and_its_culprit_pardoned(machine: Machine) -> None:
+    """The fault appears in the open view; a domain is drained after its question too."""
+    machine.start()
+
+    async def steps(pilot: Screen) -> None:
+        await see(pilot, "no clients")
+        await pilot.press(NUMBERS["faults"])
+        await see(pilot, "no faults")
+        culprit = machine.client("faulter", "oob_write", "--after", "0.3")
+        await see(pilot, "mmu", f"faulter[{culprit.pid}]", "proven")
+        await pilot.press("enter")
+        await see(pilot, "mpsctl fault 1", "proven by uvm_events")
+        await pilot.press("escape", NUMBERS["blame"])
+        await see(pilot, "convicted", "user:0:faulter")
+        await pilot.press("p")
+        await see(pilot, "mpsctl pardon user:0:faulter")
+        await pilot.press("y")
+        await see(pilot, "no client is in quarantine")
+        await pilot.press(NUMBERS["domains"])
+        await see(pilot, "SERVERS", "default")
+        await pilot.press("d", "y")
+        await see(pilot, "domain default takes no")
+
+    use(machine, steps)
+
+
 def test_a_user_sees_and_does_what_is_theirs(shared: Machine) -> None:
     own, other = (shared.counter(uid=uid).ready() for uid in UIDS)
 
