@@ -100,6 +100,9 @@ test-kmod: build dev ## the kernel module, built and run in virtual machines: do
 test-engines: build dev ## packages, Ray, Slurm, a browser, all real: needs slurm-wlm munge chromium chromium-driver, as root
 	@$(VENV)/bin/python -m pytest tests/engines -m engines $(PYTEST_FLAGS)
 
+transcripts: build dev ## docs/transcripts.md: the sessions of first users; needs what test-engines needs
+	@MPSD_TRANSCRIPTS=write $(VENV)/bin/python -m pytest tests/engines -m engines -k session_of_a_first_user $(PYTEST_FLAGS)
+
 table-kmod: build dev ## drivers, kernels, what was applied, built and booted; runs what has no result of these sources, an hour or more
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
 	@$(VENV)/bin/python -m tests.kmod $(TABLE_FLAGS)
@@ -229,4 +232,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check pictures bench docs dist constraints deb tree clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod transcripts table-kmod check pictures bench docs dist constraints deb tree clean install install-files uninstall

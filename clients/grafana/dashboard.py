@@ -125,13 +125,13 @@ PANELS = (
     row("Leases and GPUs"),
     graph(
         "SM share reserved", "By active leases; 100 %: the whole GPU.",
-        ("mpsd_sm_reserved_ratio * on (instance, gpu) group_left (ordinal) mpsd_gpu_info", "{{instance}} GPU {{ordinal}}"),
+        ("mpsd_sm_reserved_ratio * on (instance, UUID) group_left (ordinal) mpsd_gpu_info", "{{instance}} GPU {{ordinal}}"),
         unit="percentunit",
     ),
     graph(
         "Memory reserved", "By active leases, of what the GPU has.",
         (
-            "mpsd_memory_reserved_bytes / mpsd_gpu_memory_bytes * on (instance, gpu) group_left (ordinal) mpsd_gpu_info",
+            "mpsd_memory_reserved_bytes / mpsd_gpu_memory_bytes * on (instance, UUID) group_left (ordinal) mpsd_gpu_info",
             "{{instance}} GPU {{ordinal}}",
         ),
         unit="percentunit",

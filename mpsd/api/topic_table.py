@@ -49,7 +49,8 @@ TOPICS: Mapping[str, Topic] = {
     "domain.gone": Topic("it no longer exists", "`domain`, `was`"),
     "fault.xid": Topic(
         "the kernel log reports a GPU error",
-        "`xid` (NVIDIA's number), `device`, `domain` or nil; for operators `pid`, which may be an innocent client's",
+        "`xid` (NVIDIA's number), `device`, `gpu` (its UUID, or empty), `domain` or nil; for operators `pid`, which "
+        "may be an innocent client's",
     ),
     "fault.opened": Topic("the first sign of a fault", "as of an entry of `fault.list`", 2),
     "fault.culprit": Topic("the culprit is known: the earliest moment to act", "the same", 2),

@@ -50,7 +50,7 @@ class Counters(Struct):
     topics: Counter[str] = field(default_factory=Counter)
     admitted: Counter[str] = field(default_factory=Counter)  # by whether they had a lease
     refused: Counter[str] = field(default_factory=Counter)  # by the way
-    xids: Counter[str] = field(default_factory=Counter)
+    xids: Counter[tuple[str, str]] = field(default_factory=Counter)  # by GPU and number
     domain_faults: int = 0
     vendor_restarts: int = 0
     arenas_lost: int = 0
@@ -77,7 +77,8 @@ class Counters(Struct):
         _count(self.refused, facts.get("way"))
 
     def _take_xid(self, facts: Mapping[str, Any]) -> None:
-        _count(self.xids, facts.get("xid"))
+        pair = (str(facts.get("gpu") or ""), str(facts.get("xid")))
+        self.xids[pair if pair in self.xids or len(self.xids) < MOST_VALUES else (OTHER, OTHER)] += 1
 
     def _take_domain_fault(self, facts: Mapping[str, Any]) -> None:
         self.domain_faults += 1

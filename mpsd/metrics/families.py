@@ -23,6 +23,7 @@ from mpsd.model.lease import FULL_PERCENT, Lease, LeaseState, Refusal
 from mpsd.model.service import Cause, MemberState, Phase, is_unserved
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"  # of clients, as client.list has them
+UUID = "UUID"  # the label of a GPU, as dcgm-exporter has it: the numbers can be joined
 _ARENA_STATES = ("written", "read", "unheld")
 
 
@@ -98,8 +99,8 @@ def _of_leases(source: MetricsSource) -> Iterator[Metric]:
     yield _gauge("mpsd_leases", "Leases, by state.", "state", states)
     gpus = [device.uuid for device in source.services.board.devices]
     shares, sizes = _reserved(leases, gpus)
-    yield _gauge("mpsd_sm_reserved_ratio", "SM share that active leases have reserved; 1: the whole GPU.", "gpu", shares)
-    yield _gauge("mpsd_memory_reserved_bytes", "Memory that active leases have reserved.", "gpu", sizes)
+    yield _gauge("mpsd_sm_reserved_ratio", "SM share that active leases have reserved; 1: the whole GPU.", UUID, shares)
+    yield _gauge("mpsd_memory_reserved_bytes", "Memory that active leases have reserved.", UUID, sizes)
 
 
 def _reserved(leases: Iterable[Lease], gpus: list[str]) -> tuple[Mapping[str, float], Mapping[str, int]]:
@@ -119,11 +120,11 @@ def _of_gpus(source: MetricsSource) -> Iterator[Metric]:
     yield _labelled(
         "mpsd_gpu_info",
         "A GPU of the daemon; always 1.",
-        ("gpu", "ordinal", "name"),
-        [((device.uuid, str(device.ordinal), device.name), 1) for device in devices],
+        (UUID, "ordinal", "name", "pci_bus_id"),
+        [((device.uuid, str(device.ordinal), device.name, device.pci_bus_id), 1) for device in devices],
     )
     sizes = {device.uuid: device.total_bytes for device in devices}
-    yield _gauge("mpsd_gpu_memory_bytes", "The memory of a GPU.", "gpu", sizes)
+    yield _gauge("mpsd_gpu_memory_bytes", "The memory of a GPU.", UUID, sizes)
 
 
 def _of_domains(source: MetricsSource) -> Iterator[Metric]:
@@ -138,7 +139,10 @@ def _of_domains(source: MetricsSource) -> Iterator[Metric]:
     yield CounterMetricFamily("mpsd_domain_faults", "How often a fault domain faulted.", tallies.domain_faults)
     yield CounterMetricFamily("mpsd_vendor_restarts", "How often a vendor daemon died and was started again.",
                               tallies.vendor_restarts)  # fmt: skip
-    yield _counter("mpsd_xids", "GPU errors in the kernel log, by NVIDIA's number.", "xid", tallies.xids)
+    xids = CounterMetricFamily("mpsd_xids", "GPU errors in the kernel log, by NVIDIA's number.", labels=(UUID, "xid"))
+    for labels, count in tallies.xids.items():
+        xids.add_metric(labels, count)
+    yield xids
 
 
 def _of_arenas(source: MetricsSource) -> Iterator[Metric]:
@@ -154,10 +158,10 @@ def _of_arenas(source: MetricsSource) -> Iterator[Metric]:
         capacities[arena.gpu] = capacities.get(arena.gpu, 0) + arena.capacity_bytes
         allocations[arena.gpu] = allocations.get(arena.gpu, 0) + arena.allocations
     yield _labelled(
-        "mpsd_arena_memory_bytes", "Memory of arenas, by the process that has them open.", ("gpu", "state"), sizes.items()
+        "mpsd_arena_memory_bytes", "Memory of arenas, by the process that has them open.", (UUID, "state"), sizes.items()
     )
-    yield _gauge("mpsd_arena_capacity_bytes", "Memory that arenas may hold.", "gpu", capacities)
-    yield _gauge("mpsd_arena_allocations", "Committed allocations of arenas.", "gpu", allocations)
+    yield _gauge("mpsd_arena_capacity_bytes", "Memory that arenas may hold.", UUID, capacities)
+    yield _gauge("mpsd_arena_allocations", "Committed allocations of arenas.", UUID, allocations)
     yield CounterMetricFamily("mpsd_arenas_evicted", "Arenas that made room for others.", tallies.arenas_evicted)
     yield CounterMetricFamily("mpsd_arenas_lost", "Arenas that lost their memory with their keeper.", tallies.arenas_lost)
     yield _histogram("mpsd_fence_seconds", "From the end of a process that held an arena to the end of the process's GPU work.",

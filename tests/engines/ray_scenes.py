@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 from typing import Any
@@ -169,6 +170,12 @@ def turn_loopback_on() -> None:
         fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
 
 
+def run_program(path: str) -> Any:
+    """Return what a user's program prints."""
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100, check=False)
+    return done.stdout
+
+
 def main() -> None:
     environments = json.loads(sys.stdin.readline())
     answers = os.fdopen(os.dup(1), "w")
@@ -177,7 +184,8 @@ def main() -> None:
     cluster = Cluster()
     for number, environment in enumerate(environments):
         cluster.add_node(**NODE, env_vars=environment, resources={ON.format(number): 1})
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    os.environ["RAY_ADDRESS"] = cluster.address
+    ray.init(log_to_driver=False, logging_level="ERROR")
     print(json.dumps(["ok", len(ray.nodes())]), file=answers, flush=True)
     for line in sys.stdin:
         scene, arguments = json.loads(line)

@@ -11,6 +11,7 @@ import pytest
 from mpsd_client import Selector, calls
 
 from tests.engines.kubelet import Kubelet, NotAdmitted
+from tests.engines.transcripts import Transcript
 from tests.integration.client import Client
 from tests.integration.machine import ROOT, Machine, open_machine
 from tests.integration.process import wait_for
@@ -173,6 +174,46 @@ def test_a_plugin_in_another_pid_namespace_offers_nothing(node: Node) -> None:
     why = "no container can begin: this process is no operator for mpsd: run it as root, with hostPID: true"
     wait_for("the reason", lambda: why in node.output.read_text())
     assert node.kubelet.healthy() == 0
+
+
+def test_the_session_of_a_first_user(node: Node) -> None:
+    """`kubelet>` stands for what a kubelet does for `kubectl apply` and `kubectl delete`."""
+    transcript = Transcript("kubernetes")
+
+    def root(typed: str) -> None:
+        words = [str(Path(sys.executable).with_name("mpsctl")), *typed.split()[1:]]
+        done = subprocess.run(words, env=node.machine.variables, capture_output=True, text=True, check=False)
+        transcript.add("root#", typed, (done.stdout + done.stderr).replace(str(node.machine.pipe), "/run/nvidia-mps"))
+
+    def kubelet(typed: str) -> dict[str, str]:
+        """admit NAME SHARE, or start NAME."""
+        _, pod, *share = typed.split()
+        environment: dict[str, str] = {}
+        try:
+            environment = node.kubelet.admit(pod, int(*share)) if share else node.kubelet.start_container(pod)
+            answer = "".join(f"{name}={value}\n" for name, value in sorted(environment.items()))
+        except NotAdmitted as exc:
+            answer = str(exc)
+        transcript.add("kubelet>", typed, answer.replace(str(node.machine.pipe), "/run/nvidia-mps"))
+        return environment
+
+    root("mpsctl health")
+    environment = kubelet("admit counter 30")
+    node.container(environment).ready()
+    root("mpsctl leases")
+    kubelet("admit large 80")
+    kubelet("admit larger 90")
+    node.kubelet.remove("counter")
+    transcript.add("kubelet>", "delete counter", "")
+    wait_for("the release", lambda: len(node.leases()) == 1)
+    root("mpsctl leases")
+    node.machine.kill_daemon()
+    wait_for("unhealthy devices", lambda: node.kubelet.healthy() == 0)
+    transcript.add("root#", "pkill -9 -f nvidia-cuda-mps-control", "")
+    kubelet("admit late 10")
+    kubelet("start large")
+    node.machine.start(MPSD_SIM_GPUS="2")
+    transcript.check()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import select
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +16,8 @@ from typing import Any
 import pytest
 from mpsd_client import Selector, calls
 
-from tests.integration.machine import Machine, open_machine
+from tests.engines.transcripts import Transcript
+from tests.integration.machine import ROOT, Machine, open_machine
 from tests.integration.process import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.deadline(300)]
@@ -144,3 +148,92 @@ def test_without_mpsd_a_task_fails_and_computes_nothing(nodes: Ray) -> None:
     assert [kind for kind in machine.kinds().values() if kind == "plain"] == plain
     machine.start()
     wait_for("mpsd to serve", lambda: nodes.run("run_task", node=1)[0] == 38)
+
+
+ACTOR = """\
+import os
+import ray
+from count_starts import adopt_or_create
+from mpsd_client.ray import share
+from gpu import sms
+
+@ray.remote(num_gpus=0.5, max_restarts=-1, max_task_retries=-1)
+@share(memory=4 << 30)
+class Counter:
+    def __init__(self, name):
+        self.arena = adopt_or_create(name)             # GPU memory that outlives the process
+        self.number = self.arena["starts"]
+
+    def add(self):
+        number = int.from_bytes(self.number.tobytes(), "little") + 1
+        self.number.frombytes(number.to_bytes(8, "little"))
+        return f"{number}, with {sms()} SMs, in process {os.getpid()}"
+"""
+ADD = """\
+import ray
+from counter import Counter
+
+ray.init(namespace="demo", log_to_driver=False)
+ways = {"name": "counter", "get_if_exists": True, "lifetime": "detached", "resources": {"node-0": 0.001}}
+counter = Counter.options(**ways).remote("numbers")
+print(ray.get(counter.add.remote()))
+"""
+COUNT = """\
+import ray
+from gpu import sms
+from mpsd_client.ray import share
+
+@ray.remote(num_gpus=0.3)
+@share()
+def count():
+    return f"{sms()} SMs"
+
+ray.init(log_to_driver=False)
+try:
+    print(ray.get([count.remote() for number in range(3)]))
+except ray.exceptions.RayTaskError as error:
+    print(error.cause)
+"""
+
+
+def test_the_session_of_a_first_user(nodes: Ray, tmp_path: Path) -> None:
+    """On the first node alone, so that the words are the same each time."""
+    for name, text in (("counter.py", ACTOR), ("add.py", ADD), ("count.py", COUNT)):
+        (tmp_path / name).write_text(text)
+    shutil.copy(ROOT / "clients/python/examples/count_starts.py", tmp_path)
+    shutil.copy(Path(__file__).with_name("ray_scenes.py"), tmp_path / "gpu.py")
+    machine, transcript = nodes.machines[0], Transcript("ray")
+
+    def user(typed: str) -> str:
+        program = typed.removeprefix("python ")
+        if program == typed:  # cat
+            output = (tmp_path / typed.split()[-1]).read_text()
+        else:
+            output = str(nodes.run("run_program", path=str(tmp_path / program)))
+        for each in nodes.machines:
+            output = output.replace(str(each.pipe), "/run/nvidia-mps")
+        transcript.add("user$", typed, output)
+        return output
+
+    def root(typed: str) -> None:
+        words = [str(Path(sys.executable).with_name("mpsctl")), *typed.split()[1:]]
+        done = subprocess.run(words, env=machine.variables, capture_output=True, text=True, check=False)
+        transcript.add("root#", typed, done.stdout + done.stderr)
+
+    user("cat counter.py")
+    user("cat add.py")
+    said = user("python add.py")
+    root("mpsctl leases")
+    os.kill(int(re.findall(r"process (\d+)", said)[0]), signal.SIGKILL)
+    transcript.add("root#", f"kill -9 {re.findall(r'process ([0-9]+)', said)[0]}", "")
+    user("python add.py")
+    user("cat count.py")
+    user("python count.py")
+    for each in nodes.machines:
+        each.kill_daemon()
+    transcript.add("root#", "pkill -9 -f nvidia-cuda-mps-control", "")
+    said = user("python count.py")
+    assert "does not give 30 % of the SMs" in said
+    for each in nodes.machines:
+        each.start()
+    transcript.check()

@@ -4,11 +4,19 @@ import re
 
 import pytest
 
-from tests.engines.slurm import ALICE, BOB, Cluster
+from tests.engines.slurm import ALICE, BOB, JOB_SECONDS, Cluster
+from tests.engines.transcripts import Transcript
+from tests.integration.host import PATIENT
+from tests.integration.machine import CLIENTS, PATH, SIMULATOR
 from tests.integration.process import wait_for
 
 pytestmark = pytest.mark.root
 COUNT = "exec ./smcount\n"
+ENVIRONMENT = {
+    "PATH": f"{PATIENT}:{PATH}:{CLIENTS}", "LD_LIBRARY_PATH": f"{SIMULATOR}/lib", "MPSD_SIM_DIR": "/run/sim-n1",
+    "CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps-n1", "LANG": "C.UTF-8",
+}  # fmt: skip
+TRAIN = "#!/bin/bash\nsrun counter --seconds 600 --ms 4000\n"
 RUN_ON = "echo begun; exec ./counter --seconds 600 --ms 50\n"
 
 
@@ -184,6 +192,43 @@ def test_what_has_no_lease_leaves_no_file(cluster: Cluster) -> None:
     cluster.shell("touch /run/out/gone")
     cluster.wait(job)
     assert job not in cluster.shell("ls /run/mpsd-slurm-n1")
+
+
+def test_the_session_of_a_first_user(cluster: Cluster) -> None:
+    home = cluster.host.file("/run/out")
+    (home / "train.sh").write_text(TRAIN)
+    (home / "count.sh").write_text("#!/bin/bash\nsmcount\n")
+    transcript = Transcript("slurm")
+
+    def alice(typed: str) -> str:
+        done = cluster.host.shell(f"cd /run/out; {typed}", uid=ALICE, environment=ENVIRONMENT, seconds=JOB_SECONDS)
+        transcript.add("alice$", typed, done.stdout + done.stderr)
+        return done.stdout
+
+    def root(typed: str) -> None:
+        transcript.add("root#", typed, cluster.host.shell(typed, environment=ENVIRONMENT).stdout)
+
+    cluster.quit("n1")  # so that the domain is the first one
+    assert cluster.run("--gres=mps:10", script=COUNT)[0] == "COMPLETED"
+    alice("cat train.sh")
+    job = alice("sbatch --gres=mps:30 -n2 -o train.out train.sh").split()[-1]
+    output = home / "train.out"
+    wait_for("both tasks", lambda: output.exists() and output.read_text().count("first kernel") == 2)
+    alice("squeue -o '%.6i %.9P %.9j %.6u %.2t %R'")
+    root("mpsctl leases")
+    marked = "watched,shield,held"
+    wait_for("all marks", lambda: cluster.host.shell("mpsctl clients", environment=ENVIRONMENT).stdout.count(marked) == 2)
+    root("mpsctl clients")
+    alice("sbatch --wait --gres=mps:25 -o count.out count.sh; cat count.out")
+    alice(f"scancel {job}")
+    cluster.wait(job)
+    root("mpsctl leases")
+    cluster.quit("n1")
+    cluster.configure("MPSD_START=false")
+    alice("sbatch --wait --gres=mps:30 -o later.out count.sh; cat later.out")
+    wait_for("idle nodes", lambda: not cluster.shell("squeue -h -t CG"), JOB_SECONDS)
+    root("sinfo -N")
+    transcript.check()
 
 
 def test_no_node_was_drained(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.faults.sources.kernel_log_lines import Xid, observe, parse_xid
+from mpsd.faults.sources.kernel_log_lines import Xid, gpu_at, observe, parse_xid
 from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
 from mpsd.model.device import Device
@@ -101,7 +101,8 @@ class KernelLog:
         log.warning("faults.no_kernel_log", path=str(self._path), why=exc.strerror, effect="a fault is noticed later")
 
     def _say(self, xid: Xid, domain: Domain | None) -> None:
-        facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
+        gpu = gpu_at(xid.device, self._devices)
+        facts = {"xid": xid.code, "device": xid.device, "gpu": gpu, "pid": xid.pid, "domain": domain and domain.name}
         log.warning("fault.xid", **facts)
         self._tell("fault.xid", facts)
 

@@ -21,7 +21,7 @@ DASHBOARD = ROOT / "clients/grafana/dashboard.py"
 NAME = re.compile(r"\b((?:mpsd|process)_[a-z_]+)\b(?!\()")
 SELECTOR = re.compile(r"\b((?:mpsd|process)_[a-z_]+)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
-ROW = re.compile(r"^\| `(mpsd_[a-z_]+)` \| (\w+) \| ([a-z, ]*) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(mpsd_[a-z_]+)` \| (\w+) \| ([A-Za-z_, ]*) \| (.+) \|$", re.MULTILINE)
 
 
 def families() -> dict[str, Metric]:

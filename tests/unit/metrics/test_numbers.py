@@ -79,15 +79,15 @@ def test_events_are_counted(daemon: FakeDaemon) -> None:
     for lease_id in (1, 2, None):
         daemon.bus.publish("client.admitted", {"uid": 1000, "lease_id": lease_id})
     daemon.bus.publish("client.refused", {"uid": 1000, "way": "error"})
-    daemon.bus.publish("fault.xid", {"xid": 31})
-    daemon.bus.publish("fault.xid", {"xid": 31})
+    for gpu in UUIDS:
+        daemon.bus.publish("fault.xid", {"xid": 31, "gpu": gpu})
     daemon.bus.publish("domain.fault", {"domain": "d1"})
     daemon.bus.publish("domain.starting", {"domain": "d1", "was": None})
     daemon.bus.publish("domain.ready", {"domain": "d1", "was": "dead"})
     daemon.bus.publish("domain.gone", {"domain": "d1", "was": "dead"})
     assert daemon.values("mpsd_clients_admitted") == {"yes": 2, "no": 1}
     assert daemon.values("mpsd_clients_refused") == {"wait": 0, "error": 1, "end": 0}
-    assert daemon.values("mpsd_xids") == {"31": 2}
+    assert daemon.values("mpsd_xids") == {f"{gpu}31": 1 for gpu in UUIDS}
     assert daemon.values("mpsd_domain_faults") == {"mpsd_domain_faults_total": 1}
     assert daemon.values("mpsd_vendor_restarts") == {"mpsd_vendor_restarts_total": 1}
     assert daemon.values("mpsd_events")["fault.xid"] == 2
@@ -183,7 +183,7 @@ def test_a_label_from_outside_has_a_bounded_number_of_values() -> None:
     for number in range(10 * MOST_VALUES):
         bus.publish("fault.xid", {"xid": number})
     assert len(tallies.xids) == MOST_VALUES + 1
-    assert tallies.xids[OTHER] == 9 * MOST_VALUES
+    assert tallies.xids[OTHER, OTHER] == 9 * MOST_VALUES
 
 
 def test_a_histogram_is_cumulated_and_its_bounds_are_inclusive() -> None:

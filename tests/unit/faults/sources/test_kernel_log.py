@@ -68,7 +68,7 @@ async def test_an_xid_is_an_event_and_an_observation(following: Following) -> No
     assert (second.xid, second.domain, second.gpu) == (79, "", "GPU-a")
     assert (third.xid, third.domain, third.gpu) == (45, "", "")
     assert following.asked == [4711, 1]
-    facts = {"xid": 43, "device": "PCI:0000:00:06", "pid": 4711, "domain": "default"}
+    facts = {"xid": 43, "device": "PCI:0000:00:06", "gpu": "GPU-a", "pid": 4711, "domain": "default"}
     assert following.events[0] == ("fault.xid", facts)
     assert [facts["domain"] for _, facts in following.events] == ["default", None, None]
 
