@@ -44,6 +44,7 @@ class Step(IntEnum):
     READ = 6
     RESUME = 7
     END = 8
+    SHARED = 9
 
 
 _STEPS = {
@@ -55,6 +56,7 @@ _STEPS = {
     Step.READ: "the driver did not report the exception",
     Step.RESUME: "the driver did not resume the GPU",
     Step.END: "its stopped client was ended or continued by another process",
+    Step.SHARED: "the SM of the exception had other warps, which would have hung",
 }
 
 
@@ -76,6 +78,8 @@ class SentinelReport(Struct, frozen=True):
     def why(self) -> str:
         """Why it failed, in words."""
         step = _STEPS.get(Step(self.count), "") if self.count in _STEPS else f"step {self.count}"
+        if not self.status:
+            return step
         if self.status < 0:
             return f"{step}: {errno.errorcode.get(-self.status, -self.status)}"
         number = f"CUDA error {self.status}" if self.count == Step.START else f"status {self.status:#x}"

@@ -26,7 +26,6 @@ from mpsd.sentinel.watcher import Watcher
 log = structlog.get_logger()
 _AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
 _KNOWN_SECONDS = 2.0  # until a running one has reported its client's pid
-_LOOK_SECONDS = 0.02
 
 
 class SentinelSettings(Struct, frozen=True):
@@ -158,7 +157,7 @@ class Protection(Struct):
                     raise VendorFailed(failed.why or "it ended")
                 if len(self.watchers) < len(domain.gpus):
                     raise VendorFailed(self.why_not or "it ended")
-                await trio.sleep(_LOOK_SECONDS)
+                await self.pool.changed()
         self.why_not = ""
         log.info("sentinel.ready", domain=domain.name, server=self.server.pid, pids=sorted(self.pids))
         self.pool.notify()
@@ -235,6 +234,7 @@ class Protection(Struct):
         if report.kind is SentinelKind.STARTED:
             self.domain.mark_stale()  # it may have been listed before its pid was known
         self.heard(self, watcher, report)
+        self.pool.notify()
 
     def _note_end(self, watcher: Watcher) -> None:
         if self.watchers.get(watcher.gpu) is watcher:

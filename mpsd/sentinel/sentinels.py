@@ -171,9 +171,9 @@ class Sentinels(Struct):
             contained.hear(report, set(watcher.added), self._spawn)
             if report.kind is SentinelKind.HOLDS:
                 protection.restore(report.pid, report.time_ns)
-            self.pool.notify()
         log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid,
-                  status=report.status, count=report.count, at_ns=report.time_ns)  # fmt: skip
+                  status=report.status, count=report.count, at_ns=report.time_ns, warp_esr=report.warp_esr,
+                  global_esr=report.global_esr)  # fmt: skip
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None, "sentinels are started in run()"

@@ -56,6 +56,7 @@ enum {
 	MPSD_RM_EVENT_SM_EXCEPTION = 1,              /* the notifier of a compute object (measured on 580) */
 	MPSD_RM_EVENT_WITHOUT_DATA = 0x10000000,     /* or'ed to it: poll(2) reports the event and clears it */
 	MPSD_RM_SMS_PER_CALL = 100,
+	MPSD_RM_SM_PAUSED = 0x20, /* of global_esr: a warp is paused: after its trap, or since another warp of the SM failed */
 };
 
 struct mpsd_rm_control {

@@ -86,6 +86,7 @@ enum mpsd_sentinel_step { /* of FAILED */
 	MPSD_SENTINEL_AT_READ = 6,
 	MPSD_SENTINEL_AT_RESUME = 7,  /* the first RESUME, CLEAR, or the second RESUME */
 	MPSD_SENTINEL_AT_END = 8,     /* the stopped client ended or was continued by others */
+	MPSD_SENTINEL_AT_SHARED = 9,  /* status 0: a warp failed on an SM that had other warps, which would not have continued */
 };
 
 struct mpsd_sentinel_request {

@@ -191,6 +191,8 @@ static bool contain_once(uint64_t began_ns, const struct exception *exception)
 		if (watcher.added[i].pidfd >= 0)
 			hold(&watcher.added[i]);
 	settle(began_ns + SETTLE_MS * 1000000ull);
+	if (exception->is_shared)
+		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME one client would stand still for ever, and nobody would know which */
 	if ((rc = rm_resume(&watcher.rm)))
 		fail(MPSD_SENTINEL_AT_RESUME, rc);
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });

@@ -296,6 +296,7 @@ int rm_read(const struct rm *rm, struct exception *out)
 				out->warp_esr = sm->warp_esr;
 				out->global_esr = sm->global_esr;
 			}
+			out->is_shared |= sm->warp_esr && (sm->global_esr & MPSD_RM_SM_PAUSED);
 			out->sms++;
 		}
 	}

@@ -52,6 +52,7 @@ struct exception {
 	uint64_t pc; /* 0: unknown */
 	uint32_t warp_esr, global_esr;
 	uint32_t sms; /* how many SMs report an error */
+	bool is_shared; /* other warps were on an SM with a failed warp: they do not continue (docs/sentinel.md) */
 	bool is_mmu;
 };
 

@@ -106,11 +106,10 @@ def test_who_reports_the_error_is_likely_the_culprit(machine: Machine) -> None:
     victim.goes_on()
 
 
-@pytest.mark.slow
 def test_who_alone_ends_with_an_error_is_likely_the_culprit(machine: Machine) -> None:
     started(machine, LEAVE)
     victim = machine.counter().ready()
-    culprit = machine.client("faulter", "trap", "--after", "0.3", "--linger", "1").ready()
+    culprit = machine.client("faulter", "trap", "--after", "0.3", "--linger", "0.2").ready()
     found = named(machine)
     assert found.culprit
     assert (found.culprit.pid, found.confidence) == (culprit.pid, "likely")
@@ -267,6 +266,20 @@ def test_a_part_that_is_killed_ends_it_as_on_stock_mps(machine: Machine, part: i
     assert victim.error() != 0
     wait_for("its end", lambda: not any(map(is_running, before)))
     machine.counter().ready()
+
+
+def test_where_a_client_would_hang_all_end_and_the_culprit_is_named(machine: Machine) -> None:
+    """Its block was on the SM of the exception."""
+    started(machine, LEAVE, MPSD_SIM_SM_SHARED="1")
+    victim, culprit = fault(machine)
+    assert victim.error() == 716
+    wait_for("the verdict", lambda: incident(machine).confidence == "proven")
+    found = incident(machine)
+    assert found.culprit
+    assert (found.culprit.pid, [each.pid for each in found.victims]) == (culprit.pid, [victim.pid])
+    assert "had other warps" in machine.wait_for_journal("sentinel.gone")["why"]
+    assert states(machine).get("default") != "contained"
+    machine.counter().ready().goes_on()
 
 
 def test_quit_ends_a_contained_domain(machine: Machine) -> None:

@@ -25,7 +25,7 @@ from tests.native.sentinel_process import (
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
 from tests.native.sim_machine import ROOT, SANITIZER, Client, Machine, eventually
 
-AT_START, AT_END = 1, 8
+AT_START, AT_END, AT_SHARED = 1, 8, 9
 NOT_FOUND, NOT_READY = 500, 807  # CUresult
 USER = 1000
 
@@ -46,6 +46,12 @@ def sentinel(mps: Machine, program: None) -> Iterator[Sentinel]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def shared_sm(machine: Machine) -> None:
+    """The SM of each exception has a block of another client."""
+    machine.knobs["MPSD_SIM_SM_SHARED"] = "1"
 
 
 def two_clients(mps: Machine, sentinel: Sentinel, mode: str, seconds: str = "1.5") -> tuple[Client, Client]:
@@ -116,6 +122,27 @@ def test_a_culprit_that_is_not_held_takes_its_co_runners_along(mps: Machine, sen
     assert victim.falls_silent()
     sentinel.end()
     assert victim.end()["code"] == 700
+
+
+@pytest.mark.usefixtures("shared_sm")
+@pytest.mark.parametrize("mode", ["misaligned", "stack_overflow"])
+def test_nobody_hangs_whose_block_shared_the_sm_of_a_failed_warp(mps: Machine, sentinel: Sentinel, mode: str) -> None:
+    """No resume continues such a block (measured): then all end as without a sentinel."""
+    victim, culprit = two_clients(mps, sentinel, mode, "60")
+    culprit.open_gate()
+    failed = sentinel.comes(FAILED)
+    assert failed and (failed.count, failed.status) == (AT_SHARED, 0)
+    assert victim.end()["code"] in (700, 716)
+    assert sentinel.process.wait(20) == 1
+
+
+@pytest.mark.usefixtures("shared_sm")
+def test_blocks_that_share_an_sm_with_a_trap_continue(mps: Machine, sentinel: Sentinel) -> None:
+    victim, culprit = two_clients(mps, sentinel, "trap")
+    culprit.open_gate()
+    assert sentinel.comes(CONTAINED)
+    assert lives_on(victim)
+    assert not sentinel.of(FAILED)
 
 
 def test_a_memory_fault_is_not_contained(mps: Machine, sentinel: Sentinel) -> None:

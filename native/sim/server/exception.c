@@ -1,6 +1,7 @@
 /* An SM exception while a client of the server is stopped: the server cannot end its clients, so that all work stands still,
  * until the stopped client continues or ends (then all end as usual), or a debugger resumes the GPU (then all others go on).
  * Measured: docs/simulator.md, "SM exceptions with a stopped client". */
+#include "mpsd_rm.h"
 #include "rm_page.h"
 #include "server.h"
 
@@ -20,6 +21,7 @@ static struct {
 	pid_t culprit;
 	pid_t kept_space; /* of the culprit, which has gone: it must stay until the end of the exception; 0: none */
 	pid_t stopped;    /* the client whose continuing or end matters */
+	pid_t shares;     /* a client with a block on the SM of the exception, which no resume continues; 0: none */
 	uint64_t culprit_knows_ns;
 	uint64_t event_ns; /* 0: it has fired */
 	struct rm_page *page; /* of the stopped client; NULL: none */
@@ -46,7 +48,21 @@ static void hold_others(struct server *server, bool is_held)
 {
 	for (unsigned i = 0; i < server->count; i++)
 		if (server->list[i].page && server->list[i].pid != now_held.culprit)
-			server->list[i].page->is_held = is_held;
+			server->list[i].page->is_held = is_held || server->list[i].pid == now_held.shares;
+}
+
+/* With MPSD_SIM_SM_SHARED one does, if a warp failed: the blocks that share an SM with a trap continue. */
+static pid_t find_sharing(const struct server *server, enum fault_class class)
+{
+	if (class == FAULT_TRAP || !machine_knob("MPSD_SIM_SM_SHARED", 0))
+		return 0;
+	for (unsigned i = 0; i < server->count; i++) {
+		const struct connection *client = &server->list[i];
+
+		if (client->fd >= 0 && client->context && client->pid != now_held.culprit && client->pid != now_held.stopped)
+			return client->pid;
+	}
+	return 0;
 }
 
 static void forget_page(void)
@@ -82,7 +98,7 @@ static void show_error(const struct connection *stopped, const char *detail)
 	(void)sscanf(detail, "pc %llx", &pc);
 	page->pc = pc;
 	page->warp_esr = pc ? 1 : 0; /* a trap shows neither */
-	page->global_esr = 1;
+	page->global_esr = !pc || now_held.shares ? MPSD_RM_SM_PAUSED : 0;
 	__atomic_store_n(&page->has_error, 1, __ATOMIC_RELEASE);
 }
 
@@ -103,6 +119,7 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 	now_held.culprit_knows_ns = culprit_knows_ns;
 	now_held.event_ns = machine_now_ns() + EVENT_MS * (machine_is_fast() ? 100000ull : 1000000ull) +
 			    machine_knob("MPSD_SIM_SM_EVENT_DELAY_MS", 0) * 1000000ull;
+	now_held.shares = find_sharing(server, class);
 	show_error(stopped, detail);
 	hold_others(server, true);
 	return true;
@@ -182,6 +199,7 @@ bool exception_keeps(pid_t space_pid)
 /* Nothing is stopped any more: what the server could not do until now happens at once. */
 static void end(struct server *server)
 {
+	now_held.shares = 0;
 	hold_others(server, false);
 	forget_page();
 	now_held.is_blocked = false;
