@@ -32,6 +32,7 @@
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
  *                             or -errno                                       sentinel, after an exception
  *
+ * Where a client would hang after RESUME (AT_SHARED), FAULT and the looks at the clients are followed by FAILED, not by CONTAINED.
  * `time_ns` is CLOCK_MONOTONIC. After each exception one HOLDS comes for each process that was added and lives; it can come after
  * CONTAINED. A process is held once: in its later reports the count is 0.
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,

@@ -161,7 +161,7 @@ static void settle(uint64_t end_ns)
 	holders->revents = 0;
 }
 
-/* Events that the same exception fired in the meantime.  Returns whether there were any. */
+/* Events that the same exception fired in the meantime.  Returns whether any came. */
 static bool drain_events(void)
 {
 	bool had_some = false;
@@ -192,7 +192,7 @@ static bool contain_once(uint64_t began_ns, const struct exception *exception)
 			hold(&watcher.added[i]);
 	settle(began_ns + SETTLE_MS * 1000000ull);
 	if (exception->is_shared)
-		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME one client would stand still for ever, and nobody would know which */
+		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME a client would hang, and which one is not known */
 	if ((rc = rm_resume(&watcher.rm)))
 		fail(MPSD_SENTINEL_AT_RESUME, rc);
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
@@ -285,7 +285,7 @@ static void server_ended(void)
 	leave(0);
 }
 
-/* Before it knows its server, its end shows to nobody: without a peer the stopped client would stay for ever. */
+/* Before it knows its server, its end does not show: without a peer the stopped client would stay for ever. */
 static void look_alone(void)
 {
 	bool is_alone = watcher.polled[START].fd < 0 && watcher.polled[PEER].fd < 0 && watcher.polled[SERVER].fd < 0;

@@ -131,7 +131,8 @@ def test_nobody_hangs_whose_block_shared_the_sm_of_a_failed_warp(mps: Machine, s
     victim, culprit = two_clients(mps, sentinel, mode, "60")
     culprit.open_gate()
     failed = sentinel.comes(FAILED)
-    assert failed and (failed.count, failed.status) == (AT_SHARED, 0)
+    assert failed
+    assert (failed.count, failed.status) == (AT_SHARED, 0)
     assert victim.end()["code"] in (700, 716)
     assert sentinel.process.wait(20) == 1
 

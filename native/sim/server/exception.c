@@ -20,7 +20,7 @@ static struct {
 	enum fault_class class;
 	pid_t culprit;
 	pid_t kept_space; /* of the culprit, which has gone: it must stay until the end of the exception; 0: none */
-	pid_t stopped;    /* the client whose continuing or end matters */
+	pid_t stopped;    /* it matters when this client continues or ends */
 	pid_t shares;     /* a client with a block on the SM of the exception, which no resume continues; 0: none */
 	uint64_t culprit_knows_ns;
 	uint64_t event_ns; /* 0: it has fired */
@@ -180,7 +180,7 @@ static void look_for_space(struct server *server)
 }
 
 /* A culprit that ends before the first RESUME takes its memory from under its warps, unless another process holds its address
- * space. So does one that hangs, and one whose error was resumed away. The others then hang. */
+ * space. So does one that hangs, and one with an error that was resumed away. The others then hang. */
 void exception_client_gone(struct server *server, const struct connection *client)
 {
 	if (!now_held.is_blocked || client->pid != now_held.culprit || !client->context)

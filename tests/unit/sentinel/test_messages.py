@@ -37,7 +37,13 @@ def test_a_request_names_the_process() -> None:
 
 @pytest.mark.parametrize(
     ("step", "status", "words"),
-    [(1, 500, "no usable libcuda.so.1"), (3, -2, "ENOENT"), (7, 0x56, "status 0x56"), (9, 0, "had other warps"), (99, 1, "step 99")],
+    [
+        (1, 500, "no usable libcuda.so.1"),
+        (3, -2, "ENOENT"),
+        (7, 0x56, "status 0x56"),
+        (9, 0, "had other warps"),
+        (99, 1, "step 99"),
+    ],
 )
 def test_a_failure_is_put_into_words(step: int, status: int, words: str) -> None:
     assert words in SentinelReport(SentinelKind.FAILED, status=status, count=step).why
