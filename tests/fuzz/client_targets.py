@@ -15,7 +15,7 @@ from mpsd_client._layout import decode as decode_layout
 from mpsd_client._layout import encode as encode_layout
 from mpsd_client._record import Record, Schema
 
-from mpsd.metrics.http import HttpAnswer, converse
+from mpsd.metrics.http import HttpAnswer, Visit, converse
 from tests.fuzz.targets import reads
 
 CALLS: tuple[Any, ...] = (
@@ -105,10 +105,14 @@ def metrics_http(data: bytes) -> None:
 
 
 async def _one_conversation(data: bytes) -> None:
+    async def page(visit: Visit) -> HttpAnswer:
+        assert all(name == name.lower() for name in visit.headers)
+        return HttpAnswer(200, b"numbers")
+
     ours, theirs = trio.testing.memory_stream_pair()
     await theirs.send_all(data)
     await theirs.send_eof()
     with trio.fail_after(5):
-        await converse(ours, {"/metrics": lambda: HttpAnswer(200, b"numbers")})
+        await converse(ours, {"/metrics": page})
         answer = b"".join([part async for part in theirs])
     assert not answer or answer.startswith(b"HTTP/1.1 ")
