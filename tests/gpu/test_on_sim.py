@@ -95,7 +95,7 @@ PARTS = {
         names("") - ELSEWHERE, MOST_SECONDS, 1, lambda row: row["section"] in SPEED, check_that_the_vendor_fails
     ),
     # 6 trials, a third of which are of the C program: mpsd is killed in one of them
-    "vault": Part(names("vault_", "shim_"), 240, 6, lambda row: False, check_that_what_is_not_absorbed_kills),
+    "vault": Part(names("vault_", "shim_"), 300, 6, lambda row: False, check_that_what_is_not_absorbed_kills),
     "failover": Part(
         {"failover_count", "failover_fence", "failover_llm"}, 200, 2,
         lambda row: "first useful" in row["what"], check_that_every_way_was_tried,
