@@ -148,7 +148,8 @@ def test_mpsd_says_why_it_cannot_make_the_directory_again(machine: Machine) -> N
     machine.state.touch()
     assert "it is not a directory" in machine.wait_for_journal("state_directory.not_made")["why"]
     with machine.mpsd() as mpsd:
-        assert any("under the running mpsd" in problem for problem in mpsd.ask(calls.health()).problems)
+        removed = "under the running mpsd"
+        wait_for("health to report it", lambda: any(removed in problem for problem in mpsd.ask(calls.health()).problems))
     client.goes_on()
     machine.state.unlink()
     machine.wait_for_journal("state_directory.made_again")
