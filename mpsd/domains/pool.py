@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.outlived import Outlived, find_unreachable
+from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.rules.log_lines import LogLine, News

@@ -18,8 +18,8 @@ from msgspec.structs import asdict, replace
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.host.command_line import Parser
 from mpsd.images.copying import copy
+from mpsd.images.default_directory import default_directory
 from mpsd.images.export import export
-from mpsd.images.place import default_directory
 from mpsd.images.progress import Progress, size_text
 from mpsd.images.receiving import receive
 from mpsd.images.rules.manifest import BLOCK_BYTES, BlockPlace, Manifest

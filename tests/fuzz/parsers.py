@@ -42,7 +42,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/host/inotify.py": _KERNEL,
     "mpsd/host/mounts.py": "reads the line of one number in /proc/self/mountinfo, in which the kernel escapes names",
     "mpsd/domains/leftovers.py": "reads numbers of /proc/PID/task/TID/children",
-    "mpsd/domains/outlived.py": _OWN,
+    "mpsd/domains/orphaned_daemons.py": _OWN,
     "mpsd/domains/directories.py": "reads a pid file in a private directory",
     "mpsd/faults/sources/core_dumps.py": "reads a line of /proc/PID/status that the kernel made of numbers alone",
     "mpsd/faults/store.py": _OWN,

@@ -73,7 +73,7 @@ extern "C" {
 #include "mpsd/code/peer.h"
 #include "mpsd/code/wire.h"
 #include "mpsd/code/exchange.h"
-#include "mpsd/code/owed.h"
+#include "mpsd/code/deferred.h"
 #include "mpsd/code/session.h"
 #include "mpsd/code/ask.h"
 #include "mpsd/code/space.h"

@@ -183,7 +183,7 @@ class _Device:
         """Poll in a thread, without the interpreter's lock, until it is stopped."""
         descriptors = self._device, self._seen, self._stop
         try:
-            done = await trio.to_thread.run_sync(lib.mpsd_look, *descriptors, interval_ns, limiter=trio.CapacityLimiter(1))
+            done = await trio.to_thread.run_sync(lib.mpsd_poll, *descriptors, interval_ns, limiter=trio.CapacityLimiter(1))
             why = os.strerror(-done) if done else ""
         except RuntimeError as exc:  # no thread can be started
             why = str(exc)

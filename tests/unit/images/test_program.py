@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mpsd.images import progress
 from mpsd.images.__main__ import main
-from mpsd.images.place import default_directory
+from mpsd.images.default_directory import default_directory
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
 from tests.unit.images.making import FIRST, block, contents_of, expected, facts, flip, stored_blocks, take

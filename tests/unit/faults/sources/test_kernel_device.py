@@ -29,12 +29,12 @@ class Looks:
         self.running = self.begun = 0
         self.has_begun = threading.Event()
 
-    def mpsd_look(self, *args: int) -> int:
+    def mpsd_poll(self, *args: int) -> int:
         self.running += 1
         self.begun += 1
         self.has_begun.set()
         try:
-            return int(lib.mpsd_look(*args))
+            return int(lib.mpsd_poll(*args))
         finally:
             self.running -= 1
 
@@ -212,7 +212,7 @@ def test_a_look_reads_nothing_tells_again_and_ends_when_it_is_told_to() -> None:
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     told, stop = os.eventfd(0), os.eventfd(0)
     ended: list[int] = []
-    looking = threading.Thread(target=lambda: ended.append(lib.mpsd_look(reader.fileno(), told, stop, 100_000)))
+    looking = threading.Thread(target=lambda: ended.append(lib.mpsd_poll(reader.fileno(), told, stop, 100_000)))
     try:
         looking.start()
         writer.send(b"record")

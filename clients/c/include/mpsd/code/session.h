@@ -136,8 +136,8 @@ MPSD_API void mpsd_session_close(struct mpsd_session *session)
 
 	if (!session)
 		return;
-	if (session->owed.state == MPSD_OWED_KNOWN && session->owed.rc == 0)
-		mpsd_answer_clear(&session->owed.answer);
+	if (session->deferred.state == MPSD_DEFERRED_KNOWN && session->deferred.rc == 0)
+		mpsd_answer_clear(&session->deferred.answer);
 	mpsd_hang_up(session);
 	for (words = session->words; words; words = next) {
 		next = words->next;

@@ -164,7 +164,7 @@ static inline void mpsd_pack_page(const struct mpsd_arena *arena, const struct m
 	mpsd_pack_uint(pack, arena->commit);
 }
 
-/* is_owed: it was asked for before, and its answer is owed. */
+/* is_owed: it was asked for before, and its answer is deferred. */
 static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *taken, uint64_t after, int is_owed,
 				struct mpsd_answer *answer)
 {

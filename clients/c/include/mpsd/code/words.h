@@ -13,10 +13,10 @@ struct mpsd_words { /* of one thread; only that thread reads and writes what is 
 	char text[MPSD_WORDS_ROOM];
 };
 
-enum mpsd_owed_state { MPSD_OWED_NONE = 0, MPSD_OWED_SENT = 1, MPSD_OWED_KNOWN = 2, MPSD_OWED_UNWANTED = 3 };
+enum mpsd_deferred_state { MPSD_DEFERRED_NONE = 0, MPSD_DEFERRED_SENT = 1, MPSD_DEFERRED_KNOWN = 2, MPSD_DEFERRED_UNWANTED = 3 };
 
-struct mpsd_owed { /* an answer that is read later: owed.h */
-	enum mpsd_owed_state state;
+struct mpsd_deferred { /* an answer that is read later: deferred.h */
+	enum mpsd_deferred_state state;
 	const char *method;
 	uint32_t id;
 	double until;
@@ -32,7 +32,7 @@ struct mpsd_session {
 	unsigned char *datagram; /* MPSD_DATAGRAM_BYTES, for requests */
 	double reconnect_seconds;
 	double answer_seconds;
-	struct mpsd_owed owed;
+	struct mpsd_deferred deferred;
 	int parting_code; /* of the last goodbye; 0: none */
 	char parting_words[256];
 

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/owed.h: a request with an answer that is read later, so that mpsd and the caller work at the same time.
+ * mpsd/code/deferred.h: a request with an answer that is read later, so that mpsd and the caller work at the same time.
  *
  *   NONE --soon--> SENT --another request is to be sent--> KNOWN          one at a time in a session; a call that finds it in
  *     ^             |                                        |            use makes an ordinary request
  *     `---outcome---`----------------outcome-----------------'
  */
-#ifndef MPSD_CODE_OWED_H
-#define MPSD_CODE_OWED_H
+#ifndef MPSD_CODE_DEFERRED_H
+#define MPSD_CODE_DEFERRED_H
 
 /* Read the pending answer. Called with the session's lock held; keeps the calling thread's error text. */
 static inline void mpsd_collect(struct mpsd_session *session)
 {
-	struct mpsd_owed *owed = &session->owed;
+	struct mpsd_deferred *deferred = &session->deferred;
 	struct mpsd_words kept;
 	int has_words = mpsd_keep_words(session, &kept);
 
-	owed->rc = session->fd < 0 ? -ECONNRESET : mpsd_receive(session, owed->method, owed->id, owed->until, &owed->answer);
-	if (owed->rc < 0 && owed->rc != -ECONNRESET)
-		mpsd_keep_words(session, &owed->words);
+	deferred->rc = session->fd < 0 ? -ECONNRESET : mpsd_receive(session, deferred->method, deferred->id, deferred->until, &deferred->answer);
+	if (deferred->rc < 0 && deferred->rc != -ECONNRESET)
+		mpsd_keep_words(session, &deferred->words);
 	if (has_words)
 		mpsd_restore_words(session, &kept);
-	if (owed->state == MPSD_OWED_UNWANTED && owed->rc == 0)
-		mpsd_answer_clear(&owed->answer);
-	owed->state = owed->state == MPSD_OWED_UNWANTED ? MPSD_OWED_NONE : MPSD_OWED_KNOWN;
+	if (deferred->state == MPSD_DEFERRED_UNWANTED && deferred->rc == 0)
+		mpsd_answer_clear(&deferred->answer);
+	deferred->state = deferred->state == MPSD_DEFERRED_UNWANTED ? MPSD_DEFERRED_NONE : MPSD_DEFERRED_KNOWN;
 }
 
 /* Before another request goes out. */
 static inline void mpsd_collect_first(struct mpsd_session *session)
 {
-	if (session->owed.state == MPSD_OWED_SENT || session->owed.state == MPSD_OWED_UNWANTED)
+	if (session->deferred.state == MPSD_DEFERRED_SENT || session->deferred.state == MPSD_DEFERRED_UNWANTED)
 		mpsd_collect(session);
 }
 
@@ -38,15 +38,15 @@ static inline void mpsd_collect_first(struct mpsd_session *session)
 static inline int mpsd_call_soon(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes,
 				 const int *fds, unsigned fd_count)
 {
-	struct mpsd_owed *owed = &session->owed;
+	struct mpsd_deferred *deferred = &session->deferred;
 	int rc = -EAGAIN;
 
 	pthread_mutex_lock(&session->lock);
-	if (owed->state == MPSD_OWED_NONE && session->fd >= 0) {
-		owed->method = method;
-		owed->until = mpsd_now() + session->answer_seconds;
-		if (mpsd_send_request(session, method, params, params_bytes, fds, fd_count, owed->until, &owed->id) == 0) {
-			owed->state = MPSD_OWED_SENT;
+	if (deferred->state == MPSD_DEFERRED_NONE && session->fd >= 0) {
+		deferred->method = method;
+		deferred->until = mpsd_now() + session->answer_seconds;
+		if (mpsd_send_request(session, method, params, params_bytes, fds, fd_count, deferred->until, &deferred->id) == 0) {
+			deferred->state = MPSD_DEFERRED_SENT;
 			rc = 0;
 		}
 	}
@@ -57,19 +57,19 @@ static inline int mpsd_call_soon(struct mpsd_session *session, const char *metho
 /* As of mpsd_call(), but -ECONNRESET: the connection ended first.  answer may be NULL. */
 static inline int mpsd_outcome(struct mpsd_session *session, struct mpsd_answer *answer)
 {
-	struct mpsd_owed *owed = &session->owed;
+	struct mpsd_deferred *deferred = &session->deferred;
 	int rc;
 
 	pthread_mutex_lock(&session->lock);
 	mpsd_collect_first(session);
-	rc = owed->rc;
+	rc = deferred->rc;
 	if (rc < 0 && rc != -ECONNRESET)
-		mpsd_restore_words(session, &owed->words);
+		mpsd_restore_words(session, &deferred->words);
 	else if (rc == 0 && answer)
-		*answer = owed->answer;
+		*answer = deferred->answer;
 	else if (rc == 0)
-		mpsd_answer_clear(&owed->answer);
-	owed->state = MPSD_OWED_NONE;
+		mpsd_answer_clear(&deferred->answer);
+	deferred->state = MPSD_DEFERRED_NONE;
 	pthread_mutex_unlock(&session->lock);
 	return rc;
 }
@@ -77,12 +77,12 @@ static inline int mpsd_outcome(struct mpsd_session *session, struct mpsd_answer 
 /* No caller will ask for the outcome any more. */
 static inline void mpsd_disown(struct mpsd_session *session)
 {
-	struct mpsd_owed *owed = &session->owed;
+	struct mpsd_deferred *deferred = &session->deferred;
 
 	pthread_mutex_lock(&session->lock);
-	if (owed->state == MPSD_OWED_KNOWN && owed->rc == 0)
-		mpsd_answer_clear(&owed->answer);
-	owed->state = owed->state == MPSD_OWED_SENT ? MPSD_OWED_UNWANTED : MPSD_OWED_NONE;
+	if (deferred->state == MPSD_DEFERRED_KNOWN && deferred->rc == 0)
+		mpsd_answer_clear(&deferred->answer);
+	deferred->state = deferred->state == MPSD_DEFERRED_SENT ? MPSD_DEFERRED_UNWANTED : MPSD_DEFERRED_NONE;
 	pthread_mutex_unlock(&session->lock);
 }
 

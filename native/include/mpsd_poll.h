@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_look.h: a descriptor is looked at again and again, for one that wakes its readers late: the kernel log does
+ * mpsd_poll.h: a descriptor is looked at again and again, for one that wakes its readers late: the kernel log does
  * (mpsd/faults/sources/kernel_log.py).
  */
-#ifndef MPSD_LOOK_H
-#define MPSD_LOOK_H
+#ifndef MPSD_POLL_H
+#define MPSD_POLL_H
 
 #ifndef MPSD_CDEF /* a binding defines it and runs `cc -E -P`: only declarations remain */
 #include <errno.h>
@@ -19,10 +19,10 @@
  * interval or two if `watched` still can be read. Reads no data itself, so that ending its thread loses none. Returns 0 when
  * `stop` can be read, or -errno. Any thread; blocks until then; borrows all three.
  */
-static int mpsd_look(int watched, int told, int stop, int64_t interval_ns);
+static int mpsd_poll(int watched, int told, int stop, int64_t interval_ns);
 
 #ifndef MPSD_CDEF
-static int mpsd_look(int watched, int told, int stop, int64_t interval_ns)
+static int mpsd_poll(int watched, int told, int stop, int64_t interval_ns)
 {
 	const struct timespec interval = { interval_ns / 1000000000, interval_ns % 1000000000 };
 	int has_told = 0;
