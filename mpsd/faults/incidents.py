@@ -301,7 +301,7 @@ class Incidents:
         """End what is held against the key and return it.  A drained GPU, GPU-..., takes clients again.  Raises NoSuchFault."""
         found = next((each for each in self.standings() if each.key == key), None)
         if found is None:
-            raise NoSuchFault(f"{in_words(key)} is neither in quarantine nor suspected")
+            raise NoSuchFault(f"{in_words(key)} is neither in quarantine nor suspected; `mpsctl blame` lists the keys that are")
         changes = self._blame.pardon(key)
         if self._pool.restore_gpu(key):
             self._publish("gpu.restored", {"gpu": key})

@@ -80,7 +80,7 @@ MPSCTL_REFUSED = (
     ("domain drain nosuch", "no fault domain is called nosuch (NO_SUCH_DOMAIN)"),
     ("domain create --gpu 9", f'"9" names no device of this daemon: expected {GPU}'),
     ("fault 99", "no fault has number 99 (NO_SUCH_FAULT)"),
-    ("pardon lease:99", '"lease:99" is neither in quarantine nor suspected (NO_SUCH_FAULT)'),
+    ("pardon lease:99", '"lease:99" is neither in quarantine nor suspected; `mpsctl blame` lists the keys'),
     ("arena show nosuch", "no arena is called nosuch (NO_SUCH_ARENA)"),
     ("arena create a/b --capacity 8G", 'parameter name: found "a/b"; accepted: letters, digits, dots'),
     ("arena create x --capacity 1T", "a capacity of 1T for arena x: GPU 0 (GPU-"),

@@ -86,7 +86,7 @@ async def test_a_lease_is_renewed_and_given_back(tmp_path: Path, short_dir: Path
     async with open_console(tmp_path, short_dir) as console:
         assert await console.answer("lease", "renew", "1", "--ttl", "1h30m") == "lease 1 is active: 38 SMs (30%), for 1h29m\n"
         assert await console.answer("lease", "renew", "1") == "lease 1 is active: 38 SMs (30%), for 50s\n"
-        assert "its 1 clients keep what they have" in await console.answer("lease", "release", "1")
+        assert "its client keeps what it has" in await console.answer("lease", "release", "1")
         assert 1 not in console.daemon.fakes.leases.made
 
 

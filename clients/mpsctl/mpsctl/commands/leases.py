@@ -120,6 +120,8 @@ def _ids_of(session: Session, name: str) -> list[int]:
 
 
 def _those_who_run(lease: Lease) -> str:
+    if lease.clients == 1:
+        return "its client keeps what it has until it ends"
     return f"its {lease.clients} clients keep what they have until they end" if lease.clients else "no client had it"
 
 
