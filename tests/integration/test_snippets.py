@@ -2,17 +2,19 @@
 
 import re
 import sys
+from itertools import pairwise
 
 import pytest
 
 from tests.integration.host import PATIENT, SIM_DIRECTORY, Host
 from tests.integration.machine import PATH, ROOT, SIMULATOR
-from tests.integration.snippets import Snippet, pages, snippets_of
+from tests.integration.snippets import TUTORIALS, Snippet, difference, pages, snippets_of
 
 SNIPPETS = [each for page in pages() for each in snippets_of(page)]
-SHOWN = ("", "yaml", "ini")  # languages that nothing runs
+SHOWN = ("", "text", "yaml", "ini")  # languages that nothing runs
 COMMANDS = re.compile(r"^(\$ )?(mpsctl|mpsd (check|config)|make|pip|python3?|systemctl|echo|(tests|kmod)/\S+) ", re.MULTILINE)
 SECONDS = 25  # of one block
+TUTORIAL_SECONDS = 240
 ENVIRONMENT = {
     "PATH": f"{PATIENT}:{PATH}",
     "HOME": "/tmp",
@@ -116,6 +118,15 @@ finish() {
 }
 """
 
+# Of a tutorial: one shell for the whole page, and a mark before each block. Nothing is downloaded or compiled.
+SESSION = """\
+set -e
+trap 'echo "failed: $BASH_COMMAND"' ERR
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+make() { command make -n "$@" >/dev/null; }
+"""
+MARK = "==== block"
+
 
 @pytest.fixture
 def reader(host: Host) -> Host:
@@ -134,6 +145,19 @@ def bash(reader: Host, script: str) -> str:
     said = reader.file("/tmp/said").read_text()
     assert done.returncode == 0, f"status {done.returncode}\n{said}"
     return said
+
+
+def run_tutorial(reader: Host, blocks: list[Snippet]) -> list[str]:
+    """Run the page from its first block to its last in one shell, as a reader pastes them.  Return what each block printed."""
+    script = SESSION + "".join(f"{name}() {{ :; }}\n" for name in ELSEWHERE)
+    for each in blocks:
+        script += f"{each.given}\necho '{MARK}'\n{each.code}"
+    reader.file("/tmp/snippet").write_text(f"cd {ROOT}\n{script}")
+    words = ["timeout", "--kill-after=1", str(TUTORIAL_SECONDS), "sh", "-c", "exec bash /tmp/snippet > /tmp/said 2>&1"]
+    done = reader.run(*words, environment={"PATH": f"{PATIENT}:{PATH}", "HOME": "/tmp"}, seconds=TUTORIAL_SECONDS + 10)
+    said = reader.file("/tmp/said").read_text()
+    assert done.returncode == 0, f"status {done.returncode}\n{said}"
+    return said.split(f"{MARK}\n")[1:]
 
 
 def start(reader: Host) -> None:
@@ -200,6 +224,44 @@ def test_each_block_has_a_language_and_a_reason_if_it_is_not_run() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.deadline(90)
-@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if each.language in RUNNERS and not each.not_run], ids=str)
+@pytest.mark.parametrize(
+    "snippet",
+    [each for each in SNIPPETS if each.language in RUNNERS and not each.not_run and each.page not in TUTORIALS],
+    ids=str,
+)
 def test_what_a_page_shows_runs(snippet: Snippet, reader: Host) -> None:
     RUNNERS[snippet.language](reader, snippet)
+
+
+def test_a_tutorial_has_commands_and_their_output_alone() -> None:
+    for each in SNIPPETS:
+        assert each.language != "text" or each.page in TUTORIALS, f"{each}: only a tutorial's output is compared"
+        assert each.page not in TUTORIALS or each.language in ("", "sh", "text"), f"{each}: {each.language!r}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "is_equal"),
+    [
+        ("up 2s, 5 clients\n", "up   1m05s, 12 clients\n", True),
+        ("took 1.5 ms\n", "took 2 s\n", True),
+        ("pid 5 ... ok\n", "pid 77 of alice is ok\n", True),
+        ("pid 5 is ok\n", "pid 77 is not ok\n", False),
+        ("one\n", "one\ntwo\n", False),
+        ("one\n...\n", "one\ntwo\nthree\n", True),
+    ],
+)
+def test_the_output_of_a_tutorial_may_differ_in_numbers_alone(shown: str, said: str, is_equal: bool) -> None:
+    assert (difference(shown, said) == "") is is_equal
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.deadline(TUTORIAL_SECONDS + 60)
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_runs_and_prints_what_it_shows(page: str, reader: Host) -> None:
+    shown = snippets_of(page)
+    blocks = [each for each in shown if each.language == "sh" and not each.not_run]
+    said = dict(zip(blocks, run_tutorial(reader, blocks), strict=True))
+    for block, after in pairwise(shown):
+        if after.language == "text" and (trouble := difference(after.code, said[block])):
+            pytest.fail(f"{after}, after {block}\n{trouble}")
