@@ -28,10 +28,19 @@ _ID = attrgetter("id")
 def refusal(services: Ports, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError | None:
     """Return why this user may not act on the lease: for other users it does not exist."""
     try:
-        is_owner = services.leases.find(ask.id).owner_uid == peer.uid
+        is_owner = _is_own(peer, services.leases.find(ask.id))
     except NoSuchLease:
         is_owner = False
     return None if is_owner else NoSuchLease(f"no lease has id {ask.id}")
+
+
+def _is_own(peer: Peer, lease: Lease) -> bool:
+    """Return whether it is the peer's.  A container can take the uid of an operator; what an operator made for all is not its own."""
+    return lease.owner_uid == peer.uid and (peer.is_operator or peer.bound is EVERYTHING or not lease.for_all_users)
+
+
+def _may_see(peer: Peer, lease: Lease) -> bool:
+    return peer.is_operator or _is_own(peer, lease)
 
 
 async def create(call: Call[CreateLease]) -> Map:
@@ -72,7 +81,8 @@ def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
     leases = sorted(call.services.leases.leases(), key=_ID)
     start = bisect_right(leases, -1 if call.ask.after is None else call.ask.after, key=_ID)
     asked = call.ask.state
-    entries = ((each.id, each.owner_uid, each) for each in leases[start:] if asked is None or each.state is asked)
+    may_see = partial(_may_see, call.peer)
+    entries = ((each.id, each.owner_uid, each) for each in filter(may_see, leases[start:]) if asked in (None, each.state))
     return Rows(entries, partial(_shown, call.peer, _clients(call.services), call.services.board.devices))
 
 
@@ -87,7 +97,7 @@ def _show(call: Call[Any], lease: Lease) -> Map:
 
 
 def _shown(peer: Peer, clients: Mapping[int | None, int], devices: Sequence[Device], lease: Lease) -> Map:
-    return lease_results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid, devices)
+    return lease_results.lease(lease, clients.get(lease.id, 0), _is_own(peer, lease), devices)
 
 
 def _clients(services: Ports) -> Mapping[int | None, int]:

@@ -122,6 +122,20 @@ async def test_a_token_is_told_to_its_owner_alone(tmp_path: Path) -> None:
     assert "another-secret" not in audit_text(tmp_path)
 
 
+async def test_root_of_a_container_has_no_lease_that_an_operator_made_for_all(tmp_path: Path) -> None:
+    """A device plugin makes those of all pods, whose roots have its uid."""
+    async with open_daemon(tmp_path) as daemon:
+        operator, pod = await daemon.call_as(OPERATOR), await daemon.call_as(Peer(7, OPERATOR.uid, False, bound=4026532001))
+        secret = {"kind": "token", "value": "of-another-pod"}
+        others = (await operator.ask("lease.create", name="x", selector=secret, sm_percent=1))["id"]
+        own = (await pod.ask("lease.create", name="y", selector=secret, sm_percent=1))["id"]
+        for method in ("lease.get", "lease.renew", "lease.release"):
+            assert await pod.refusal(method, id=others) == "NO_SUCH_LEASE"
+        assert [row["id"] for row in (await pod.ask("lease.list"))["items"]] == [own]
+        assert (await operator.ask("lease.get", id=others))["selector"]["value"] == "of-another-pod"
+        assert (await pod.ask("lease.release", id=own))["id"] == own
+
+
 async def test_a_list_comes_in_pages_that_fit_and_miss_nothing(tmp_path: Path) -> None:
     """10,000 leases, some as large as may be; in the order of their ids, each once."""
     async with open_daemon(tmp_path) as daemon:
