@@ -128,6 +128,17 @@ def test_a_container_ends_its_own_processes(shared: Machine) -> None:
         wait_for("the child to end", lambda: not is_running(child))
 
 
+def test_root_of_a_container_has_no_lease_of_roots_of_the_host(shared: Machine) -> None:
+    """As a device plugin makes for all pods: a pod's root saw the tokens of the others, and released their leases."""
+    with shared.mpsd() as root, container(shared, 0) as inside:
+        lease = root.ask(calls.lease_create("of-a-pod", Selector.of_token("the-token-of-a-pod"), sm_percent=1))
+        gone = f"no lease has id {lease.id}"
+        said = inside.ask(calls.lease_get(lease.id), calls.lease_renew(lease.id), calls.lease_release(lease.id))
+        assert said == [gone] * 3
+        assert root.ask(calls.lease_get(lease.id)).selector.value == "the-token-of-a-pod"
+        root.ask(calls.lease_release(lease.id))
+
+
 BYTES = 2 << 20
 
 

@@ -35,7 +35,7 @@ def refusal(services: Ports, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError
 
 
 def _is_own(peer: Peer, lease: Lease) -> bool:
-    """Return whether it is the peer's.  A container can take the uid of an operator; what an operator made for all is not its own."""
+    """Return whether it is the peer's.  A process in a container can have an operator's uid, and none of its leases for all."""
     return lease.owner_uid == peer.uid and (peer.is_operator or peer.bound is EVERYTHING or not lease.for_all_users)
 
 
