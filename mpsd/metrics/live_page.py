@@ -22,6 +22,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import Event, EventBus
 from mpsd.config.value_checks import UNIX, parse_address
@@ -65,6 +67,7 @@ class LivePage:
     ) -> None:  # fmt: skip
         self._ask, self._token, self._reuse_seconds, self._clock = ask, token, reuse_seconds, clock
         self._door = _Door(listen)
+        self._turn = trio.Lock()  # one fault at a time, and other tasks between two: each is read from the disk
         self._made: dict[bool, tuple[float, bytes]] = {}  # by is_operator
         self._faults: dict[bool, Any] = {}  # likewise; each is read from the disk, so only after events
         self._page = _static_page()
@@ -72,6 +75,14 @@ class LivePage:
 
     def pages(self) -> Mapping[str, Page]:
         return {"/": self._show, "/state": self._state, "/fault": self._fault}
+
+    def guarded(self, page: Page) -> Page:
+        """Return a page that every program may read, and no site through a browser."""
+
+        async def show(visit: Visit) -> HttpAnswer:
+            return self._strange_name(visit) or await page(visit)
+
+        return show
 
     def _hear(self, event: Event) -> None:
         if event.topic.startswith("fault."):
@@ -107,7 +118,8 @@ class LivePage:
         if not re.fullmatch(r"[0-9]{1,15}", visit.query):
             return HttpAnswer(400, b"as /fault?7: the number of a fault\n")
         try:
-            found = await self._ask(peer, "fault.get", {"number": int(visit.query)})
+            async with self._turn:
+                found = await self._ask(peer, "fault.get", {"number": int(visit.query)})
         except MpsdError as exc:
             return HttpAnswer(404, f"{exc}\n".encode())
         return HttpAnswer(200, _json(found), "application/json")
@@ -122,9 +134,12 @@ class LivePage:
         if not self._door.is_local:
             why = "give the token" if self._token else "set metrics.token_file"
             return HttpAnswer(401, f"other machines reach this address: {why}\n".encode())
-        if not self._door.is_own_name(visit.headers.get("host", "")):
-            return HttpAnswer(403, b"this is not a name of the loopback address\n")
-        return _READER
+        return self._strange_name(visit) or _READER
+
+    def _strange_name(self, visit: Visit) -> HttpAnswer | None:
+        if self._door.is_local and not self._door.is_own_name(visit.headers.get("host", "")):
+            return HttpAnswer(403, b"the Host header is no name of the loopback address, as localhost or 127.0.0.1\n")
+        return None
 
 
 class _Door:

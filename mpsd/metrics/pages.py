@@ -24,7 +24,7 @@ def answerer(
 ) -> Callable[[trio.abc.Stream], Awaitable[str]]:
     """Return a function that serves one connection (http.py, converse)."""
     live = LivePage(source.readings.ask, source.events, listen, token, reuse_seconds)
-    pages = {**live.pages(), **build(source, reuse_seconds)}
+    pages = {**live.pages(), **{path: live.guarded(page) for path, page in build(source, reuse_seconds).items()}}
     return lambda stream: converse(stream, pages)
 
 

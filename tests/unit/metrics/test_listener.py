@@ -57,7 +57,7 @@ async def rest_of(stream: trio.SocketStream) -> bytes:
 
 
 def request(path: str, method: str = "GET", *headers: str) -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: here", *headers, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 async def test_numbers_come_over_a_socket(short_dir: Path) -> None:
@@ -73,7 +73,10 @@ def is_there(path: str) -> bool:
     return Path(path).exists()
 
 
-async def test_numbers_come_over_tcp(unused_port: int) -> None:
+@pytest.mark.parametrize(("host", "status"), [("localhost", b"200"), ("127.0.0.1:9", b"200"), ("site.example", b"403")])
+@pytest.mark.parametrize("path", ["/metrics", "/healthz"])
+async def test_numbers_come_over_tcp(path: str, host: str, status: bytes, unused_port: int) -> None:
+    """And not to a site, whose name a browser takes for this address: they have the names of leases and services."""
     daemon = FakeDaemon.furnish(f"127.0.0.1:{unused_port}")
     async with started(daemon.metrics.serve, daemon.fakes.services(), daemon.readings):
         with trio.fail_after(PATIENCE_SECONDS):
@@ -84,8 +87,8 @@ async def test_numbers_come_over_tcp(unused_port: int) -> None:
                 except OSError:
                     await trio.sleep(0.01)
         async with stream:
-            await stream.send_all(request("/healthz"))
-            assert (await rest_of(stream)).startswith(b"HTTP/1.1 200 ")
+            await stream.send_all(request(path).replace(b"localhost", host.encode()))
+            assert (await rest_of(stream)).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.fixture

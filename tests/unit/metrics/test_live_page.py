@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus
@@ -99,6 +100,24 @@ async def test_a_fault_is_asked_for_by_its_number() -> None:
         200, 404, 400, 400, 400, 400
     ]  # fmt: skip
     assert json.loads((await page.get("/fault", "7")).body)["items"][0]["address"] == hex(2**63)
+
+
+async def test_readers_of_faults_let_other_tasks_run_between_two() -> None:
+    """As at the socket: 32 readers at once, whose faults are long, held up every client."""
+    page, turns = Page(), [0]
+
+    async def other_task() -> None:
+        while True:
+            turns[0] += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as others:
+        others.start_soon(other_task)
+        async with trio.open_nursery() as readers:
+            for _ in range(32):
+                readers.start_soon(page.get, "/fault", "7")
+        others.cancel_scope.cancel()
+    assert turns[0] >= len(page.asked.calls) == 32
 
 
 async def test_the_page_runs_its_own_script_alone_and_asks_this_server_alone() -> None:
