@@ -54,7 +54,7 @@ class Backlog(Struct):
     _ends: tuple[socket.socket, socket.socket] = field(default_factory=_open_pair)
     _entries: dict[int, _Entry] = field(default_factory=dict)  # by number
     _of: Counter[int] = field(default_factory=Counter)  # connections that wait for a place, by the uid of the share
-    _used: int = 0  # bytes
+    _used: Counter[int] = field(default_factory=Counter)  # bytes of all connections, by the uid of the share
 
     @property
     def of_all(self) -> int:
@@ -73,13 +73,12 @@ class Backlog(Struct):
         """Add a connection, whose descriptor stays the caller's, and list it while it waits.  False: too many wait."""
         data = msgpack.encode(note)
         cost = _BYTES_EACH + 2 * len(data)
-        room = self._ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - self._used
-        own = self._of[share] * _BYTES_EACH
-        if len(data) > _MOST_BYTES or cost > room or own > _TIMES_FREE * room or not self._send(connection, data):
+        room = self._ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - self._used.total()
+        if len(data) > _MOST_BYTES or cost > room or self._used[share] > _TIMES_FREE * room or not self._send(connection, data):
             return False
         listing.__enter__()
         self._entries[note.number] = _Entry(share, cost, bool(note.greeting), listing)
-        self._used += cost
+        self._used[share] += cost
         self._of[share] += not note.greeting
         return True
 
@@ -103,10 +102,11 @@ class Backlog(Struct):
         self._drop()
         entry = self._entries.pop(note.number)
         entry.listing.__exit__(None, None, None)
-        self._used -= entry.cost
+        self._used[entry.share] -= entry.cost
         self._of[entry.share] -= not entry.waits_for_client
-        if not self._of[entry.share]:
-            del self._of[entry.share]
+        for counts in (self._used, self._of):
+            if not counts[entry.share]:
+                del counts[entry.share]
 
     def turn(self, connection: socket.socket, note: Note) -> None:
         """Move the first connection to the end of the queue, and close this copy."""

@@ -97,11 +97,13 @@ def test_a_restarted_mpsd_finds_each_once(pairs: ExitStack) -> None:
     assert client.recv(1) == b"", "no copy is left"
 
 
-def test_one_user_leaves_room_for_others(pairs: ExitStack) -> None:
+@pytest.mark.parametrize("greeting", [[], [b"greeting"]])
+def test_one_user_leaves_room_for_others(greeting: list[bytes], pairs: ExitStack) -> None:
+    """Also one whose clients are silent: it filled the queue with them, and mpsd closed the connections of others."""
     backlog = queue(pairs)
     ours, _ = connection(pairs)
     count = 0
-    while backlog.put(ours, Note(count, "control"), USER, nullcontext()):
+    while backlog.put(ours, Note(count, "control", greeting), USER, nullcontext()):
         count += 1
         assert count < 100_000
     assert count >= 300
@@ -109,7 +111,7 @@ def test_one_user_leaves_room_for_others(pairs: ExitStack) -> None:
     while others < count // 10:
         assert backlog.put(ours, Note(count + others, "control"), OTHER, nullcontext())
         others += 1
-    assert backlog.of(USER) == count
+    assert backlog.of(USER) == (0 if greeting else count)
     assert backlog.of(OTHER) == others
     assert len(numbers(backlog, count + others)) == count + others, "it can be turned though it is full"
 
