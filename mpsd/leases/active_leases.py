@@ -29,7 +29,7 @@ class ActiveLeases:
         self._leases: dict[int, Lease] = {}
         self._index = LeaseIndex()
         self._by_process: dict[ProcessId, set[int]] = {}
-        self._by_request: dict[tuple[int, str], int] = {}
+        self._by_request: dict[tuple[int, bool, str], int] = {}
         self._ends: list[tuple[float, int]] = []  # a heap; entries of ended or renewed leases may be in it
 
     def __len__(self) -> int:
@@ -54,9 +54,12 @@ class ActiveLeases:
     def match(self, identity: Identity) -> Lease | None:
         return self._index.match(identity)
 
-    def made_by(self, owner_uid: int, request_key: str) -> Lease | None:
-        """Return the lease that this request of its owner has made, while it exists."""
-        return self.get(self._by_request.get((owner_uid, request_key)))
+    def made_by(self, owner_uid: int, request_key: str, *, is_for_all: bool) -> Lease | None:
+        """Return the lease that this request of its owner has made, while it exists.
+
+        is_for_all: by an operator, whose uid a process in a container can have.
+        """
+        return self.get(self._by_request.get((owner_uid, is_for_all, request_key)))
 
     def processes(self) -> Sequence[ProcessId]:
         """Return the processes that leases name by pid."""
@@ -88,7 +91,7 @@ class ActiveLeases:
             del self._leases[lease.id]
             self._index.take(lease)
             self._account.forget(lease.id)
-            self._by_request.pop((lease.owner_uid, lease.spec.request_key), None)
+            self._by_request.pop((lease.owner_uid, lease.for_all_users, lease.spec.request_key), None)
             if (named := process_of(lease)) is not None:
                 self._by_process[named].discard(lease.id)
                 if not self._by_process[named]:
@@ -129,7 +132,7 @@ class ActiveLeases:
         self._leases[lease.id] = lease
         self._index.put(lease)
         if lease.spec.request_key:
-            self._by_request[lease.owner_uid, lease.spec.request_key] = lease.id
+            self._by_request[lease.owner_uid, lease.for_all_users, lease.spec.request_key] = lease.id
         self._account.know(lease, self._quotas.owner_of_lease(lease))
         if lease.state is LeaseState.ACTIVE:
             self._reserve(lease)

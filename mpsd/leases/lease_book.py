@@ -105,7 +105,8 @@ class LeaseBook:
         is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
         spec = with_start_time(check_spec(spec, self._quotas.devices()), self._find_process)
         spec = as_given(spec, self._quotas.devices_of(spec))
-        if spec.request_key and (made := self._register.made_by(owner_uid, spec.request_key)) is not None:
+        made = self._register.made_by(owner_uid, spec.request_key, is_for_all=is_for_all) if spec.request_key else None
+        if made is not None:
             return same_request(made, spec)
         now = self._quotas.clock()
         draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)

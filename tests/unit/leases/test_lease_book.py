@@ -281,3 +281,10 @@ def test_a_key_is_its_owners_own(world):
     mine = world.book.create(ALICE, spec(20, request_key="job"))
     assert world.book.create(BOB, spec(20, by_uid(BOB), request_key="job")).id != mine.id
     assert world.book.create(ALICE, spec(20)).id != world.book.create(ALICE, spec(20)).id  # without one, each makes its own
+
+
+def test_a_key_of_an_operator_is_none_of_a_container_with_its_uid(world):
+    """Such a process took the key before the operator, who then got its lease, or a refusal."""
+    theirs = world.book.create(ROOT, spec(20, by_token(), request_key="job"), for_all_users=False)
+    assert world.book.create(ROOT, spec(20, by_token(), request_key="job"), for_all_users=True).id != theirs.id
+    assert world.book.create(ROOT, spec(20, by_token(), request_key="job"), for_all_users=False) == theirs
