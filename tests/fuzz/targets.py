@@ -62,7 +62,7 @@ MOST_NUMBER = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """modules: those whose readers it drives, as paths from the root of the checkout."""
+    """modules: those with the readers that it drives, as paths from the root of the checkout."""
 
     read: Read
     modules: tuple[str, ...]
@@ -164,7 +164,7 @@ IMAGE_HASH = BlockHash(bytes(KEY_BYTES))
 
 @reads("mpsd/images/rules/manifest.py", "mpsd/images/directory.py")
 def image_manifest(data: bytes) -> None:
-    """A manifest's file, and one whose head and hash are right for these bytes."""
+    """A manifest's file, and one with the right head and hash for these bytes."""
     head = struct.pack("<8sHHI", b"mpsdimg\0", MAJOR, MINOR, len(data))
     for file in (data, head + IMAGE_HASH(head + data) + data):
         try:
@@ -178,7 +178,7 @@ def image_manifest(data: bytes) -> None:
 
 @reads("mpsd/images/rules/transfer.py")
 def image_transfer(data: bytes) -> None:
-    """What the other side of a transfer says."""
+    """The messages of the other side of a transfer."""
     with suppress(BadRequest):
         offer = decode_message(data, Offer)
         assert isinstance(offer, Offer)

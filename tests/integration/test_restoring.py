@@ -101,7 +101,7 @@ def test_an_arena_that_was_used_while_it_came_is_complete(vault: Machine, tensor
 
 
 def test_an_arena_whose_user_is_killed_before_it_is_complete_expires(vault: Machine, tensors: Path) -> None:
-    """Until then nothing takes it for complete: it has no layout."""
+    """Until then it lacks a layout, so that other processes do not take it for complete."""
     run(vault, "die_in_use", str(tensors), status=-signal.SIGKILL)
     found = json.loads(mpsctl(vault, "arena", "show", "halfway", "--json").stdout)
     assert (found["ttl_seconds"], found["layout_hash"]) == (60.0, "")

@@ -70,14 +70,14 @@ class Taking:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The bytes that are copied, and those to copy: of all blocks, and of those that change meanwhile again."""
+        """The bytes that are copied, and those to copy: of all blocks, and again of those that change."""
         return self._imager.progress
 
     def barrier(self, timeout: float = BARRIER_SECONDS) -> Barrier:
         """Make the image that of this moment, and return when this process may write again.
 
-        No thread may launch work that writes the arenas meanwhile; it waits for work that was launched before, and for the
-        copies: look at `is_prepared`.  Uncommitted blocks are not part of the image.
+        No thread may launch work that writes the arenas until it returns; it waits for work that was launched before, and for
+        the copies: look at `is_prepared`.  Uncommitted blocks are not part of the image.
         Raises ImageError (there will be no image), TimeoutError."""
         if self._expected != "prepared":
             raise ImageError(f"image {self.name} has had its barrier, or has failed")
@@ -139,7 +139,7 @@ class Taking:
             if is_usable:
                 return self._imager
         except ImageError:
-            pass  # the program hears of it from its own call of `wait`
+            pass  # the program's own call of `wait` raises it
         self._imager.close()
         return None
 

@@ -35,7 +35,7 @@ class ImageError(MpsdError):
 
 
 def _program() -> str:
-    """Find the program: $MPSD_IMAGER, the one beside this Python, or in PATH.  Raises ImageError if it is missing."""
+    """Find the program: $MPSD_IMAGER, the one in this Python's folder, or in PATH.  Raises ImageError if it is missing."""
     beside = os.path.join(os.path.dirname(sys.executable), PROGRAM)
     found = os.environ.get("MPSD_IMAGER") or (beside if os.access(beside, os.X_OK) else shutil.which(PROGRAM))
     if not found:
@@ -100,7 +100,7 @@ class ImagerProcess:
         return self.answer_with_files(kind, timeout, told)[0]
 
     def answer_with_files(self, kind: str, timeout: float, told: Told | None = None) -> tuple[dict[str, Any], list[int]]:
-        """Return the next answer and its descriptors, which the caller closes.  told: is called meanwhile.
+        """Return the next answer and its descriptors, which the caller closes.  told: is called during the wait.
 
         Raises ImageError, TimeoutError."""
         end = time.monotonic() + timeout
@@ -126,7 +126,7 @@ class ImagerProcess:
         return self.waits_for_answer(0)
 
     def waits_for_answer(self, seconds: float) -> bool:
-        """Return whether there is an answer within this time."""
+        """Return whether an answer comes within this time."""
         look = select.poll()
         look.register(self._socket, select.POLLIN)
         return bool(look.poll(seconds * 1000))  # also at its end, which `answer` reports
@@ -194,8 +194,8 @@ class Imager(ImagerProcess):
             del known[offset]
 
     def facts(self, arena: str, commit: int, generation: int, layout: int | None, state: tuple[int, int] | None) -> None:
-        """Say what the arena is at the barrier, before `stage`.  layout: a descriptor.  state: one, and the generation of its
-        writer.  The caller keeps them."""
+        """Send the facts of the arena at the barrier, before `stage`.  layout: a descriptor.  state: one, and the generation of
+        the writer.  The caller keeps them."""
         descriptors = [each for each in (layout, state[0] if state else None) if each is not None]
         asked = {"arena": arena, "commit": commit, "generation": generation, "state_generation": state[1] if state else 0}
         self.ask({"do": "facts", "has_layout": layout is not None, "has_state": state is not None, **asked}, descriptors)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mpsd_client._arena import Arena
     from mpsd_client._image import Image, Taking
 
-STALL_SECONDS = 10.0  # the longest barrier: without an answer the program goes on, and there is no image
+STALL_SECONDS = 10.0  # the longest barrier: without an answer the program goes on without the image
 LOOK_SECONDS = 0.5  # how soon the thread sees that it has to end
 _FAILURES = (MpsdError, OSError, ValueError)  # ValueError: the arena is closed
 _log = logging.getLogger("mpsd_client")
@@ -37,8 +37,8 @@ class ImageSchedule:
         self._stop: threading.Event | None = None  # of the thread that runs now
 
     def step_done(self, arena: "Arena") -> None:
-        """Set the moment of a prepared image.  No thread of this process may launch work that writes the arena meanwhile.
-        The first call, and the first one after `end`, begin the schedule."""
+        """Set the moment of a prepared image.  No thread of this process may launch work that writes the arena until it
+        returns.  The first call, and the first one after `end`, begin the schedule."""
         if self._stop is None:
             self._stop = threading.Event()
             threading.Thread(target=self._run, args=(arena, self._stop), name="mpsd images", daemon=True).start()

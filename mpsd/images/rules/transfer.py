@@ -101,7 +101,7 @@ def block_ids(offer: Offer) -> list[bytes]:
 
 
 def known_ids(images: Sequence[Manifest]) -> dict[bytes, bytes]:
-    """Return the receiver's hash of each of its blocks, by that hash and by the one that the block had at its sender.
+    """Return the receiver's hash of each block it has, by that hash and by the hash at the block's sender.
 
     A sender can claim any hash, so the receiver's own hashes win.
     """

@@ -35,7 +35,7 @@ LOOK_SECONDS = 0.02
 
 
 class Progress:
-    """Says on standard error each second how much is copied: a line of JSON with --json, else a text on a terminal."""
+    """Prints on standard error each second how much is copied: a line of JSON with --json, else a text on a terminal."""
 
     def __init__(self, out: Output) -> None:
         self._out, self._stderr = out, out.surroundings.stderr
@@ -70,8 +70,8 @@ class TakenImage:
 
 
 def take(session: Session) -> int:
-    """Take an image of arenas that no process writes: this one is their writer meanwhile, so no other can become it.  Or, with
-    --freeze, of arenas whose writers are stopped for a moment."""
+    """Take an image of arenas that no process writes: this process is their writer during that time, so that no other becomes
+    it.  Or, with --freeze, of arenas with writers that mpsctl stops for a moment."""
     asked = session.asked
     directory = Path(asked.directory) if asked.directory else images_directory()
     if bool(asked.group) != (len(asked.arena) > 1):
@@ -129,8 +129,8 @@ def _give_facts(session: Session, imager: Imager, arenas: Sequence[values.Arena]
 def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Arena], drain: float) -> float:
     """Stop the writers, wait until their work on the GPU has ended, and stage; return for how long they stood still.
 
-    A stopped client blocks its server if another client faults: at the first sign of a fault the writers go on, and there is no
-    image.  Raises ImageError, CannotStop."""
+    A stopped client blocks its server if another client faults: at the first sign of a fault the writers go on, and the
+    image is given up.  Raises ImageError, CannotStop."""
     writers = _writers(session, arenas)
     with ExitStack() as stack:
         watch = stack.enter_context(session.new_connection())
@@ -162,7 +162,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
 
 
 def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[int]:
-    """Return the pids of the arenas' writers.  Raises ImageError: there is none, or a service has the arena."""
+    """Return the pids of the arenas' writers.  Raises ImageError: an arena has no writer, or a service has it."""
     served = {service.name for service in session.all(calls.service_list())}
     pids = set()
     for arena in arenas:

@@ -1,4 +1,4 @@
-"""Images of an arena whose client never pauses: its stall, the whole time, and its speed, by size and by dirty share."""
+"""Images of an arena with a client that never pauses: its stall, the whole time, and its speed, by size and by dirty share."""
 
 import os
 import shutil
@@ -80,7 +80,7 @@ def run_service(stage: Stage) -> None:
 
 
 def run_llm(stage: Stage) -> None:
-    """The first token of an LLM whose weights and cache are restored meanwhile."""
+    """The first token of an LLM while its weights and cache are being restored."""
     if not has_torch(stage) or stage.options.torch_python is None:
         return
     stage.mpsd.renew()
