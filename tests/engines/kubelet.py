@@ -16,6 +16,7 @@ from mpsd_kubernetes import api
 
 SECONDS = 30.0
 RESOURCE = "mpsd.io/share"
+PLUGIN_POD = "mpsd-kubernetes-x7k2p"
 
 
 class NotAdmitted(Exception):
@@ -30,6 +31,7 @@ class Kubelet:
         for each in (self.plugins, self.pod_resources):
             each.mkdir()
         self.registered = 0
+        self.knows_pods, self.lists = True, 0  # whether it has learned of its pods since its start; answers about them
         self.pods: dict[str, list[str]] = {}  # the devices of each
         self._containers: dict[str, Any] = {}  # what Allocate answered
         self._health: dict[str, str] = {}
@@ -131,6 +133,10 @@ class Kubelet:
         return api.pods.ListPodResourcesResponse(pod_resources=list(self._resources()))
 
     def _resources(self) -> Iterator[Any]:
+        self.lists += 1
+        if not self.knows_pods:
+            return
+        yield api.pods.PodResources(name=PLUGIN_POD, namespace="mpsd")
         for pod, devices in list(self.pods.items()):
             of = api.pods.ContainerDevices(resource_name=RESOURCE, device_ids=devices)
             yield api.pods.PodResources(name=pod, namespace="default", containers=[api.pods.ContainerResources(devices=[of])])

@@ -4,13 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mpsd_client import Selector, calls
 
-from tests.engines.kubelet import Kubelet, NotAdmitted
+from tests.engines.kubelet import PLUGIN_POD, Kubelet, NotAdmitted
 from tests.engines.transcripts import Transcript
 from tests.integration.client import Client
 from tests.integration.machine import ROOT, Machine, open_machine
@@ -35,7 +36,7 @@ class Node:
         words += ["--pipe", str(self.machine.pipe), "--tidy", "0.2", "--settle", "1", "--wait", "2", "--mib-per-percent", "100"]
         registered = self.kubelet.registered
         with self.output.open("ab") as output:
-            environment = {**self.machine.variables, "PYTHONPATH": CLIENT_PATH}
+            environment = {**self.machine.variables, "PYTHONPATH": CLIENT_PATH, "POD_NAME": PLUGIN_POD}
             words = [*before, sys.executable, "-m", "mpsd_kubernetes", *words]
             self._plugin = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stderr=output)
         self.machine.addition(self._plugin)
@@ -132,6 +133,20 @@ def test_a_container_whose_lease_has_gone_does_not_start(node: Node) -> None:
         mpsd.ask(calls.lease_release(lease.id))
     with pytest.raises(NotAdmitted, match=r"mpsd has no lease of 30 % of GPU-.*: delete the pod"):
         node.kubelet.start_container("a")
+
+
+def test_a_kubelet_that_does_not_know_its_pods_yet_ends_no_lease(node: Node) -> None:
+    """As after its restart, until the API server has told them: the plugin released the leases of all running containers."""
+    environment = node.kubelet.admit("a", 30)
+    made = node.leases()
+    time.sleep(1.5)  # the lease is older than --settle
+    node.kubelet.knows_pods, before = False, node.kubelet.lists
+    wait_for("looks at pods", lambda: node.kubelet.lists > before + 2)
+    assert node.leases() == made
+    node.kubelet.knows_pods = True
+    node.container(environment).ready()
+    node.kubelet.remove("a")
+    wait_for("the release", lambda: node.leases() == [])
 
 
 def test_a_restart_of_the_plugin_disturbs_no_pod(node: Node) -> None:

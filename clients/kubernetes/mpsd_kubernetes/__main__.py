@@ -1,6 +1,7 @@
 """The program: a device plugin that serves until it is ended."""
 
 import argparse
+import os
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ def run() -> None:
 
 def main() -> int:
     asked = _options()
-    places = Places(asked.plugins, asked.pod_resources, asked.pipe)
+    places = Places(asked.plugins, asked.pod_resources, asked.pipe, os.environ.get("POD_NAME", ""))
     leases = Leases(str(asked.pipe / "mpsd.sock"), asked.processes, asked.mib_per_percent, asked.wait, asked.settle)
     plugin = Plugin(places, leases)
     ended = threading.Event()

@@ -31,6 +31,7 @@ class Places:
     plugins: Path  # the kubelet's directory of device plugins
     pod_resources: Path  # its socket
     pipe: Path  # mpsd's pipe directory, on the node and in containers
+    own_pod: str  # the name of the plugin's pod; "": it runs in none
 
 
 def say(text: str) -> None:
@@ -119,11 +120,16 @@ class Plugin:
                 self._changed.notify_all()
 
     def tidy(self) -> None:
-        """Release the leases of containers that have gone, if the kubelet and mpsd answer."""
+        """Release the leases of containers that have gone, if the kubelet and mpsd answer.
+
+        A kubelet that has just started does not know its pods yet: it then lacks the plugin's own too.
+        """
         if not self._allocating.acquire(blocking=False):
             return  # a lease that waits for room has no container yet
         try:
             answer = api.call(str(self._places.pod_resources), api.LIST_PODS, api.pods.ListPodResourcesRequest(), _CALL_SECONDS)
+            if self._places.own_pod and self._places.own_pod not in (pod.name for pod in answer.pod_resources):
+                return
             used = [parse([each]) for each in api.device_ids(answer, RESOURCE)]
             for part in self._leases.release_others(used):
                 say(f"{part}: released")
