@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, ProtocolError
-from mpsd.host import processes
+from mpsd.host import datagrams, processes
 from mpsd.host.arrivals import Arrival, accept_for
 from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
@@ -231,10 +231,10 @@ class KeeperClient:
         try:
             self._socket.send(pack_request(op, sequence, name), socket.MSG_NOSIGNAL)
             while True:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                reply = parse_reply(data)
+                found = datagrams.receive_now(self._socket, REPLY_BYTES)
+                reply = parse_reply(found.data)
                 if reply.sequence == sequence:
-                    return reply, list(descriptors)
+                    return reply, found.descriptors.take()
         except (OSError, ProtocolError) as exc:
             raise KeeperFailed(f"the keeper at {self._path} did not answer {op.name}: {exc}") from None
 

@@ -10,6 +10,7 @@ import trio
 from msgspec import Struct
 
 from mpsd.errors import KeeperFailed, ProtocolError
+from mpsd.host import datagrams
 from mpsd.host.descriptors import close_soon
 from mpsd.keeper.messages import REPLY_BYTES, KeeperOp, Reply, pack_request, parse_reply
 
@@ -127,14 +128,15 @@ class KeeperLink:
         assert self._socket is not None, "nothing is heard before it is reached"
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                found = datagrams.receive_now(self._socket, REPLY_BYTES)
                 break
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
-        if not data:
+        if not found.data:
             raise ConnectionResetError("the end came")
+        descriptors = found.descriptors.take()
         try:
-            return parse_reply(data), list(descriptors)
+            return parse_reply(found.data), descriptors
         except ProtocolError:
-            close_soon(list(descriptors))
+            close_soon(descriptors)
             raise

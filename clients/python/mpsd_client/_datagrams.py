@@ -24,9 +24,9 @@ class Datagram:
     is_cut: bool = False
 
 
-def receive(sock: socket.socket) -> Datagram:
-    """Receive a datagram with its descriptors.  Raises OSError."""
-    data, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+def receive(sock: socket.socket, most_bytes: int = MAX_BYTES) -> Datagram:
+    """Receive a datagram with its descriptors, which programs that are started later do not inherit.  Raises OSError."""
+    data, ancillary, flags, _ = sock.recvmsg(most_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC)
     fds = array("i")
     for level, kind, found in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpsd_client import _datagrams
 from mpsd_client._errors import MpsdError
 
 PROGRAM = "mpsd-imager"
@@ -108,7 +109,8 @@ class ImagerProcess:
             told(*self.progress)
         self._socket.settimeout(max(0.001, end - time.monotonic()))
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, MOST_BYTES, ROWS_AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+            answer = _datagrams.receive(self._socket, MOST_BYTES)
+            data, files = answer.data, list(answer.fds)
         except TimeoutError:
             raise TimeoutError(f"the imager did not answer `{kind}` within {timeout} s") from None
         except ConnectionResetError:

@@ -34,6 +34,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from mpsd.host import datagrams
+
 MOST_BYTES = 128 << 10  # of a datagram
 MOST_DESCRIPTORS = 128
 MOST_LAYOUT_BYTES = 16 << 20
@@ -62,19 +64,19 @@ class Channel:
     def receive(self) -> Request | None:
         """Wait for a request, for ever: the process asks when it wants.  None: it has closed its end."""
         try:
-            data, descriptors, flags, _ = socket.recv_fds(self._socket, MOST_BYTES, MOST_DESCRIPTORS)
+            found = datagrams.receive_now(self._socket, MOST_BYTES)
         except ConnectionResetError:  # it has not read the last answer
             return None
-        request = Request({}, descriptors)
-        if not data:
+        request = Request({}, found.descriptors.take())
+        if not found.data:
             return None
         try:
-            request.asked = json.loads(data)
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(request.asked.get("do"), str):
+            request.asked = json.loads(found.data)
+            if found.flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(request.asked.get("do"), str):
                 raise ValueError("a request is too long, or none")
         except (ValueError, AttributeError):
             with request:
-                raise ValueError(f"not a request: {data[:80]!r}") from None
+                raise ValueError(f"not a request: {found.data[:80]!r}") from None
         return request
 
     @property

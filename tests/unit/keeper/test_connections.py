@@ -41,7 +41,7 @@ def test_what_one_mpsd_gave_the_next_gets_back(client):
         assert successor.open() is True
         [(name, end, note)] = successor.held()
         with end:
-            assert (name, note) == ("client.1.control", 7)
+            assert (name, note, end.get_inheritable()) == ("client.1.control", 7, False)
             end.send(b"still open")
             assert theirs.recv(100) == b"still open"
         successor.stop()
