@@ -15,6 +15,7 @@ from mpsd.fairness.uid_ranges import of_ranges
 from mpsd.host import arrivals
 from mpsd.host.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
 from mpsd.model.process import Credentials
+from tests.lingering import lingering
 from tests.running import running
 
 
@@ -74,6 +75,45 @@ def test_descriptors_that_were_left_behind_are_closed_apart(listener: socket.soc
         socket.send_fds(gone, [b""], [os.dup(reader)])
     assert list(accepted(lambda: accept(listener), 10)) == []
     assert os.read(reader, 1) == b"", "the thread has closed it"
+    os.close(reader)
+
+
+async def test_a_lingering_descriptor_keeps_no_thread_of_mpsds() -> None:
+    """Each kept one, and its connection, for as long as its sender had chosen; the sender needed nothing open for it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reader, writer = os.pipe()
+    with lingering() as fd:
+        socket.send_fds(theirs, [b"first"], [fd])
+        os.close(fd)
+        socket.send_fds(theirs, [b"then"], [writer])
+        os.close(writer)
+        theirs.close()
+        hang_up(ours)
+        with trio.fail_after(5):  # it lingers for ten seconds
+            await trio.lowlevel.wait_readable(reader)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_without_a_thread_a_connection_is_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was drained at once, on the event loop, which then waited for as long as its sender had chosen."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    reader, writer = os.pipe()
+    for (ours, theirs), can_start in zip(ends, (False, True), strict=True):
+        socket.send_fds(theirs, [b"word"], [writer])
+        with monkeypatch.context() as patch:
+            if not can_start:
+                patch.setattr(trio.lowlevel, "start_thread_soon", refuse)
+            hang_up(ours)
+        assert can_start or ours.fileno() >= 0
+    os.close(writer)
+    assert os.read(reader, 1) == b"", "both are closed"
+    for _, theirs in ends:
+        theirs.close()
     os.close(reader)
 
 
