@@ -5,7 +5,9 @@ its outer pid here.  One that mpsd cannot see at all has process None; then only
 Prose: docs/leases.md, "Who a client is".
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mpsd.host import processes
@@ -16,6 +18,7 @@ from mpsd.model.process import Credentials, ProcessId
 TOKEN_VARIABLE = "MPSD_LEASE"
 _TOKEN_CHARACTERS = 128  # leases/rules/spec.py refuses longer ones
 _MOST_BYTES = 1 << 16  # of /proc/PID/cgroup, which has one line for each hierarchy
+_MOUNTS = Path("/proc/self/mounts")
 _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
 
 
@@ -57,14 +60,11 @@ def parse_cgroups(text: str) -> Iterator[str]:
 
 def unified_hierarchy() -> Path | None:
     """Return where cgroup v2 is mounted, alone or together with version 1."""
-    try:
-        with open("/proc/self/mounts") as mounts:
-            for line in mounts:
-                _, place, kind, *_ = line.split()
-                if kind == "cgroup2":
-                    return Path(place)
-    except OSError:
-        pass
+    with suppress(OSError), open(_MOUNTS, "rb") as mounts:  # users may mount file systems, at paths of any bytes
+        for line in mounts:
+            _, place, kind, *_ = [*line.split(), b"", b"", b""]
+            if kind == b"cgroup2":
+                return Path(os.fsdecode(place))
     return None
 
 

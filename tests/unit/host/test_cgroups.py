@@ -5,10 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from mpsd.host import processes
+from mpsd.host import cgroups, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import ClientFacts
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
@@ -237,3 +238,15 @@ def test_a_container_takes_no_other_containers_lasting_name() -> None:
 
 def test_a_job_without_a_name_has_no_lasting_one() -> None:
     assert lasting_name(["/slurm/uid_1000/job_42/step_0"], "", "python3") == ""
+
+
+def test_a_users_mount_at_a_path_of_any_bytes_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file system in user space at a path that is no UTF-8 ended the look at stopped clients, and mpsd with it."""
+    mounts = tmp_path / "mounts"
+    monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
+    users = b"x /home/u/\xff fuse.x rw,nosuid 0 0\n /y fuse rw\n\n"
+    mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
+    mounts.write_bytes(users)
+    assert cgroups.unified_hierarchy() is None
+    assert not cgroups.is_frozen(os.getpid())
