@@ -189,15 +189,16 @@ def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId
 
 
 def pid_inside(pid: int) -> int | None:
-    """Return the pid that a process has in its own pid namespace; None if it has ended."""
+    """Return the pid that a process has in its own pid namespace; None if it has ended.
+
+    Only a newline ends a line: the command name, which the process chooses, may hold all else that Python takes for one.
+    """
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return None
-    for line in status.splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return pid  # a kernel before 4.1
+    numbers = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    return int(numbers[-1]) if numbers else pid  # a kernel before 4.1
 
 
 def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int, *, is_certain: bool = True) -> Observation:

@@ -101,6 +101,18 @@ def test_a_process_is_asked_for_its_own_pid():
     assert pid_inside(gone.pid) is None
 
 
+@pytest.mark.parametrize("name", [r"\fNSpid: z", r"\vNSpid: 7", r"\034NSpid: 7", r"\nNSpid: 7", r"\rNSpid: 7"])
+def test_a_name_says_nothing_of_the_pid(name):
+    """A name that could not be read ended every mpsd that adopted the client."""
+    with subprocess.Popen(["sh", "-c", f"printf '{name}' > /proc/$$/comm && echo set && read end"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:  # fmt: skip
+        assert named.stdout.readline() == b"set\n"
+        try:
+            assert pid_inside(named.pid) == named.pid
+        finally:
+            named.stdin.close()
+
+
 @pytest.mark.root
 def test_in_another_pid_namespace_it_is_another_number():
     child = subprocess.Popen(["unshare", "--pid", "--fork", "cat"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
