@@ -340,7 +340,7 @@ class Domain:
     def _forget_admitted(self) -> None:
         """Forget admitted processes that have ended, unless a server still lists them."""
         if trio.current_time() < self.adopts_until:
-            for process in filter(None, map(processes.process_id, self.strangers)):
+            for process in filter(None, map(processes.find, self.strangers)):
                 self.admit(process)
         listed = self.client_pids
         for pid, process in list(self.admitted.items()):

@@ -1,5 +1,6 @@
 """Clients that mpsd admitted, clients that the server lists, and the log lines that concern a domain."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -101,6 +102,19 @@ async def test_after_a_restart_who_is_listed_was_let_in_by_the_earlier_mpsd(
     await trio.sleep(3.1)
     late._believe(late.servers, trio.current_time())
     assert late.strangers == {child.pid}
+
+
+async def test_after_a_restart_a_listed_client_may_hide_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some kernels a user can keep mpsd from reading about a process of theirs; once that ended the daemon."""
+
+    def refuse(pid: int) -> bytes | None:
+        raise TimeoutError(errno.ETIMEDOUT, "it does not answer")
+
+    domain = domain_with(SERVER + 1)
+    monkeypatch.setattr(processes, "_stat", refuse)
+    domain.adopts_until = trio.current_time() + 3.0
+    domain._believe(domain.servers, trio.current_time())
+    assert domain.strangers == {SERVER + 1}
 
 
 @pytest.mark.parametrize("news", [ServerStarting, ServerReady, ServerFault, ContextOpened, ClientArrived])
