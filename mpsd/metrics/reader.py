@@ -22,6 +22,8 @@ class UnixReader(trio.abc.Stream):
 
     def __init__(self, sock: socket.socket, closings: Closings, ranges: UidRanges) -> None:
         self._sock = sock
+        # Else the kernel drops a byte that was sent out of band, with its descriptors, as a later read passes it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         self._closings = closings
         self._share = ranges.share_of(peer_credentials(sock).uid)
 
