@@ -159,7 +159,7 @@ def _shake() -> None:
 
 
 def _discard_next(sock: socket.socket) -> bool:
-    """Discard the next message; return False at the end.  Raises OSError."""
+    """Discard the next message; return False at the end (see `is_empty`).  Raises OSError."""
     while True:
         try:
             data, _, flags, _ = sock.recvmsg(1)
@@ -169,9 +169,15 @@ def _discard_next(sock: socket.socket) -> bool:
 
 
 def is_empty(sock: socket.socket) -> bool:
-    """Return whether no data is queued on a connection whose peer can send no more."""
+    """Return whether the queue of a connection is empty, after its peer can send no more.
+
+    An empty message looks like the end, and others with descriptors can follow it.  So the kernel is asked for the ids of the
+    sender: without room for them it sets MSG_CTRUNC for each message, but not at the end.  A stream has only data.
+    """
     for _ in range(2):  # a reset is reported once, before the queued data
         try:
+            if sock.type == socket.SOCK_SEQPACKET:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             data, _, flags, _ = sock.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             return not data and not flags & socket.MSG_CTRUNC
         except ConnectionResetError:

@@ -18,7 +18,7 @@ _RECEIVE_BYTES = 4096
 
 
 class UnixReader(trio.abc.Stream):
-    """Guards that no read and no close of the connection waits for a descriptor of its peer's.  It owns the socket."""
+    """Guards that no read and no close of the connection waits for a descriptor from the peer.  It owns the socket."""
 
     def __init__(self, sock: socket.socket, closings: Closings, ranges: UidRanges) -> None:
         self._sock = sock

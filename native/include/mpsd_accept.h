@@ -33,7 +33,7 @@ struct mpsd_arrival {
  * Accept the next connection at `listener`. Returns its descriptor, close-on-exec and non-blocking; -ECONNABORTED if every
  * connection it looked at had been closed by its peer, and more may wait; or another -errno if it accepted none. `request` is
  * the datagram that carries the descriptor to `keeper`; from then on each message on the connection carries its sender's
- * credentials. keeper -1: no keeper runs. bytes 0: do not pass the connection on. Does not block if `listener` is non-blocking.
+ * credentials. keeper -1: no keeper runs. bytes 0: do not pass it on. Does not block if `listener` is non-blocking.
  */
 static int mpsd_accept(int listener, int keeper, const char *request, size_t bytes, struct mpsd_arrival *out);
 
@@ -49,23 +49,31 @@ static int mpsd_has_hung_up(int fd)
 
 /*
  * Whether close(2) of this connection cannot block, because no descriptor from another process is queued in it. Its peer can
- * send no more. Plain data is discarded. A message that carries descriptors sets MSG_CTRUNC, since the buffer has no room for
- * them, and stays in the queue.
+ * send no more. Messages without descriptors are discarded. The buffer has room for the sender's ids alone, which come with every
+ * message: the end has none, unlike an empty message. A message with descriptors sets MSG_CTRUNC and stays
+ * queued.
  */
 static int mpsd_is_harmless(int fd)
 {
+	const int on = 1;
 	char first;
 	struct iovec part = { &first, sizeof(first) };
 
+	if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0)
+		return 0;
 	for (int message = 0; message < 8; message++) {
-		struct msghdr look = { .msg_iov = &part, .msg_iovlen = 1 };
+		union {
+			char bytes[CMSG_SPACE(sizeof(struct ucred))];
+			struct cmsghdr align;
+		} ids;
+		struct msghdr look = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &ids, .msg_controllen = sizeof(ids.bytes) };
 		ssize_t found = recvmsg(fd, &look, MSG_PEEK | MSG_DONTWAIT);
 
 		if (found < 0 && errno == ECONNRESET) /* reported once, before the queued data */
 			continue;
 		if (found >= 0 && (look.msg_flags & MSG_CTRUNC))
 			return 0;
-		if (found <= 0)
+		if (found < 0 || !look.msg_controllen)
 			return 1;
 		recv(fd, &first, sizeof(first), MSG_DONTWAIT);
 	}

@@ -117,6 +117,38 @@ def test_without_a_thread_a_connection_is_closed_later(monkeypatch: pytest.Monke
     os.close(reader)
 
 
+def test_descriptors_behind_an_empty_message_are_closed_apart_too(listener: socket.socket) -> None:
+    """An empty message looked like the end: the rest was closed on the event loop, for as long as its sender liked."""
+    reader, writer = os.pipe()
+    with visitor(listener) as gone:
+        gone.send(b"")
+        socket.send_fds(gone, [b"x"], [writer])
+    os.close(writer)
+    left = found(accept(listener))
+    assert left.is_gone
+    assert not is_empty(left.sock)
+    left.sock.close()
+    with visitor(listener) as gone:
+        gone.send(b"")
+        socket.send_fds(gone, [b"x"], [os.dup(reader)])
+    assert list(accepted(lambda: accept(listener), 10)) == []
+    assert os.read(reader, 1) == b"", "the thread has closed it"
+    os.close(reader)
+
+
+def test_an_empty_message_is_no_end() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near:
+        far.send(b"")
+        assert not is_empty(near)
+        far.send(b"words")
+        far.close()
+        assert not is_empty(near)
+        assert near.recv(100) == b""
+        assert near.recv(100) == b"words"
+        assert is_empty(near)
+
+
 def test_the_senders_of_first_words_are_told_where_it_is_for_a_keeper(listener: socket.socket) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, visitor(listener) as came:

@@ -1,4 +1,4 @@
-"""The connection of a reader of the metrics: whose descriptors count together, and where they are closed."""
+"""The connection of a reader of the metrics: which descriptors count together, and where they are closed."""
 
 import os
 import socket
