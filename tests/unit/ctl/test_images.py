@@ -1,7 +1,10 @@
-"""How much of an image is taken or restored, as mpsctl says it."""
+"""mpsctl image: the progress that it prints, and the processes that it stops."""
 
 import json
+import os
 from io import StringIO
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mpsctl.commands import images
@@ -27,3 +30,12 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_short_work_says_nothing() -> None:
     assert said(Terminal(), is_json=False) == said(StringIO(), is_json=True) == ""
+
+
+def test_pids_of_another_namespace_name_nothing_here() -> None:
+    """In a container mpsctl stopped the process with the writer's number, while the writer went on and the image was torn."""
+    session: Any = SimpleNamespace(mpsd=SimpleNamespace(hello=SimpleNamespace(pid=os.getpid() + 1)), all=lambda call: [])
+    with pytest.raises(images.ImageError, match="another pid namespace"):
+        images._writers(session, [])
+    session.mpsd.hello.pid = os.getpid()
+    assert images._writers(session, []) == []

@@ -162,7 +162,10 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
 
 
 def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[int]:
-    """Return the pids of the arenas' writers.  Raises ImageError: an arena has no writer, or a service has it."""
+    """Return the pids of the arenas' writers.  Raises ImageError: an arena has no writer, or a service has it; or mpsd's pids
+    mean other processes here."""
+    if session.mpsd.hello.pid != os.getpid():
+        raise ImageError("mpsd runs in another pid namespace: run mpsctl there, since it stops processes by mpsd's pids")
     served = {service.name for service in session.all(calls.service_list())}
     pids = set()
     for arena in arenas:
