@@ -244,7 +244,7 @@ def test_a_users_mount_at_a_path_of_any_bytes_changes_nothing(monkeypatch: pytes
     """A file system in user space at a path that is no UTF-8 ended the look at stopped clients, and mpsd with it."""
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
-    users = b"x /home/u/\xff fuse.x rw,nosuid 0 0\n /y fuse rw\n\n"
+    users = b"x /srv/u/\xff fuse.x rw,nosuid 0 0\n /y fuse rw\n\n"
     mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
     assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
     mounts.write_bytes(users)
