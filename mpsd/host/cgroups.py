@@ -59,10 +59,13 @@ def parse_cgroups(text: str) -> Iterator[str]:
 
 
 def unified_hierarchy() -> Path | None:
-    """Return where cgroup v2 is mounted, alone or together with version 1."""
-    with suppress(OSError), open(_MOUNTS, "rb") as mounts:  # users may mount file systems, at paths of any bytes
+    """Return where cgroup v2 is mounted, alone or together with version 1.
+
+    Users name what they mount, and may put any white space there: the kernel writes a space, a tab and a newline otherwise.
+    """
+    with suppress(OSError), open(_MOUNTS, "rb") as mounts:
         for line in mounts:
-            _, place, kind, *_ = [*line.split(), b"", b"", b""]
+            _, place, kind, *_ = [*line.split(b" "), b"", b"", b""]
             if kind == b"cgroup2":
                 return Path(os.fsdecode(place))
     return None

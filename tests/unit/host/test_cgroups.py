@@ -250,3 +250,18 @@ def test_a_users_mount_at_a_path_of_any_bytes_changes_nothing(monkeypatch: pytes
     mounts.write_bytes(users)
     assert cgroups.unified_hierarchy() is None
     assert not cgroups.is_frozen(os.getpid())
+
+
+@pytest.mark.parametrize("blank", [b"\f", b"\v", b"\r"])
+def test_no_name_of_a_users_mount_is_taken_for_the_cgroups(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blank: bytes
+) -> None:
+    """Else mpsd writes into that directory to freeze a cgroup: through a link of the user's, into any file."""
+    mounts = tmp_path / "mounts"
+    monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
+    forged = blank.join([b"a", b"/home/u", b"cgroup2"])
+    users = b"%b /dev/shm/u fuse.%b rw 0 0\na /dev/shm/%b fuse rw 0 0\n" % (forged, forged, forged)
+    mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
+    mounts.write_bytes(users)
+    assert cgroups.unified_hierarchy() is None
