@@ -262,8 +262,12 @@ def _status(pid: int) -> bytes | None:
 
 
 def _value(status: bytes, name: bytes) -> bytes:
-    """Return a line's value.  The kernel writes a newline in the command name, the first line, as two other characters."""
-    return status.partition(b"\n" + name + b":\t")[2].partition(b"\n")[0]
+    """Return a line's value; empty if the line is not there whole: a process can have more groups than _read reads.
+
+    The kernel writes a newline in the command name, the first line, as two other characters.
+    """
+    value, newline, _ = status.partition(b"\n" + name + b":\t")[2].partition(b"\n")
+    return value if newline else b""
 
 
 def _ids(pid: int) -> dict[bytes, list[int]] | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import trio
@@ -129,3 +130,54 @@ def test_a_process_that_is_not_dumpable_is_its_users_all_the_same() -> None:
         assert processes.real_uid(made.pid) == 4321
     finally:
         made.communicate(b"\n")
+
+
+_NESTED = b"Name:\tsh\nUid:\t0\t0\t0\t0\nGroups:\t1 2 3\nNStgid:\t4711\t1\nNSpid:\t4711\t1\nNSpgid:\t4711\t1\n"
+
+
+@pytest.mark.parametrize("length", range(len(_NESTED)))
+def test_a_cut_line_puts_no_process_into_our_namespace(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(processes, "_read", lambda pid, name: _NESTED[:length])
+    assert not processes.is_in_our_namespace(4711)
+
+
+_WITH_GROUPS = """
+import os
+print("ready", flush=True)
+while True:
+    full, digits = map(int, input().split())
+    os.setgroups([10**9 + each for each in range(full)] + [10 ** (digits - 1)])
+    print("set", flush=True)
+"""
+
+
+@pytest.mark.root
+def test_no_number_of_groups_brings_a_container_into_our_namespace() -> None:
+    """Its root took so many that mpsd read no further than to the first of its pids, and was an operator."""
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-S", "-c", _WITH_GROUPS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as outer:
+        assert outer.stdin is not None
+        assert outer.stdout is not None
+        if outer.stdout.readline() != b"ready\n":
+            pytest.skip("no pid namespaces here")
+        pid = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+
+        def taken(full: int, digits: int) -> int:
+            """Take these groups; return where the first of its pids ends."""
+            assert outer.stdin is not None
+            assert outer.stdout is not None
+            outer.stdin.write(b"%d %d\n" % (full, digits))
+            outer.stdin.flush()
+            assert outer.stdout.readline() == b"set\n"
+            first = b"\nNSpid:\t%d" % pid
+            status = Path(f"/proc/{pid}/status").read_bytes()
+            return status.index(first) + len(first)
+
+        full = ((1 << 16) - taken(0, 1)) // 11 - 1
+        ends = set()
+        for each in (full, full + 1):
+            for digits in range(1, 11):
+                ends.add(taken(each, digits))
+                assert not processes.is_in_our_namespace(pid)
+        outer.kill()
+    assert ends & {(1 << 16) - 1, 1 << 16}
