@@ -138,7 +138,14 @@ _NESTED = b"Name:\tsh\nUid:\t0\t0\t0\t0\nGroups:\t1 2 3\nNStgid:\t4711\t1\nNSpid
 @pytest.mark.parametrize("length", range(len(_NESTED)))
 def test_a_cut_line_puts_no_process_into_our_namespace(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr(processes, "_read", lambda pid, name: _NESTED[:length])
-    assert not processes.is_in_our_namespace(4711)
+    assert not processes.is_in_our_namespace(999_999_901)
+
+
+@pytest.mark.root
+def test_where_a_process_is_takes_no_longer_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes 20 ms for the status of one with 65,536 groups, and every connection was asked about twice."""
+    monkeypatch.setattr(processes, "_status", lambda pid: pytest.fail("its status was read"))
+    assert processes.is_in_our_namespace(os.getpid())
 
 
 _WITH_GROUPS = """
@@ -152,8 +159,9 @@ while True:
 
 
 @pytest.mark.root
-def test_no_number_of_groups_brings_a_container_into_our_namespace() -> None:
+def test_no_number_of_groups_brings_a_container_into_our_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its root took so many that mpsd read no further than to the first of its pids, and was an operator."""
+    monkeypatch.setattr(processes, "pid_namespaces", lambda pid: ())
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-S", "-c", _WITH_GROUPS]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as outer:
         assert outer.stdin is not None
