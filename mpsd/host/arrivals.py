@@ -115,7 +115,8 @@ def _drain(socks: Iterable[socket.socket]) -> None:
     """Close connections, after the descriptors queued in them.
 
     Closing a socket does not drop them if the keeper holds it too.  mpsd does not take them: the kernel drops them as it reads,
-    and asks no file server, which could keep them open here.  The peers see the end first.
+    and asks no file server, which could keep them open here, but for unwritten pages (decision 019, "Open").  The peers see the
+    end first.
     """
     with _shaken():
         for sock in socks:
