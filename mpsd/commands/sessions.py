@@ -26,7 +26,7 @@ from mpsd.fairness.rates import Rate, Rates
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
-from mpsd.host.descriptors import Closings, close_apart
+from mpsd.host.descriptors import Closings
 from mpsd.host.peers import caller_of
 from mpsd.model.authority import Caller
 from mpsd.notify import Changed
@@ -186,11 +186,9 @@ class Sessions:
         except Exception:
             log.exception("ui.bug", uid=session.uid)
         finally:
-            try:
-                await close_apart(session.connection.close)  # also closes its unread datagrams and their descriptors
-            finally:
-                self._open.remove(session)
-                self._ended.notify()
+            hang_up(session.connection)  # not waited for: a session would count for as long as its unread descriptors like
+            self._open.remove(session)
+            self._ended.notify()
 
     async def _serve(self, session: _Session) -> None:
         caller = self._caller(session.connection)
