@@ -207,7 +207,7 @@ class Inspector:
         """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
         deadline_ms = max(1, int(self._deadline_seconds * 1000))
         if uid is None:
-            uid = self._ranges.share_of(processes.real_uid(question.pid)) if question.pid else 0
+            uid = self._ranges.share_of(processes.charged_uid(question.pid)) if question.pid else 0
         request = wire.pack_question(question, uid, deadline_ms, os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -116,6 +116,17 @@ def real_uid(pid: int) -> int:
     return found[b"Uid"][0] if found else 0
 
 
+def charged_uid(pid: int) -> int:
+    """Return the uid that work for the process counts against: the effective one, and of root's programs the real one.
+
+    It reads no status, which the kernel takes 20 ms to write for a process with 65,536 groups, except of root's programs.
+    """
+    try:
+        return os.stat(f"/proc/{pid}").st_uid or real_uid(pid)
+    except OSError:
+        return 0
+
+
 def uids(pid: int) -> set[int]:
     """Return its real, effective, saved and file system uid; empty if it has gone or cannot be seen."""
     found = _ids(pid)

@@ -149,7 +149,7 @@ class Attachments:
 
     def _begin(self, watch: Watch) -> None:
         self._watches[watch.process] = watch
-        self._shares[watch.process] = share = self._share_of(processes.real_uid(watch.process.pid))
+        self._shares[watch.process] = share = self._share_of(processes.charged_uid(watch.process.pid))
         self._clients[share] += 1
         if self._nursery is None:
             self._early.append(watch)

@@ -119,7 +119,20 @@ def test_one_that_has_ended() -> None:
 
 
 @pytest.mark.root
-def test_a_process_that_is_not_dumpable_is_its_users_all_the_same() -> None:
+def test_what_a_program_of_roots_does_is_charged_to_who_started_it() -> None:
+    code = "import os; os.setresuid(4321, 0, 0); print('ready', flush=True); input()"
+    made = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert made.stdout
+    made.stdout.readline()
+    try:
+        assert processes.charged_uid(made.pid) == 4321
+    finally:
+        made.communicate(b"\n")
+    assert processes.charged_uid(made.pid) == 0
+
+
+@pytest.mark.root
+def test_a_process_that_is_not_dumpable_is_its_users_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of its files in /proc belong to root; if it counted as root's, its user's bounds would not hold for it."""
     code = "import os; os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321); print('ready', flush=True); input()"
     made = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -128,6 +141,8 @@ def test_a_process_that_is_not_dumpable_is_its_users_all_the_same() -> None:
     try:
         assert processes.owner(made.pid) == (4321, 4321)
         assert processes.real_uid(made.pid) == 4321
+        monkeypatch.setattr(processes, "_status", lambda pid: pytest.fail("its status was read: it may have 65,536 groups"))
+        assert processes.charged_uid(made.pid) == 4321
     finally:
         made.communicate(b"\n")
 
