@@ -244,7 +244,7 @@ def test_a_users_mount_at_a_path_of_any_bytes_changes_nothing(monkeypatch: pytes
     """A file system in user space at a path that is no UTF-8 ended the look at stopped clients, and mpsd with it."""
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
-    users = b"x /srv/u/\xff fuse.x rw,nosuid 0 0\n /y fuse rw\n\n"
+    users = b"x /mnt/u/\xff fuse.x rw,nosuid 0 0\n /y fuse rw\n\n"
     mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
     assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
     mounts.write_bytes(users)
@@ -259,7 +259,7 @@ def test_no_name_of_a_users_mount_is_taken_for_the_cgroups(
     """Else mpsd writes into that directory to freeze a cgroup: through a link of the user's, into any file."""
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
-    forged = blank.join([b"a", b"/home/u", b"cgroup2"])
+    forged = blank.join([b"a", b"/mnt/u", b"cgroup2"])
     users = b"%b /dev/shm/u fuse.%b rw 0 0\na /dev/shm/%b fuse rw 0 0\n" % (forged, forged, forged)
     mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
     assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
