@@ -5,12 +5,11 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from mpsd_client import Client, ErrorCode, Lease, Refused, Selector, calls
+from mpsd_client import Client, ErrorCode, Lease, Refused, Selector, calls, until_granted
 
 from mpsd_kubernetes.shares import Part, part_of
 
 ANSWER_SECONDS = 10.0
-_LOOK_SECONDS = 0.2
 _TOKEN_BYTES = 16
 
 
@@ -51,14 +50,8 @@ class Leases:
                     processes=self.processes, wait_seconds=self.room_seconds,
                 )
             )  # fmt: skip
-            while lease.state == "queued":
-                time.sleep(_LOOK_SECONDS)
-                try:
-                    lease = mpsd.ask(calls.lease_get(lease.id))
-                except Refused as refused:
-                    if refused.code != ErrorCode.NO_SUCH_LEASE:
-                        raise
-                    raise NoLease(f"no room for {part} within {self.room_seconds:g} s") from None
+            if until_granted(mpsd, lease) is None:
+                raise NoLease(f"no room for {part} within {self.room_seconds:g} s")
         return token
 
     def check(self, part: Part) -> None:

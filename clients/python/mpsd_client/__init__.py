@@ -17,6 +17,7 @@ from mpsd_client._calls import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import Disconnected, Dismissed, ErrorCode, MpsdError, ProtocolError, Refused
 from mpsd_client._layout import Layout, LayoutError, TensorSpec
+from mpsd_client._lease_queue import until_granted
 from mpsd_client._record import Record, Schema
 from mpsd_client._values import Event, Lease, Lost, Page, Selector
 
@@ -74,6 +75,7 @@ __all__ = [
     "images_directory",
     "restore_arena",
     "restore_image",
+    "until_granted",
     "values",
 ]
 

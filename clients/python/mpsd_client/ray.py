@@ -16,7 +16,6 @@ import ctypes
 import functools
 import inspect
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,14 +25,14 @@ import ray
 from mpsd_client import _calls as calls
 from mpsd_client._client import Client
 from mpsd_client._enlisting import has_cuda_begun
-from mpsd_client._errors import ErrorCode, MpsdError, Refused
+from mpsd_client._errors import MpsdError, Refused
+from mpsd_client._lease_queue import until_granted
 from mpsd_client._place import socket_path
 from mpsd_client._values import Lease, Selector
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 WAIT_SECONDS = 30.0
 ANSWER_SECONDS = 10.0  # for mpsd; a restart takes 1 to 2 s
-_LOOK_SECONDS = 0.2  # between two looks at a lease that waits for room
 _NAME_CHARACTERS = 128
 
 
@@ -134,15 +133,10 @@ def _lease(mpsd: Client, terms: Terms, wait: float, name: str) -> Lease:
             name, Selector.of_self(), terms.gpus, sm_percent=terms.sm_percent, memory_bytes=memory, wait_seconds=wait
         )
     )
-    while lease.state == "queued":  # a client would wait too, but without limits if mpsd then refuses the lease
-        time.sleep(_LOOK_SECONDS)
-        try:
-            lease = mpsd.ask(calls.lease_get(lease.id))
-        except Refused as refused:
-            if refused.code != ErrorCode.NO_SUCH_LEASE:
-                raise
-            raise ShareError(f"no room for {terms} within {wait} s") from None
-    return lease
+    granted = until_granted(mpsd, lease)  # a client would wait too, but without limits if mpsd then refuses the lease
+    if granted is None:
+        raise ShareError(f"no room for {terms} within {wait} s")
+    return granted
 
 
 def _begin_cuda() -> None:
