@@ -19,6 +19,7 @@ from typing import Any
 from mpsd_client import Client as Mpsd
 
 from tests.integration.client import Client
+from tests.integration.pressure import Pressure
 from tests.integration.process import EVENT_SECONDS, is_running, program_of, stop_idle, variable, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,7 @@ class Machine:
             "MPSD_SIM_FAST": "1",
         }
         self._children: list[subprocess.Popen[bytes]] = []
+        self._pressure = Pressure()
         self.configure("")
 
     def configure(self, text: str) -> None:
@@ -329,8 +331,7 @@ class Machine:
     def blocks(self) -> list[dict[str, Any]]:
         """Return the steps that blocked mpsd's event loop for over 50 ms, on a busy machine 1000, or MPSD_TEST_LOOP_MS: making
         a file on a busy disk takes long and is no fault of the step. health/loop_watch.py defines what counts."""
-        is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-        most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "1000" if is_busy else "50"))
+        most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "1000" if self._pressure.is_busy() else "50"))
         return [entry for entry in self.journal("loop.blocked") if entry["ms"] > most_ms]
 
     def clear(self) -> None:
