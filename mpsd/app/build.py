@@ -49,7 +49,7 @@ from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Admission, Assignment
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.offences import Offences
-from mpsd.relay.progress import Progress
+from mpsd.relay.progress import HandshakeProgress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
 from mpsd.sentinel.sentinels import Sentinels
@@ -234,9 +234,9 @@ def _needed(found: Startup, refuser: Refuser, vault: Vault, relayed: tuple[Relay
             *(sentinels.pids if sentinels else ())}
 
 
-def _open_progress(path: Path, slots: int) -> Progress:
+def _open_progress(path: Path, slots: int) -> HandshakeProgress:
     try:
-        return Progress(path, slots)
+        return HandshakeProgress(path, slots)
     except OSError as exc:
         raise UnusablePath(f"{path} cannot be used: {exc.strerror}") from None
 

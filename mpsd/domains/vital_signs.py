@@ -42,7 +42,7 @@ class Signs(Struct, frozen=True):
     is_answering: bool = True
 
 
-class Finding(Struct, frozen=True):
+class Unresponsive(Struct, frozen=True):
     """Why a domain cannot answer; "": no sign shows that.  client: a stopped one; 0: none was found."""
 
     why: str = ""
@@ -76,7 +76,7 @@ def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
     return [domain for domain in domains.values() if domain.state in _LOOKED_AT]
 
 
-def _take(domain: Domain, finding: Finding, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
+def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Ask the server of a stopped client, and report one for which the server waits."""
     before, domain.blocked_by = domain.blocked_by, finding.client if finding.why else 0
     if finding.client and not finding.why:
@@ -96,21 +96,21 @@ def _signs(domain: Domain, with_clients: bool = False) -> Signs:
     return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering)
 
 
-def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Finding]:
+def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Unresponsive]:
     return {name: look(each) for name, each in signs.items()}
 
 
-def look(signs: Signs) -> Finding:
+def look(signs: Signs) -> Unresponsive:
     """Return why a domain with these signs cannot answer."""
     for what, pid in signs.pids:
         if advice := _STOPPED.get(processes.state(pid)):
-            return Finding(f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`")
+            return Unresponsive(f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`")
     if not os.path.lexists(signs.socket):
-        return Finding(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
+        return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
     for pid in signs.clients:
         if how := how_stopped(pid):
-            return Finding("" if signs.is_answering else _BLOCKED.format(how), pid)
-    return Finding()
+            return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
+    return Unresponsive()
 
 
 def how_stopped(pid: int) -> str:

@@ -20,7 +20,7 @@ from mpsd.host.command_line import Parser
 from mpsd.images.copying import copy
 from mpsd.images.default_directory import default_directory
 from mpsd.images.export import export
-from mpsd.images.progress import Progress, size_text
+from mpsd.images.progress import ProgressLine, size_text
 from mpsd.images.receiving import receive
 from mpsd.images.rules.manifest import BLOCK_BYTES, BlockPlace, Manifest
 from mpsd.images.sending import send_by
@@ -179,7 +179,7 @@ def _show(images: Images, asked: argparse.Namespace) -> int:
 
 
 def _verify(images: Images, asked: argparse.Namespace) -> int:
-    progress = Progress("read", BLOCK_BYTES * len(_blocks(images, asked.name)), is_json=asked.json)
+    progress = ProgressLine("read", BLOCK_BYTES * len(_blocks(images, asked.name)), is_json=asked.json)
     damage = list(images.verify(asked.name, progress.add))
     progress.end()
     if asked.json:
@@ -200,7 +200,7 @@ def _blocks(images: Images, names: Sequence[str]) -> set[BlockPlace]:
 def _export(images: Images, asked: argparse.Namespace) -> int:
     with images.reader(asked.name) as image:
         arena = image.arena(asked.arena)
-        progress = Progress("wrote", image.manifest.arenas[arena].facts.content_bytes, is_json=asked.json)
+        progress = ProgressLine("wrote", image.manifest.arenas[arena].facts.content_bytes, is_json=asked.json)
         written = export(image, arena, asked.file, is_raw=asked.raw, told=progress.add)
         progress.end()
     _report(asked, {"file": str(asked.file), "bytes": written}, f"{asked.file}: {size_text(written)}")
@@ -209,7 +209,7 @@ def _export(images: Images, asked: argparse.Namespace) -> int:
 
 def _copy(images: Images, asked: argparse.Namespace) -> int:
     with images.reader(asked.name) as image, Images.open(asked.to) as to:
-        progress = Progress("copied", image.manifest.content_bytes, is_json=asked.json)
+        progress = ProgressLine("copied", image.manifest.content_bytes, is_json=asked.json)
         made = copy(image, to, asked.new_name or asked.name, progress.add)
         progress.end()
         to.tidy()
@@ -220,7 +220,7 @@ def _copy(images: Images, asked: argparse.Namespace) -> int:
 
 def _send(images: Images, asked: argparse.Namespace) -> int:
     with images.reader(asked.name) as image:
-        progress = Progress("sent", 0, is_json=asked.json)
+        progress = ProgressLine("sent", 0, is_json=asked.json)
         sent = send_by(asked.command, image, asked.new_name or asked.name, progress.add, asked.stall)
         progress.end()
         whole = image.manifest.content_bytes

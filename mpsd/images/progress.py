@@ -14,7 +14,7 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
-class Progress:
+class ProgressLine:
     """Counts what is done.  total: bytes."""
 
     def __init__(self, what: str, total: int, *, is_json: bool) -> None:

@@ -14,8 +14,8 @@ from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts, Manifest, block_
 from mpsd.images.rules.refusals import NoSuchImage
 from mpsd.images.rules.transfer import (
     Done,
+    NotTaken,
     Offer,
-    Refused,
     Want,
     block_ids,
     check_offer,
@@ -48,7 +48,7 @@ def receive(images: Images, stream: Stream, kept_blocks: int = KEPT_BLOCKS) -> M
         raise
     except (MpsdError, OSError) as exc:
         with suppress(StreamBroken):
-            stream.send_message(Refused(str(exc)))
+            stream.send_message(NotTaken(str(exc)))
         raise
     stream.send_message(Done())
     return made

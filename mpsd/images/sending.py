@@ -9,7 +9,7 @@ from typing import TypeVar
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.reader import ImageReader
 from mpsd.images.rules.manifest import BLOCK_BYTES, block_offsets
-from mpsd.images.rules.transfer import Answer, Done, Refused, Want, checksum, offer_of, to_numbers
+from mpsd.images.rules.transfer import Answer, Done, NotTaken, Want, checksum, offer_of, to_numbers
 from mpsd.images.stream import STALL_SECONDS, Stream, StreamBroken
 
 Kind = TypeVar("Kind", Want, Done)
@@ -17,14 +17,14 @@ Told = Callable[[int, int], None]
 END_SECONDS = 10.0  # the command has answered, or was told to end
 
 
-class Refusal(MpsdError):
+class ImageRejected(MpsdError):
     """The receiver does not take the image."""
 
 
 def send_by(command: Sequence[str], image: ImageReader, name: str, told: Told, stall_seconds: float = STALL_SECONDS) -> int:
     """Send the image through the command; return the bytes of the blocks that travelled.
 
-    told: called with the bytes of each block, and with those of all.  Raise BadRequest (no such command), Refusal,
+    told: called with the bytes of each block, and with those of all.  Raise BadRequest (no such command), ImageRejected,
     StreamBroken or ImageDamaged; what has arrived need not travel again.
     """
     try:
@@ -87,8 +87,8 @@ def _send(image: ImageReader, name: str, stream: Stream, told: Told) -> int:
 
 def _expect(stream: Stream, kind: type[Kind]) -> Kind:
     answer = stream.receive_message(Answer)  # type: ignore[arg-type]
-    if isinstance(answer, Refused):
-        raise Refusal(f"the receiver refuses: {answer.why:.500}")
+    if isinstance(answer, NotTaken):
+        raise ImageRejected(f"the receiver refuses: {answer.why:.500}")
     if not isinstance(answer, kind):
         raise BadRequest(f"the receiver answers {type(answer).__name__} where {kind.__name__} is due")
     return answer

@@ -26,7 +26,7 @@ from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection, has_ended_when_it_sends, until_ended
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.offences import Offences
-from mpsd.relay.progress import Progress
+from mpsd.relay.progress import HandshakeProgress
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.vendor_connection import connect
 
@@ -56,7 +56,7 @@ class Conversations(Struct):
 
     pool: Pool
     keeper: KeeperClient
-    progress: Progress
+    progress: HandshakeProgress
     settings: RelaySettings
     assignment: Assignment
     refusals: Refusals

@@ -27,7 +27,7 @@ class ProgressMemory(Struct):
 
 
 class Track(Struct):
-    """Guards the two bytes of one connection.  Without Progress they are not in the file."""
+    """Guards the two bytes of one connection.  Without HandshakeProgress they are not in the file."""
 
     slot: int = 0
     _memory: ProgressMemory = field(default_factory=lambda: ProgressMemory(bytearray(2)))
@@ -57,7 +57,7 @@ class Track(Struct):
         return bytes(self._memory.bytes[2 * self.slot : 2 * self.slot + 2])
 
 
-class Progress:
+class HandshakeProgress:
     """Guards that no two connections share a slot."""
 
     def __init__(self, path: Path, slots: int) -> None:

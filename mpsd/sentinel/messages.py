@@ -33,7 +33,7 @@ class SentinelKind(IntEnum):
     STARTED = 6
 
 
-class Step(IntEnum):
+class SentinelStep(IntEnum):
     """The step at which a sentinel failed."""
 
     START = 1
@@ -48,15 +48,15 @@ class Step(IntEnum):
 
 
 _STEPS = {
-    Step.START: "it got no CUDA context",
-    Step.STOP: "its client could not be stopped",
-    Step.FIND: "its client's objects were not found in the driver",
-    Step.SESSION: "the driver gave it no debugger session",
-    Step.EVENT: "the driver gave it no event",
-    Step.READ: "the driver did not report the exception",
-    Step.RESUME: "the driver did not resume the GPU",
-    Step.END: "its stopped client was ended or continued by another process",
-    Step.SHARED: "the SM of the exception had other warps, which would have hung",
+    SentinelStep.START: "it got no CUDA context",
+    SentinelStep.STOP: "its client could not be stopped",
+    SentinelStep.FIND: "its client's objects were not found in the driver",
+    SentinelStep.SESSION: "the driver gave it no debugger session",
+    SentinelStep.EVENT: "the driver gave it no event",
+    SentinelStep.READ: "the driver did not report the exception",
+    SentinelStep.RESUME: "the driver did not resume the GPU",
+    SentinelStep.END: "its stopped client was ended or continued by another process",
+    SentinelStep.SHARED: "the SM of the exception had other warps, which would have hung",
 }
 
 
@@ -77,13 +77,13 @@ class SentinelReport(Struct, frozen=True):
     @property
     def why(self) -> str:
         """Why it failed, in words."""
-        step = _STEPS.get(Step(self.count), "") if self.count in _STEPS else f"step {self.count}"
+        step = _STEPS.get(SentinelStep(self.count), "") if self.count in _STEPS else f"step {self.count}"
         if not self.status:
             return step
         if self.status < 0:
             return f"{step}: {errno.errorcode.get(-self.status, -self.status)}"
-        number = f"CUDA error {self.status}" if self.count == Step.START else f"status {self.status:#x}"
-        name = _CUDA_NAMES.get(self.status, "") if self.count == Step.START else ""
+        number = f"CUDA error {self.status}" if self.count == SentinelStep.START else f"status {self.status:#x}"
+        name = _CUDA_NAMES.get(self.status, "") if self.count == SentinelStep.START else ""
         return f"{step}: {number}{f' ({name})' if name else ''}"
 
 

@@ -23,7 +23,7 @@ class Pressure:
         if os.getloadavg()[0] > (os.cpu_count() or 1):
             return True
         elapsed_us = (time.monotonic() - self._began) * 1e6
-        return any(after - before > BUSY_SHARE * elapsed_us for before, after in zip(self._waited, _waited_us()))
+        return any(after - before > BUSY_SHARE * elapsed_us for before, after in zip(self._waited, _waited_us(), strict=True))
 
 
 def _waited_us() -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
     sender                     receiver
     Offer              ->
-                       <-      Want, or Refused
+                       <-      Want, or NotTaken
     a block, a block   ->              each: 16 bytes of its SHA-256, then its 2 MiB
-                       <-      Done, or Refused
+                       <-      Done, or NotTaken
 
 A message is its length (u32 LE) and a MessagePack map.  Pure.
 """
@@ -54,13 +54,13 @@ class Done(Struct, frozen=True, tag=True):
     """The image is complete at the receiver."""
 
 
-class Refused(Struct, frozen=True, tag=True):
+class NotTaken(Struct, frozen=True, tag="Refused"):
     """The receiver makes no image, for this reason."""
 
     why: str
 
 
-Answer = Want | Done | Refused
+Answer = Want | Done | NotTaken
 
 
 def offer_of(image: Manifest, name: str) -> Offer:

@@ -15,8 +15,8 @@ from mpsd.images.receiving import receive
 from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.rules.retention import Limits
-from mpsd.images.rules.transfer import VERSION, Done, Offer, OfferedArena, Refused, Want, checksum
-from mpsd.images.sending import Refusal, send, send_by
+from mpsd.images.rules.transfer import VERSION, Done, NotTaken, Offer, OfferedArena, Want, checksum
+from mpsd.images.sending import ImageRejected, send, send_by
 from mpsd.images.store import Images
 from mpsd.images.stream import Stream, StreamBroken
 from tests.unit.images.making import FIRST, block, contents_of, expected, facts, flip, stored_blocks, take
@@ -176,7 +176,7 @@ def test_blocks_of_an_interrupted_transfer_serve_another_content(images: Images,
 def test_a_block_that_changed_on_its_way(images: Images, there: Images) -> None:
     take(images, "first", FIRST)
     sent, got = transfer(images, there, "first", through=changed_at(2 * BLOCK_BYTES))
-    assert isinstance(sent, Refusal)
+    assert isinstance(sent, ImageRejected)
     assert "changed on its way" in str(sent)
     assert isinstance(got, BadRequest)
     assert names(there) == []
@@ -190,7 +190,7 @@ def test_the_sender_says_why_the_receiver_refuses(images: Images, there: Images)
     sent, got = transfer(images, there, "first", "second")
     assert "the quota of" in str(sent)
     assert isinstance(got, NoRoom)
-    assert (isinstance(sent, Refusal), names(there)) == (True, ["first"])
+    assert (isinstance(sent, ImageRejected), names(there)) == (True, ["first"])
     assert "100 characters" in str(transfer(images, there, "first", "n" * 101)[0])
 
 
@@ -226,12 +226,12 @@ def offered(there: Images, offer: Offer, blocks: Sequence[int] = ()) -> object:
     pipes = Pipes()
     receiving = pipes.run(there)
     pipes.sender.send_message(offer)
-    answer = pipes.sender.receive_message(Want | Refused)  # type: ignore[arg-type]
+    answer = pipes.sender.receive_message(Want | NotTaken)  # type: ignore[arg-type]
     if isinstance(answer, Want):
         for each in blocks:
             pipes.sender.send(checksum(block(each)))
             pipes.sender.send(block(each))
-        answer = pipes.sender.receive_message(Done | Refused)  # type: ignore[arg-type]
+        answer = pipes.sender.receive_message(Done | NotTaken)  # type: ignore[arg-type]
     receiving.join(60)
     os.close(pipes.to_receiver)
     os.close(pipes.from_receiver)
@@ -242,7 +242,7 @@ def offered(there: Images, offer: Offer, blocks: Sequence[int] = ()) -> object:
 def test_an_image_of_no_time_is_refused(there: Images, instant: float) -> None:
     """Nobody could read it, and so the blocks of no image could be freed."""
     answer = offered(there, Offer(VERSION, "first", "", instant, (OfferedArena(facts(), b""),)))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, NotTaken)
     assert "has a time that is none" in answer.why
     assert (there.listing().damaged, there.collect()) == ({}, 0)
 
@@ -250,7 +250,7 @@ def test_an_image_of_no_time_is_refused(there: Images, instant: float) -> None:
 def test_no_sender_makes_a_partial_image(images: Images, there: Images) -> None:
     """Its number would leave no name for those of the image that it says it is a part of."""
     answer = offered(there, Offer(VERSION, f"first.partial-{10 ** 70}", "first.partial", 1.0, (OfferedArena(facts(), b""),)))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, NotTaken)
     assert "is a part of one" in answer.why
     take(images, "first", FIRST)
     assert transfer(images, there, "first")[0] == len(FIRST)
