@@ -1,8 +1,8 @@
 """A stand-in for a kubelet, as far as device plugins see one: it follows the public interfaces, and no kubelet was used.
 
-Like the kubelet it removes all sockets of its directory when it starts, forgets a plugin's devices when their watch ends,
+Like the kubelet it removes all sockets from its directory when it starts, forgets a plugin's devices when their watch ends,
 places a pod by counting, takes the devices that the plugin prefers, and calls Allocate once for a container and
-PreStartContainer at each of its starts.
+PreStartContainer before each start.
 """
 
 import threading
@@ -20,7 +20,7 @@ PLUGIN_POD = "mpsd-kubernetes-x7k2p"
 
 
 class NotAdmitted(Exception):
-    """The pod does not start; the text is that of its event."""
+    """The pod does not start; the text is what its event says."""
 
 
 class Kubelet:
@@ -31,7 +31,7 @@ class Kubelet:
         for each in (self.plugins, self.pod_resources):
             each.mkdir()
         self.registered = 0
-        self.knows_pods, self.lists = True, 0  # whether it has learned of its pods since its start; answers about them
+        self.knows_pods, self.lists = True, 0  # whether its pods have been listed since its start; answers about them
         self.pods: dict[str, list[str]] = {}  # the devices of each
         self._containers: dict[str, Any] = {}  # what Allocate answered
         self._health: dict[str, str] = {}

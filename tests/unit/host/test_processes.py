@@ -133,7 +133,7 @@ def test_what_a_program_of_roots_does_is_charged_to_who_started_it() -> None:
 
 @pytest.mark.root
 def test_a_process_that_is_not_dumpable_is_its_users_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of its files in /proc belong to root; if it counted as root's, its user's bounds would not hold for it."""
+    """Most files in its /proc directory belong to root; if it counted as root's, its user's bounds would not hold for it."""
     code = "import os; os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321); print('ready', flush=True); input()"
     made = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert made.stdout
@@ -175,7 +175,7 @@ while True:
 
 @pytest.mark.root
 def test_no_number_of_groups_brings_a_container_into_our_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its root took so many that mpsd read no further than to the first of its pids, and was an operator."""
+    """Its root took so many that mpsd read no further than to the first pid, and was an operator."""
     monkeypatch.setattr(processes, "pid_namespaces", lambda pid: ())
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-S", "-c", _WITH_GROUPS]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as outer:
@@ -186,7 +186,7 @@ def test_no_number_of_groups_brings_a_container_into_our_namespace(monkeypatch: 
         pid = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
 
         def taken(full: int, digits: int) -> int:
-            """Take these groups; return where the first of its pids ends."""
+            """Take these groups; return where the first pid ends."""
             assert outer.stdin is not None
             assert outer.stdout is not None
             outer.stdin.write(b"%d %d\n" % (full, digits))
