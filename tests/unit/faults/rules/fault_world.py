@@ -18,6 +18,7 @@ from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
 from mpsd.faults.rules.incident_json import blame_of, blame_text
 from mpsd.faults.rules.response import is_known
 from mpsd.faults.rules.settings import FaultSettings
+from mpsd.model.accusation import accused
 from mpsd.model.fault import Confidence, FaultClass, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 
@@ -145,8 +146,8 @@ class World:
             if known is None and case.number == incident.number:
                 assert incident.number not in self.began, f"{incident.number} begins {case} again"
         self.began |= {case.number for case in self.blame.state.cases}
-        if not incident.suspects:
-            self.began.discard(incident.number)  # whom it accused was free
+        if not accused(incident):  # it has no suspects, or is of a class that accuses no client: its case is undone
+            self.began.discard(incident.number)
 
     def _change(self, changes: object) -> None:
         for change in changes:
