@@ -32,7 +32,6 @@ class FakeMpsd:
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.kept: StateReader | None = None
         self.kept_fd = -1
-        self._lost: list[int] = []
         self.refusals: dict[str, tuple[int, str]] = {}
         self.may_keep = threading.Event()
         self.may_keep.set()
@@ -60,8 +59,6 @@ class FakeMpsd:
 
     def close(self) -> None:
         self.stop()
-        for each in self._lost:
-            os.close(each)
         if self.kept is not None:
             self.kept.close()
             os.close(self.kept_fd)
@@ -100,7 +97,7 @@ class FakeMpsd:
         assert self.kept is not None
         with self.changed:
             self.kept.close()
-            self._lost.append(self.kept_fd)  # it may be on its way to a client
+            os.close(self.kept_fd)
             self.kept = None
             self.tell(state_serial=0)
 
@@ -128,7 +125,11 @@ class FakeMpsd:
                     socket.send_fds(peer, [packed], [])
                     continue
                 result, given = self._answer(method, facts, fds)
-                socket.send_fds(peer, [msgpack.packb([1, number, None, result])], given)
+                try:
+                    socket.send_fds(peer, [msgpack.packb([1, number, None, result])], given)
+                finally:
+                    for each in given:
+                        os.close(each)
 
     def _answer(self, method: str, facts: dict[str, Any], fds: list[int]) -> tuple[Any, list[int]]:
         if method == "hello":
@@ -146,7 +147,7 @@ class FakeMpsd:
             if method == "arena.state":
                 has = self.kept is not None
                 found = {"state_serial": self.now.state_serial, "generation": self.now.generation}
-                return found, [self.kept_fd] if has else []
+                return found, [os.dup(self.kept_fd)] if has else []  # the next state closes kept_fd, in another thread
             if method == "service.enlist":
                 return {"environment": {"MPSD_TEST_ENLISTED": facts["name"]}}, []
             instruction = {name: getattr(self.now, name) for name in Instruction.__slots__}
