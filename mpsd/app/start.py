@@ -32,7 +32,7 @@ from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.faults.store import FaultStore
 from mpsd.health.loop_watch import LoopWatch
-from mpsd.host import processes
+from mpsd.host import draining, processes
 from mpsd.host.boot_id import read_boot_id
 from mpsd.host.child_reaper import become_reaper
 from mpsd.host.inspector import Inspector
@@ -130,6 +130,7 @@ async def _run(
         inspector = Inspector(ranges=ranges)
         inspector.start()
         processes.count_by(ranges)
+        draining.count_by(ranges.share_of)
         processes.start_readers_by(inspector.start_reader)
         opened.callback(inspector.close)
         stores = (store, lease_store, fault_store, vault_store, service_store)

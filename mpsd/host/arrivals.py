@@ -7,18 +7,17 @@ milliseconds, and costs other users no more than that.
 
 import errno
 import os
-import signal
 import socket
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import trio
 from msgspec import Struct
 
 from mpsd.fairness.turns import Turns
+from mpsd.host.draining import drain_soon
 from mpsd.model.process import Credentials
 from mpsd.native import ffi, lib
 
@@ -28,12 +27,6 @@ _TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have 
 MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
 _PAUSE_SECONDS = 0.1  # after a connection could not be accepted: most likely the limit of open files
 _NO_REQUEST = b""
-_SHAKES = signal.SIGWINCH  # the kernel ignores it where it has no handler, and mpsd has no window
-_SHAKE_SECONDS = 0.05
-_lock = threading.Lock()  # protects the next two; no other lock is taken while it is held
-_draining: set[int] = set()  # threads
-_is_shaking = False
-_left: list[socket.socket] = []  # connections for which there was no thread
 
 
 class Arrival(Struct, frozen=True):
@@ -84,7 +77,7 @@ def accepted(accept_one: Callable[[], Arrival | None], most: int) -> Iterator[Ar
                 yield arrival
     finally:
         if gone:
-            _drain_soon(gone)
+            drain_soon(gone)
 
 
 def hang_up(sock: socket.socket) -> None:
@@ -94,79 +87,7 @@ def hang_up(sock: socket.socket) -> None:
     if is_empty(sock):
         sock.close()
     else:
-        _drain_soon([sock])
-
-
-def _drain_soon(socks: list[socket.socket]) -> None:
-    """Drain in a thread that no task waits for."""
-    if not callable(signal.getsignal(_SHAKES)):
-        with suppress(ValueError):  # not in the main thread
-            signal.signal(_SHAKES, lambda number, frame: None)
-    _left.extend(socks)
-    waiting = _left.copy()
-    try:
-        trio.lowlevel.start_thread_soon(partial(_drain, waiting), lambda outcome: None)
-    except RuntimeError:  # mpsd can start no further thread: open connections are better than a stopped event loop
-        return
-    _left.clear()
-
-
-def _drain(socks: Iterable[socket.socket]) -> None:
-    """Close connections, after the descriptors queued in them.
-
-    Closing a socket does not drop them if the keeper holds it too.  mpsd does not take them: the kernel drops them as it reads,
-    and asks no file server, which could keep them open here, but for unwritten pages (decision 019, "Open").  The peers see the
-    end first.
-    """
-    with _shaken():
-        for sock in socks:
-            with sock, suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-                while _discard_next(sock):
-                    pass
-
-
-@contextmanager
-def _shaken() -> Iterator[None]:
-    """Let this thread wait for no lingering socket: a signal ends the wait of its close.
-
-    Otherwise a user could fill mpsd with waiting threads and connections: each costs them nothing once they have hung up.
-    """
-    global _is_shaking
-    with _lock:
-        _draining.add(threading.get_ident())
-        if not _is_shaking:
-            with suppress(RuntimeError):  # no further thread; the next one tries again
-                trio.lowlevel.start_thread_soon(_shake, lambda outcome: None)
-                _is_shaking = True
-    try:
-        yield
-    finally:
-        with _lock:
-            _draining.discard(threading.get_ident())
-
-
-def _shake() -> None:
-    """Interrupt all draining threads again and again, until none is left."""
-    global _is_shaking
-    while True:
-        time.sleep(_SHAKE_SECONDS)
-        with _lock:
-            if not _draining:
-                _is_shaking = False
-                return
-            for each in _draining:
-                signal.pthread_kill(each, _SHAKES)
-
-
-def _discard_next(sock: socket.socket) -> bool:
-    """Discard the next message; return False at the end (see `is_empty`).  Raises OSError."""
-    while True:
-        try:
-            data, _, flags, _ = sock.recvmsg(1)
-        except ConnectionResetError:
-            continue  # a reset is reported once, before the queued data
-        return bool(data or flags & socket.MSG_CTRUNC)
+        drain_soon([sock])
 
 
 def is_empty(sock: socket.socket) -> bool:

@@ -5,6 +5,7 @@ Implements the part of linux/fuse.h that one file needs. Needs root.
 """
 
 import ctypes
+import errno
 import os
 import select
 import struct
@@ -13,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LOOKUP, _FORGET, _GETATTR, _OPEN, _RELEASE, FLUSH, _INIT = 1, 2, 3, 14, 18, 25, 26
+_LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, WRITE, _RELEASE, FLUSH, _INIT = 1, 2, 3, 14, 15, 16, 18, 25, 26
+_WRITEBACK_CACHE = 1 << 16
 _ENOSYS = -38
 _ROOT, _FILE = 1, 2
 _IN, _OUT = struct.Struct("IIQQIIII"), struct.Struct("IiQ")
@@ -24,8 +26,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileServer:
-    def __init__(self, device: int, end: int, mode: int) -> None:
-        self._mode = mode
+    def __init__(self, device: int, end: int, mode: int, flags: int) -> None:
+        self._mode, self._flags = mode, flags
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
@@ -36,7 +38,12 @@ class FileServer:
         poll.register(self._device, select.POLLIN)
         poll.register(self._end, 0)
         while self._end not in dict(poll.poll()):
-            request = os.read(self._device, 1 << 17)
+            try:
+                request = os.read(self._device, 1 << 17)
+            except OSError as exc:
+                if exc.errno == errno.ENODEV:  # the connection was aborted
+                    return
+                raise
             _, operation, unique, node, *_ = _IN.unpack_from(request)
             if self.is_silent:
                 self.asked.append(operation)
@@ -50,13 +57,15 @@ class FileServer:
     def _made(self, operation: int, node: int) -> tuple[int, bytes]:
         """Cache times of zero, so that the kernel asks every time."""
         if operation == _INIT:
-            return 0, struct.pack("IIIIHHIIHHI", 7, 31, 0, 0, 1, 1, 4096, 1, 1, 0, 0) + bytes(28)
+            return 0, struct.pack("IIIIHHIIHHI", 7, 31, 0, self._flags, 1, 1, 4096, 1, 1, 0, 0) + bytes(28)
         if operation == _LOOKUP:
             return 0, struct.pack("QQQQII", _FILE, 0, 0, 0, 0, 0) + _attributes(_FILE, self._mode)
         if operation == _GETATTR:
             return 0, struct.pack("QII", 0, 0, 0) + _attributes(node, self._mode)
         if operation == _OPEN:
             return 0, struct.pack("QII", 1, 0, 0)
+        if operation == _READ:
+            return 0, bytes(4096)
         return (0, b"") if operation in (FLUSH, _RELEASE) else (_ENOSYS, b"")
 
 
@@ -66,18 +75,18 @@ def _attributes(node: int, file_mode: int) -> bytes:
 
 
 @contextmanager
-def serve(place: Path, mode: int = 0o100644) -> Iterator[FileServer]:
-    """Serve `place / "file"`, with this mode. Raises OSError if mounting is not allowed.
+def serve(place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool = False) -> Iterator[FileServer]:
+    """Serve `place / "file"`, with this mode, as a mount of this user. Raises OSError if mounting is not allowed.
 
-    At the end all waiting readers continue.
+    keeps_writes: the kernel keeps what is written, and sends it later. At the end all waiting readers continue.
     """
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
     try:
-        options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+        options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid},allow_other"
         if _libc.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
             raise OSError(ctypes.get_errno(), "mount")
-        server = FileServer(device, reader, mode)
+        server = FileServer(device, reader, mode, _WRITEBACK_CACHE if keeps_writes else 0)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         try:

@@ -1,0 +1,91 @@
+"""Give mpsd's draining threads connections with files of a silent FUSE server in them; print what became of them.
+
+A page of the files was written: the kernel sends it when one of them is closed, and waits.  Runs as root in a mount namespace
+of its own, and kills the server at its end, without which no file can be closed.
+Arguments: a directory to mount at, one for the control file system, and the number of connections.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from mpsd.host import draining
+from mpsd.model.process import Credentials
+from tests.unit.api.file_server import WRITE, serve
+
+UID = 4711
+PAGE = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+def be_server(place: Path, silence: int, said: int) -> None:
+    """Serve until the pipe `silence` ends; then answer nothing, and report the first written page that the kernel sends."""
+    with serve(place, 0o100666, UID, keeps_writes=True) as server:
+        os.write(said, b"serving ")
+        os.read(silence, 1)
+        server.is_silent = True
+        os.write(said, b"silent ")
+        while WRITE not in server.asked:
+            server.heard.wait(0.01)
+        os.write(said, b"asked ")
+        time.sleep(120)
+
+
+def connection_with(file: Path) -> socket.socket:
+    """Return a connection whose peer has left, with the file in it, which is open nowhere else."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    descriptor = os.open(file, os.O_RDWR)
+    socket.send_fds(theirs, [b"x"], [descriptor])
+    os.close(descriptor)
+    theirs.close()
+    return ours
+
+
+def map_to_write(file: Path) -> int:
+    """Return the address of a page.  Once it is written, the kernel sends it when any open file of the same inode is closed."""
+    descriptor = os.open(file, os.O_RDWR)
+    address = int(_libc.mmap(None, PAGE, 3, 1, descriptor, 0))  # PROT_READ | PROT_WRITE, MAP_SHARED
+    os.close(descriptor)
+    return address
+
+
+def main(place: str, control: str, count: str) -> None:
+    if _libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
+        raise OSError(ctypes.get_errno(), "fusectl")
+    draining.FUSE_CONNECTIONS = Path(control)
+    draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
+    silence, silent = os.pipe()
+    said, saying = os.pipe()
+    server = os.fork()
+    if not server:
+        os.close(silent)
+        be_server(Path(place), silence, saying)
+        os._exit(1)
+    try:
+        assert os.read(said, 64) == b"serving "
+        page = map_to_write(Path(place, "file"))
+        made = [connection_with(Path(place, "file")) for _ in range(int(count))]
+        ctypes.memmove(page, b"written", 7)
+        os.close(silent)
+        assert os.read(said, 64) == b"silent "
+        threads = [threading.Thread(target=draining._drain, args=([sock],), daemon=True) for sock in made]
+        for each in threads:
+            each.start()
+        assert os.read(said, 64) == b"asked "
+        until = time.monotonic() + draining.STUCK_SECONDS + 7
+        while time.monotonic() < until and any(each.is_alive() for each in threads):
+            time.sleep(0.05)
+        print("alive", sum(each.is_alive() for each in threads), flush=True)
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+
+
+main(*sys.argv[1:])
