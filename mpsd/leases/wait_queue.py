@@ -1,6 +1,7 @@
 """Keep the waiting leases and clients, within the bounds of the queue.
 
-The queue has `max_queue` places, of which one user who is not an operator has at most `user_queue`.  A lease that finds no
+The queue has `max_queue` places, of which one user who is not an operator has at most `user_queue`, and the last are kept for
+operators and for users with few (fairness/client_slots.py): else eight users would keep all others out.  A lease that finds no
 place is refused (lease_book.py).  A client is refused too if the settings allow an answer; if it can only wait, it waits
 without a place, not listed and not considered, until a place is free.  The connections that the relay takes bound their number.
 """
@@ -12,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.errors import Refused
+from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.leases.rules.budgets import Scope
 from mpsd.leases.rules.matching import Place
 from mpsd.leases.rules.queue import Demand, Waiting
@@ -86,9 +88,10 @@ class WaitQueue:
         return self._placed.get(key) or self._outside.get(key)
 
     def has_place_for(self, uid: int, settings: AdmissionSettings) -> bool:
-        if len(self._placed) >= settings.max_queue:
+        total, own, is_operator = len(self._placed), self._places[self._share_of(uid)], uid in settings.operators
+        if total >= settings.max_queue or (own >= settings.user_queue and not is_operator):
             return False
-        return uid in settings.operators or self._places[self._share_of(uid)] < settings.user_queue
+        return not hindrance_of_slots(settings.max_queue, own, total, is_operator)
 
     def join(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> None:
         if self.has_place_for(entry.uid, settings):

@@ -1,15 +1,17 @@
 """LeaseBook: one user's clients leave client slots for those of others."""
 
+from contextlib import suppress
+
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mpsd.errors import Refused
+from mpsd.errors import Refused, TooMany
 from mpsd.fairness.uid_ranges import parse
 from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.wait_queue import NO_PLACE
-from mpsd.model.lease import Refusal
+from mpsd.model.lease import LeaseState, Refusal
 from mpsd.model.process import Credentials
-from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, process
+from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, by_token, by_uid, process, spec
 
 SLOTS, FREELY = 64, 56
 SUBORDINATE = 100_000
@@ -79,6 +81,26 @@ async def test_slots_that_become_free_together_are_counted_one_by_one(world, aut
         world.book._admissions.catch_up()
         assert sum(process(each.pid) in world.book.grants() for each in many) == 4
         assert process(behind.pid) in world.book.grants()
+
+
+async def test_a_few_users_who_wait_leave_places_of_the_queue_for_others(world, autojump_clock: MockClock):
+    """Eight users' waiting leases filled it: then no other lease could wait, not root's either, and no client was let in."""
+    world.change(max_queue=64, user_queue=8)
+    only = world.book.create(ROOT, spec(100, by_uid(BOB)))
+    await world.admit(301, BOB)
+    for uid in range(2000, 2008):
+        for _ in range(8):
+            with suppress(TooMany):
+                world.book.create(uid, spec(1, by_token(), wait_seconds=1000))
+    assert world.book.create(ALICE, spec(1, by_token(), wait_seconds=1000)).state is LeaseState.QUEUED
+    async with world.running() as nursery:
+        second = Arrival(world, nursery, 302, BOB)
+        await wait_all_tasks_blocked()
+        assert second.told == [f"lease {only.id} has 1 of its 1 processes"]
+        assert world.book.create(ROOT, spec(1, by_token(), wait_seconds=1000)).state is LeaseState.QUEUED
+        world.book.leave(process(301))
+        await wait_all_tasks_blocked()
+        assert second.grant is not None, "it was outside the full queue, and not considered"
 
 
 async def test_with_few_descriptors_a_user_with_many_is_refused(world):
