@@ -19,6 +19,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import UnusablePath
+from mpsd.fairness.rates import Rate, Rates
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
 from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
@@ -32,6 +33,7 @@ KEPT = 16
 TOTAL_BYTES = 256 << 20
 _LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full
 _MOST_KNOWN = 8192
+_JUDGED = Rate(128, 1)  # dumps of a user: one takes up to 0.1 s where a domain has hundreds of clients; a fault, one a client
 # Tables only: 0.3 MB in 0.1 s; with memory it would be 11 MB and up to a second (measured).  skip_abort: the program itself
 # decides what to do about its error.
 _FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
@@ -73,6 +75,7 @@ class CoreDumps:
         self._total_bytes = total_bytes
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
         self._writers: FileWriters | None = None
+        self._judged = Rates(_JUDGED)
 
     def note_arrival(self, process: ProcessId, domain: Domain, is_new: bool) -> None:
         if is_new:
@@ -116,7 +119,7 @@ class CoreDumps:
             began = trio.current_time()
             # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
             found = await trio.to_thread.run_sync(self._look, directory, closed)
-            self._tell(found, publish)
+            await self._tell(found, publish)
             # Pause as long as it took, however many files come: parsing holds the interpreter's lock.
             await trio.sleep(trio.current_time() - began)
             closed = frozenset()
@@ -131,18 +134,23 @@ class CoreDumps:
         self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
         return [(dump, self._writers.take(dump.file)) for dump in dumps]
 
-    def _tell(self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]) -> None:
-        refused = []
+    async def _tell(
+        self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]
+    ) -> None:
+        refused, read_ns = [], time.monotonic_ns()
         for dump, writers in found:
             if dump.core is None:
                 refused.append(dump)
-                continue
-            seen_ns = time.monotonic_ns() - int(dump.age_seconds * 1e9)
-            is_certain = self._writers is not None and not dump.may_change
-            publish(observe(dump, dump.core, self._owner(dump, writers, seen_ns), seen_ns, is_certain=is_certain))
+            elif self._judged.allows(self._share_of(dump.uid), trio.current_time()):
+                began, seen_ns = trio.current_time(), read_ns - int(dump.age_seconds * 1e9)
+                is_certain = self._writers is not None and not dump.may_change
+                publish(observe(dump, dump.core, self._owner(dump, writers, seen_ns), seen_ns, is_certain=is_certain))
+                await trio.sleep(trio.current_time() - began)  # others' work comes between two of them
         if refused:  # one line, however many a user sends
             first = refused[0]
             log.info("faults.core_dump_refused", count=len(refused), file=first.name, uid=first.uid, why=first.why)
+        for uid, count in self._judged.take_suppressed().items():
+            log.warning("faults.core_dumps_not_judged", uid=uid, count=count, why="this user's come too fast")
 
     def _owner(self, dump: Dump, writers: frozenset[Lineage], written_ns: int) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))

@@ -12,6 +12,7 @@ import structlog
 import trio
 import trio.testing
 
+from mpsd.fairness.rates import Rate
 from mpsd.faults.sources import core_dumps
 from mpsd.faults.sources.core_dump_directory import Dump
 from mpsd.faults.sources.core_dump_file import parse_core
@@ -234,6 +235,36 @@ async def test_many_bad_files_make_one_line_in_the_log(tmp_path, autojump_clock,
         await CoreDumps(directory, lambda uid: []).run(lambda seen: None)
     refused = [entry["count"] for entry in logs if entry["event"] == "faults.core_dump_refused"]
     assert refused == [49]
+
+
+async def test_dumps_of_one_user_leave_time_for_others(tmp_path, monkeypatch, by_name):
+    """256 forged ones of a domain with hundreds of clients stopped the event loop for 5 s, again and again."""
+    directory = tmp_path / "cores"
+    directory.mkdir()
+    for number in range(1, 41):
+        (directory / f"core.{number}").write_bytes(SAMPLES["trap-culprit"])
+    monkeypatch.setattr("mpsd.faults.sources.core_dump_directory._QUIET_SECONDS", 0)
+    monkeypatch.setattr("mpsd.faults.sources.core_dump_directory._LOOK_SECONDS", 600)
+    monkeypatch.setattr(core_dumps, "_JUDGED", Rate(30, 0))
+    judged, begun, judged_before_others = [], trio.Event(), []
+
+    async def other_work() -> None:
+        await begun.wait()
+        judged_before_others.append(len(judged))
+
+    def judge(seen) -> None:
+        judged.append(seen)
+        begun.set()
+
+    with structlog.testing.capture_logs() as logs, trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other_work)
+            nursery.start_soon(CoreDumps(directory, lambda uid: [ONE]).run, judge)
+            while not (left := [each for each in logs if each["event"] == "faults.core_dumps_not_judged"]):
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert (len(judged), left[0]["count"], left[0]["uid"]) == (30, 10, os.getuid())
+    assert judged_before_others[0] < 30
 
 
 async def test_where_there_can_be_no_directory_that_is_said_once(tmp_path):
