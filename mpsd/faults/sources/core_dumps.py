@@ -33,7 +33,7 @@ KEPT = 16
 TOTAL_BYTES = 256 << 20
 _LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full
 _MOST_KNOWN = 8192
-_JUDGED = Rate(128, 1)  # dumps of a user: one takes up to 0.1 s where a domain has hundreds of clients; a fault, one a client
+_JUDGED = Rate(128, 0.1)  # dumps of a user: each can be an incident, of which the last 10,000 are kept, of all users
 # Tables only: 0.3 MB in 0.1 s; with memory it would be 11 MB and up to a second (measured).  skip_abort: the program itself
 # decides what to do about its error.
 _FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
@@ -134,9 +134,7 @@ class CoreDumps:
         self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
         return [(dump, self._writers.take(dump.file)) for dump in dumps]
 
-    async def _tell(
-        self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]
-    ) -> None:
+    async def _tell(self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]) -> None:
         refused, read_ns = [], time.monotonic_ns()
         for dump, writers in found:
             if dump.core is None:
