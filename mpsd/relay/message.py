@@ -20,7 +20,6 @@ MAX_BYTES = 256 * 1024  # above the largest datagram that a default SO_SNDBUF (2
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD: the kernel sends no more, so that what does not fit is more than mpsd may open now
 _UCRED = struct.Struct("3i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
-_OVERFLOW_ID = 65534  # what the kernel reports for credentials that were not attached
 _AGAIN_SECONDS = 0.25  # until mpsd looks again for room for a message's descriptors
 
 
@@ -96,8 +95,7 @@ def _unpack(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], Credent
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
         elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            sender = Credentials(*_UCRED.unpack(data[: _UCRED.size]))
-            credentials = None if sender.pid == 0 and sender.uid == _OVERFLOW_ID else sender
+            credentials = Credentials(*_UCRED.unpack(data[: _UCRED.size]))  # never mpsd's own: without any, pid 0 of nobody
     return list(descriptors), credentials
 
 

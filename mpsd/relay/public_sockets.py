@@ -41,6 +41,7 @@ class RelayedSockets(Struct):
             if end is not None and note == self.directory.inode_of(door):
                 end.setblocking(False)
                 self.listeners[door] = end
+                _show_senders(end)
             else:
                 if end is not None:
                     self.keeper.drop(f"listen.{door}")
@@ -53,6 +54,7 @@ class RelayedSockets(Struct):
 
     def _listen(self, door: str) -> None:
         self.listeners[door] = self.directory.listen(door, DOORS[door])
+        _show_senders(self.listeners[door])
         self._hold(door)
 
     def _hold(self, door: str) -> None:
@@ -72,6 +74,11 @@ class RelayedSockets(Struct):
         for door, listener in self.listeners.items():
             self.directory.remove(door)
             listener.close()
+
+
+def _show_senders(listener: socket.socket) -> None:
+    """Let connections have SO_PASSCRED from accept(2) on: a message sent before it was set would have no sender."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
 
 class LinkedSockets(Struct):

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.errors import ProtocolError
+from mpsd.errors import ProtocolError, WrongSpeaker
 from mpsd.host import peers
 from mpsd.model.process import Credentials
 from mpsd.relay import message
@@ -121,6 +121,24 @@ async def test_the_domain_sees_the_client_s_own_credentials(ends):
         client.close()
 
     await through(ends, talk)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("speaker", [os.getpid(), 0], ids=["known", "in another pid namespace"])
+async def test_a_message_without_a_sender_is_never_mpsds_own(ends, speaker):
+    """As one from before SO_PASSCRED, or of nobody in another pid namespace: the domain took it for root's."""
+    client, link_client, link_domain, domain = ends
+    for end in (client, link_client):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+    client.send(b"x")
+    link_client.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    link = Forwarding(link_client, PRIVILEGED, speaker=speaker)
+    if speaker:
+        with pytest.raises(WrongSpeaker, match="pid 0 speaks"):
+            await link.run(link_domain, PATIENCE, well)
+        return
+    async with running(link.run, link_domain, PATIENCE, well):
+        assert (await message.receive(domain)).credentials == Credentials(os.getpid(), 65534, 65534)
 
 
 async def test_descriptors_from_a_domain_end_the_way_back(ends):

@@ -1,0 +1,43 @@
+"""The two public sockets: what a connection has before mpsd has done anything with it."""
+
+import os
+import socket
+import struct
+
+from mpsd.host.pipe_directory import PipeDirectory
+from mpsd.relay.public_sockets import DOORS, RelayedSockets
+
+
+class NoKeeper:
+    def hold(self, name, end, note=0): ...
+    def drop(self, name): ...
+
+
+def sender_of_a_word_after_accept(sockets: RelayedSockets, door: str) -> int:
+    """The pid in the credentials of a message that comes right after accept(2)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(os.fspath(sockets.directory.path / door))
+        accepted, _ = sockets.listeners[door].accept()
+        with accepted:
+            client.send(b"x")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            _, [(_, _, sender)], _, _ = accepted.recvmsg(1, 64)
+    return int(struct.unpack("3i", sender)[0])
+
+
+def test_each_message_has_a_sender_from_accept_on(short_dir):
+    """One that was sent before mpsd set SO_PASSCRED had none."""
+    directory = PipeDirectory(short_dir / "pipe")
+    directory.open()
+    first, later = (RelayedSockets(directory, None, NoKeeper()) for _ in range(2))
+    first.open([])
+    held = [(f"listen.{door}", end.dup(), directory.inode_of(door)) for door, end in first.listeners.items()]
+    for door in DOORS:
+        assert sender_of_a_word_after_accept(first, door) == os.getpid()
+    for _, end, _ in held:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)  # as an earlier release left it
+    later.open(held)
+    for door in DOORS:
+        assert sender_of_a_word_after_accept(later, door) == os.getpid()
+    first.remove()
+    later.remove()
