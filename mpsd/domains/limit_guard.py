@@ -1,8 +1,9 @@
 """Give each client its own limits, at a server with one set of limits for the next client (docs/leases.md, "Enforcement").
 
-A window is the time in which clients with the same limits may come: from before their connection reaches the vendor's daemon
-until the server's log reports that they have arrived.  Clients with other limits wait for the next window.  Between windows the
-server's limits are closed, so that a client that comes outside of every window gets an error rather than too much.
+A window is the time in which a client may come: from before its connection reaches the vendor's daemon until the server's log
+reports that it has arrived.  A client with limits has a window alone, because a connection of the server's user can send the
+vendor's commands, which change the limits (docs/decisions/055); clients without limits share one.  Between windows the server's
+limits are closed, so that a client that comes outside of every window gets an error rather than too much.
 """
 
 from collections import deque
@@ -51,7 +52,7 @@ class Guard(Struct):
     baselines: dict[int, ClientLimits] = field(default_factory=dict)
     era: int = 0  # in another era, limits that were set before do not hold
     _in_force: dict[int, ClientLimits] = field(default_factory=dict)  # the last limits that each server took; absent: not known
-    _key: object = None  # what the clients in the window have in common
+    _key: object = None  # what the connections in the window have in common
     _inside: int = 0
     _waiting: deque[tuple[object, trio.Event]] = field(default_factory=deque)
     _telling: trio.Lock = field(default_factory=trio.Lock)
@@ -61,7 +62,9 @@ class Guard(Struct):
 
     @asynccontextmanager
     async def window(self, key: object, control: VendorControl) -> AsyncIterator[None]:
-        """Enter a window; inside are only holders of the same key: the limits, or another common property."""
+        """Enter a window; inside are only holders of the same key, or one client with limits."""
+        if isinstance(key, ClientLimits) and key != vendor_limits.unlimited(self.gpus):
+            key = object()
         await self._enter(key)
         try:
             yield
@@ -158,7 +161,10 @@ class Guard(Struct):
     def _leave(self) -> None:
         """Leave the window.  The next in the queue enter with all directly behind them that have the same key."""
         self._inside -= 1
-        if self._inside or not self._waiting:
+        if self._inside:
+            return
+        self._in_force.clear()  # a connection in the window may have changed them
+        if not self._waiting:
             return
         self._key = self._waiting[0][0]
         while self._waiting and self._waiting[0][0] == self._key:

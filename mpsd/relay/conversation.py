@@ -28,7 +28,7 @@ from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.offences import Offences
 from mpsd.relay.progress import HandshakeProgress
 from mpsd.relay.refusals import Refusals
-from mpsd.relay.vendor_connection import connect
+from mpsd.relay.vendor_connection import connect, until_read
 
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
@@ -192,7 +192,10 @@ class Conversations(Struct):
     async def _through(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
         try:
             with backend:
-                end = await self._link(caller, domain, backend, right)
+                try:
+                    end = await self._link(caller, domain, backend, right)
+                finally:  # a command that the client sent must not take effect in the next client's window
+                    await until_read(backend, lambda: domain.guard.is_on and self._is_well(domain))
         except BaseException as exc:  # cancelled, it may be a group
             # If mpsd leaves, the keeper holds both ends.  Else the vendor daemon would wait for a client that is gone.
             if isinstance(exc, MpsdError | OSError) or caller.scope.cancel_called:
@@ -208,8 +211,10 @@ class Conversations(Struct):
 
     def _is_over(self, domain: Domain, end: LinkSide) -> bool:
         """Return whether the client ended it, or a living domain did."""
-        is_well = domain.control.is_alive() and not domain.silenced.is_set()
-        return end is LinkSide.CLIENT or (end is LinkSide.DOMAIN and is_well)
+        return end is LinkSide.CLIENT or (end is LinkSide.DOMAIN and self._is_well(domain))
+
+    def _is_well(self, domain: Domain) -> bool:
+        return domain.control.is_alive() and not domain.silenced.is_set()
 
     async def _after(self, caller: ClientConnection, domain: Domain, end: LinkSide) -> bool:
         """Return True when it is over, False when the client should be linked again."""

@@ -1,6 +1,10 @@
 """Connect to a vendor daemon."""
 
+import fcntl
 import socket
+import struct
+import termios
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -26,3 +30,14 @@ async def connect(path: str, daemon: VendorDaemon) -> socket.socket | None:
                 backend.close()
                 return None
             await trio.sleep(_BUSY_SECONDS)
+
+
+async def until_read(backend: socket.socket, may_go_on: Callable[[], bool]) -> None:
+    """Wait until the daemon has read all that was sent, or `may_go_on` is false: closing does not take messages back."""
+    while may_go_on() and _unread_bytes(backend):  # noqa: ASYNC110  the kernel reports no event for it
+        await trio.sleep(_BUSY_SECONDS)
+
+
+def _unread_bytes(backend: socket.socket) -> int:
+    (found,) = struct.unpack("i", fcntl.ioctl(backend, termios.TIOCOUTQ, struct.pack("i", 0)))
+    return int(found)

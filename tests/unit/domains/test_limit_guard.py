@@ -79,12 +79,31 @@ async def test_clients_that_come_together_each_meet_their_own_limits(daemon, aut
     assert daemon.limits == closed(GPUS)
 
 
-async def test_equal_clients_do_not_wait_for_each_other(daemon, autojump_clock):
+async def test_clients_without_limits_do_not_wait_for_each_other(daemon, autojump_clock):
     guard, began = await start(daemon), trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(come, guard, daemon, SMALL, [])
+            nursery.start_soon(come, guard, daemon, unlimited(GPUS), [])
     assert trio.current_time() - began < 2
+
+
+async def test_what_a_connection_changes_holds_for_no_later_client(daemon, autojump_clock):
+    """A connection of the server's user can send the vendor's commands, also while another one with its limits comes."""
+    guard, seen = await start(daemon), []
+
+    async def change():
+        async with guard.window(SMALL, daemon):
+            await guard.set_limits(SERVER, SMALL, DEFAULTS, daemon)
+            await trio.sleep(0.5)
+            daemon.percent = 100.0
+            await trio.sleep(0.5)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        await trio.sleep(0.1)
+        nursery.start_soon(come, guard, daemon, SMALL, seen)
+    assert seen
+    assert all(own == met for own, met in seen)
 
 
 async def test_nobody_is_overtaken_for_ever(daemon, autojump_clock):
@@ -93,7 +112,7 @@ async def test_nobody_is_overtaken_for_ever(daemon, autojump_clock):
 
     async def stream():
         for _ in range(50):
-            nursery.start_soon(come, guard, daemon, SMALL, [])
+            nursery.start_soon(come, guard, daemon, unlimited(GPUS), [])
             await trio.sleep(0.5)
 
     async def other():
