@@ -2,6 +2,7 @@
 
 import select
 import socket
+from collections import Counter
 
 import trio
 from msgspec import Struct, field
@@ -32,6 +33,7 @@ class ClientConnection(Struct):
     why_not: str = ""  # why it gets no further: its process is not known
     facts: StartFacts = NOTHING  # what its process was started with, as read last
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    places: Counter[int] = field(default_factory=Counter)  # those of which it has one, by the uid of their share (server.py)
 
     @property
     def client_id(self) -> str:

@@ -64,6 +64,7 @@ class Relay(Struct):
     waiting: Turns[HeldConnection] = field(default_factory=Turns)
     backlog: Backlog = field(default_factory=Backlog)
     _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid of their share
+    _taken_by_clients: Counter[int] = field(default_factory=Counter)  # of those kept for clients that have a domain; likewise
     _closings: Closings = field(default_factory=Closings)
     _crowded: Reason = field(default_factory=partial(Reason, _CROWDED))
     _next_number: int = 1
@@ -130,8 +131,8 @@ class Relay(Struct):
         sock = held.arrival.sock
         if has_hung_up(sock):
             hang_up(sock)
-        elif self._has_place(sock, held.arrival.credentials, is_first=False):
-            self._start(sock, held.door, held.number, held.track, nursery)
+        elif (places := self._places_for(sock, held.arrival.credentials, is_first=False)) is not None:
+            self._start(sock, held.door, held.number, held.track, nursery, places)
             return
         elif self._wait(sock, Note(held.number, held.door)):
             sock.close()
@@ -141,25 +142,32 @@ class Relay(Struct):
         self.conversations.keeper.drop(held.client_id)
         self.conversations.progress.end(held.track)
 
-    def _has_place(self, sock: socket.socket, who: Credentials, *, is_first: bool) -> bool:
-        """Return whether the connection may begin; is_first: no earlier one of its user waits.
+    def _places_for(self, sock: socket.socket, who: Credentials, *, is_first: bool) -> Counter[int] | None:
+        """Return the places of which the connection gets one; None if it has to wait.
 
-        A client that has a domain gets a few of the places that newcomers do not get: they may wait for its end.
+        is_first: no earlier one of its user waits.
+        A client that has a domain gets a few of the places that newcomers do not get: they may wait for its end.  One user gets
+        four fifths of these at most, and they do not count for newcomers.
         """
-        most, taken = self.conversations.settings.max_connections, len(self.callers)
-        if taken + len(self.waiting) >= most:
-            return False
+        most = self.conversations.settings.max_connections
+        if len(self.callers) + len(self.waiting) >= most:
+            return None
         share, pool = self.ranges.share_of(who.uid), self.conversations.pool
         if is_first or not self.backlog.of(share):
-            hindrance = self._newcomers.hindrance(self._taken[share], taken, who.uid in (0, os.geteuid()))
+            hindrance = self._newcomers.hindrance(self._taken[share], self._taken.total(), who.uid in (0, os.geteuid()))
             if not hindrance or pool.is_stopping:
-                return True
+                return self._taken
         process, _ = _identify(sock, who)
-        return pool.home_of(process) is not None and self.conversations.open[process] < _FEW
+        if pool.home_of(process) is None or self.conversations.open[process] >= _FEW:
+            return None
+        kept = self._taken_by_clients
+        all_kept = most - self._newcomers.most
+        hindrance = Places(all_kept, all_kept, 0, 0, 1).hindrance(kept[share], kept.total(), is_operator=False)
+        return None if hindrance else kept
 
     def _start(self, sock: socket.socket, door: str, number: int, track: Track, nursery: trio.Nursery,
-               greeting: Iterable[bytes] = ()) -> None:  # fmt: skip
-        caller = self._know(sock, door, number, track)
+               places: Counter[int], greeting: Iterable[bytes] = ()) -> None:  # fmt: skip
+        caller = self._know(sock, door, number, track, places)
         caller.link.transcript = list(greeting)
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
         refusals = self.conversations.refusals
@@ -195,30 +203,32 @@ class Relay(Struct):
         """Begin connections that have a place, and remove those that have hung up, until cancelled."""
         while True:
             await self.backlog.until_some()
-            if len(self.callers) >= self._newcomers.most:
+            if self._taken.total() >= self._newcomers.most:
                 self._set_silent_aside()
             begun = 0
             for sock, note in self.backlog.first(_LOOKED_AT):
                 if has_hung_up(sock):
                     self.backlog.take(note)
                     hang_up(sock)
-                elif (not note.greeting or is_readable(sock)) and self._has_place(sock, peer_credentials(sock), is_first=True):
-                    self._begin_late(sock, note, nursery)
-                    begun += 1
-                else:
+                elif (note.greeting and not is_readable(sock)) or (
+                    places := self._places_for(sock, peer_credentials(sock), is_first=True)
+                ) is None:
                     self.backlog.turn(sock, note)
+                else:
+                    self._begin_late(sock, note, nursery, places)
+                    begun += 1
                 if begun == BEGUN:
                     break
             await trio.sleep(0 if begun else _ROOM_SECONDS)
 
-    def _begin_late(self, sock: socket.socket, note: Note, nursery: trio.Nursery) -> None:
+    def _begin_late(self, sock: socket.socket, note: Note, nursery: trio.Nursery, places: Counter[int]) -> None:
         track = self.conversations.progress.begin()
         if note.greeting:
             with track.passing(TO_CLIENT):
                 pass  # another mpsd must not begin anew with it
         self.conversations.keeper.hold(client_id(note.number, note.door), sock, track.slot)
         self.backlog.take(note)
-        self._start(sock, note.door, note.number, track, nursery, note.greeting)
+        self._start(sock, note.door, note.number, track, nursery, places, note.greeting)
 
     def resume(self, held: Sequence[tuple[str, socket.socket, int]], nursery: trio.Nursery) -> None:
         """Continue the connections that an earlier mpsd left with the keeper: `client.N.DOOR`, with its slot of `progress` as
@@ -229,7 +239,8 @@ class Relay(Struct):
         tracks = self.conversations.progress.resume(slot for _, slot in clients.values())
         known = {name for name, _, _ in held}
         for (number, door), (connection, slot) in clients.items():
-            caller = self._know(connection, door, int(number), tracks.get(slot) or self.conversations.progress.begin())
+            track = tracks.get(slot) or self.conversations.progress.begin()
+            caller = self._know(connection, door, int(number), track, self._taken)
             name, backend = backends.pop(number, ("", None))
             log.info("relay.resumed", pid=caller.credentials.pid, domain=name or None)
             nursery.start_soon(self._converse, caller, self._go_on(caller, name, backend))
@@ -265,7 +276,9 @@ class Relay(Struct):
                 return
             await trio.sleep(_SETTLE_SECONDS)
 
-    def _know(self, connection: socket.socket, door: str, number: int, track: Track) -> ClientConnection:
+    def _know(
+        self, connection: socket.socket, door: str, number: int, track: Track, places: Counter[int]
+    ) -> ClientConnection:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         credentials = peer_credentials(connection)
@@ -278,10 +291,11 @@ class Relay(Struct):
             closings=self._closings,
             share=self.ranges.share_of(credentials.uid),
         )
-        caller = ClientConnection(number, door, connection, credentials, process, trio.current_time(), link, why_not=why_not)
+        now = trio.current_time()
+        caller = ClientConnection(number, door, connection, credentials, process, now, link, why_not=why_not, places=places)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller
-        self._taken[self.ranges.share_of(credentials.uid)] += 1
+        places[self.ranges.share_of(credentials.uid)] += 1
         self.conversations.open[process] += 1
         return caller
 
@@ -321,9 +335,9 @@ class Relay(Struct):
     def _forget(self, caller: ClientConnection) -> None:
         """Give the places back.  With the last connection of a process its offences are forgotten."""
         shared, share = self.conversations, self.ranges.share_of(caller.credentials.uid)
-        self._taken[share] -= 1
-        if not self._taken[share]:
-            del self._taken[share]
+        caller.places[share] -= 1
+        if not caller.places[share]:
+            del caller.places[share]
         if caller.process is not None:
             shared.assignment.separation.hung_up(caller.process)
         shared.open[caller.process] -= 1
