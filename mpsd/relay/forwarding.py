@@ -68,6 +68,7 @@ class Forwarding(Struct):
     _kept_bytes: int = 0
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
+    _answers: int = 0  # messages of the domain
     _end: LinkSide | None = None
     _trouble: Exception | None = None
 
@@ -190,16 +191,22 @@ class Forwarding(Struct):
         """Free the domain of a client that keeps it waiting, by silence or by messages that the domain does not answer.
 
         A client with a channel to a server cannot be linked again: it has far more time, and is never blamed for the silence of
-        a domain.
+        a domain.  Only an answer of the domain ends the wait for it: more messages of the client do not.
         """
+        asked_at: int | None = None  # after so many answers; None: a new wait begins
         while True:
-            turned, turn, is_granted = self._turned, self._turn, self.is_granted
-            silence = max(patience_seconds, _NO_RETURN_SECONDS) if is_granted else patience_seconds
-            with trio.move_on_after(silence if turn is _Turn.CLIENT else _PENDING_SECONDS):
+            turned, turn, is_granted, answers = self._turned, self._turn, self.is_granted, self._answers
+            if turn is _Turn.CLIENT:
+                silence = max(patience_seconds, _NO_RETURN_SECONDS) if is_granted else patience_seconds
+                due, asked_at = trio.current_time() + silence, None
+            elif asked_at != answers:
+                due, asked_at = trio.current_time() + _PENDING_SECONDS, answers
+            with trio.move_on_at(due):
                 await turned.wait()
                 continue
             if turn is _Turn.DOMAIN:
-                if await is_well() or turned.is_set():
+                asked_at = None
+                if await is_well() or self._answers != answers:
                     await turned.wait()  # for ever: a server may have to start, or another user's clients to finish
                     continue
                 if is_granted:
@@ -215,6 +222,7 @@ class Forwarding(Struct):
 
     def _set_turn(self, turn: _Turn) -> None:
         self._turn = turn
+        self._answers += turn is _Turn.CLIENT
         self._turned.set()
         self._turned = trio.Event()
 
