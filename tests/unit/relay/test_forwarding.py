@@ -213,45 +213,6 @@ async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_c
     assert await link.run(link_domain, PATIENCE, ill) is LinkSide.SLOW_CLIENT
 
 
-@pytest.mark.parametrize("asks_seconds", [0, 0.05])
-async def test_a_steady_talker_keeps_no_domain(ends, autojump_clock, asks_seconds):
-    """Each message began the wait for the domain anew, or passed for its answer: the client kept its domain for ever."""
-    client, link_client, link_domain, domain = ends
-
-    async def ask():
-        await trio.sleep(asks_seconds)
-        return False
-
-    async def talk():
-        with suppress(BlockingIOError):
-            while True:
-                client.send(b"junk")
-                await message.receive(domain)
-                await trio.sleep(0.01)
-
-    link = Forwarding(link_client, PRIVILEGED)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(talk)
-        with trio.fail_after(PATIENCE):
-            assert await link.run(link_domain, PATIENCE, ask) is LinkSide.SLOW_CLIENT
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_domain_that_answers_a_steady_talker_is_not_slow(ends, autojump_clock):
-    client, link_client, link_domain, domain = ends
-    link = Forwarding(link_client, PRIVILEGED)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.run, link_domain, PATIENCE, ill)
-        for _ in range(100):
-            client.send(b"question")
-            await message.receive(domain)
-            await trio.sleep(0.01)
-            domain.send(b"answer")
-            await message.receive(client)
-        assert link._end is None
-        nursery.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize("what", ["a file", "many", "large ones"])
 async def test_words_that_cannot_be_repeated_freeze_no_domain(ends, autojump_clock, what, a_file):
     """A client whose transcript its own words ended held its domain for ever, and 30 s after an answer."""
