@@ -37,6 +37,7 @@ class Member:
         self.service = Service(asked.service, capacity=4 << 30, schema={"step": "uint64"})
         self.gpu = Gpu()
         self.seen: list[int] = []  # what the first run began with
+        self.read_only: list[bool] = []  # what the library says of the tensors while it runs
 
     def counts(self) -> list[int]:
         return [self.gpu.read(self.arena[name].address) for name in NAMES]
@@ -50,6 +51,7 @@ class Member:
         """What is run in place of a step of the term."""
         self.runs += 1
         self.seen = self.seen or self.counts()
+        self.read_only = [self.arena[name].is_read_only for name in NAMES]
         random.random()
         if self.asked.what == "some":
             self.step(("written",))
@@ -79,6 +81,7 @@ class Member:
         self.report(
             "rehearsed", done=done, why=why, runs=self.runs, seen=self.seen, before=before, counts=self.counts(),
             is_generator_kept=random.getstate() == generator, is_writable=self.may_write(),
+            read_only=[self.read_only, [self.arena[name].is_read_only for name in NAMES]],
         )  # fmt: skip
 
     def may_write(self) -> bool:

@@ -59,6 +59,7 @@ def test_a_rehearsal_changes_nothing_but_is_run_three_times(what: str, machine: 
     assert 0 < found["before"][0] <= found["seen"][0] <= found["counts"][0], "its copies are not of the active's memory"
     assert found["is_generator_kept"]
     assert not found["is_writable"]
+    assert found["read_only"] == [[what == "some", False], [True, True]], "Tensor.frombytes must write to a copy, and no other"
     wait_until_ready(machine, what, standby, SECONDS)
     reached = active.wait("step", SECONDS, len(active.events("step")) + 1)
     assert reached["counts"] == 2 * [reached["n"]], "the standby has written to the active's memory"

@@ -254,7 +254,7 @@ class Arena(Window):
                 if was_writable:
                     self._set_writable(True)
                 raise
-            self._is_rehearsing = True
+            self._is_rehearsing, self._copied = True, blocks
         try:
             yield
         finally:
@@ -262,7 +262,7 @@ class Arena(Window):
                 try:
                     _cuda.call("cuCtxSynchronize")
                 finally:
-                    self._is_rehearsing = False
+                    self._is_rehearsing, self._copied = False, ()
                     restore(self.device, copies)
                     if was_writable:
                         self._set_writable(True)

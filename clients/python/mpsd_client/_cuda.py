@@ -86,6 +86,25 @@ def on_device(ordinal: int) -> Iterator[None]:
         driver.cuCtxPopCurrent_v2(byref(c_void_p()))
 
 
+def current_context() -> int:
+    """Return the handle of this thread's context; 0 without one.  Raises CudaError."""
+    context = c_void_p()
+    call("cuCtxGetCurrent", byref(context))
+    return context.value or 0
+
+
+@contextmanager
+def with_context(context: int) -> Iterator[None]:
+    """Make a context of another thread current in this one too; 0: leave this thread as it is."""
+    if context:
+        call("cuCtxPushCurrent_v2", c_void_p(context))
+    try:
+        yield
+    finally:
+        if context:
+            _driver().cuCtxPopCurrent_v2(byref(c_void_p()))
+
+
 def copy_out(address: int, size: int) -> bytes:
     """Copy GPU memory to the host, after all work on the default stream of the current context.  Raises CudaError."""
     room = ctypes.create_string_buffer(size)

@@ -114,8 +114,10 @@ class Following:
         return None if before is None else before.read()
 
     def say_ready(self) -> None:
-        """Report this member as ready.  Raises Refused if mpsd does not accept that."""
+        """Report this member as ready, once.  Raises Refused if mpsd does not accept that."""
         with self._changed:
+            if self._is_ready:
+                return
             self._is_ready = True
         self._say(calls.service_ready(self._id))
 

@@ -26,22 +26,22 @@ from mpsd_client._enlisting import enlist
 from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
 from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
-from mpsd_client._record import Schema
+from mpsd_client._record import Record, Schema
 from mpsd_client._rehearsal import TIMES, rehearse
 from mpsd_client._schedule import ImageSchedule
 from mpsd_client._service_arena import ServiceArena
 from mpsd_client._state import State
+from mpsd_client._stepping import Adopt, Stepping
 from mpsd_client._term import Term
 from mpsd_client._values import Instruction
 
 AGAIN_SECONDS = 0.5  # between two attempts to map new memory
 _PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
-OnCommit = TypeVar("OnCommit", bound=Callable[[Arena], object])
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
 _services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # opened by this process
 
 
-class Service:
+class Service(Stepping):
     """This process as a member of a service.  Create one per process and service, before CUDA begins in the process: mpsd then
     places the process in a fault domain without another member, so that one fault does not hit two members.
 
@@ -108,7 +108,7 @@ class Service:
                 _services.add(self)
             return self._arena
 
-    def on_commit(self, call: OnCommit) -> OnCommit:
+    def on_commit(self, call: Adopt) -> Adopt:
         """Register a function that `standby` calls with the arena, in its own thread, after it has mapped a commit of the
         active with other memory or another layout: adopt again, and warm up what needs it."""
         self._on_commit.append(call)
@@ -270,9 +270,15 @@ class Service:
                     raise
                 return False
             if has_changed and (arena.layout is not None or arena.used_bytes):
-                for call in self._on_commit:
-                    call(arena)
+                self._adopt(arena)
             return True
+
+    def _adopt(self, arena: Arena) -> None:
+        for call in self._on_commit:
+            call(arena)
+
+    def _last_record(self) -> Record | None:
+        return None if self._following is None else self._following.last_record()
 
     def _promote(self, arena: Arena, following: Following, told: Told) -> Term:
         """Begin a term without any request to mpsd: memory is mapped, the record is in shared memory, and the other thread

@@ -46,7 +46,8 @@ class Tensor:
 
     @property
     def is_read_only(self) -> bool:
-        return not self.arena.is_writable
+        """Whether this process must not write it: no tensor of its own arena, nor, in a rehearsal, of the copies."""
+        return not (self.arena.is_writable or self.arena._is_copied(self.spec.offset, self.spec.bytes))
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {self.dtype}{list(self.shape)} at {self.address:#x} of arena {self.arena.name}>"

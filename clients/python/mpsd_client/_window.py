@@ -4,7 +4,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ class Window:
         self._before_close: Callable[[], None] | None = None
         self._taking: Taking | None = None  # the last image
         self._is_rehearsing = False  # its addresses show copies (_copies), which must not be unmapped or made read-only
+        self._copied: Sequence[Block] = ()  # then, the blocks of which it has copies
         self.attached: Any = None  # mpsd_client.torch keeps an object here while the arena is open
         self.device = int(lib.mpsd_arena_device(handle))
         self.is_writable = is_writable
@@ -244,6 +245,10 @@ class Window:
         if self._pid != os.getpid():
             raise ValueError(f"arena {self.name} was opened by the parent of this process: open it again")
         return self._handle
+
+    def _is_copied(self, offset: int, size: int) -> bool:
+        """Return whether a rehearsal shows a copy of these bytes, which this process may write."""
+        return any(block.offset <= offset and offset + size <= block.offset + block.bytes for block in self._copied)
 
     @contextmanager
     def _working(self) -> Iterator[Any]:
