@@ -122,6 +122,9 @@ docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd.api.client_values clients/python/mpsd_client
 	@$(VENV)/bin/python -m mpsd.api.client_calls clients/python/mpsd_client/_calls.py
 
+site: dev ## the pages as a web site, in build/site
+	@$(VENV)/bin/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
+
 # Each wheel is built from its source distribution; auditwheel names the oldest glibc that it runs with.
 dist: $(VENV)/dev ## the source distributions and the wheels of mpsd and its clients, into DIST
 	@rm -rf $(DIST)/built && mkdir -p $(DIST)/built
