@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
+import rich.text  # noqa: F401  mpsd's program hides it from this process, which is mpsctl too, unless it is imported before
 from mpsctl.program import main as mpsctl
 from mpsctl.surroundings import Surroundings
 from mpsd_client import calls
