@@ -1,31 +1,34 @@
-"""A Debian 12 that never had mpsd, in namespaces of its own, to install the package in.
+"""A Debian that never had mpsd, in namespaces of its own, to build the package in and to install it in.
 
-It is the one that builds the kernel module (tests/kmod/distributions.py): a minimal system and a compiler.  What a test changes
-is in memory, and goes with the test.
+The kernel module is built in the same ones (tests/kmod/distributions.py): a minimal system and a compiler.  A test changes only
+memory, which goes with the test.
 """
 
-import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.host import Host
-from tests.integration.machine import CLIENTS, PROGRAM
-from tests.kmod.distributions import DEBIAN12, Unavailable
+from tests.integration.machine import CLIENTS, PROGRAM, ROOT
+from tests.kmod.distributions import Unavailable
 
 INSTALLED_SIMULATOR = "/opt/mpsd/venv/lib/mpsd/sim/lib"
+BUILD = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "HOME": "/root"}
 VENDOR = "#!/bin/sh\necho the vendor's\n"
 SET_UP = """\
 mount --make-rprivate /
 mount -t tmpfs none {place}
-mkdir {place}/upper {place}/work {place}/root
+mkdir {place}/upper {place}/work {place}/root {place}/changed {place}/work-of-changed
 mount -t overlay overlay -o lowerdir={lower},upperdir={place}/upper,workdir={place}/work {place}/root
 cd {place}/root
 mount --rbind /dev dev
 mount -t proc proc proc
-mkdir -p mnt/dist .{clients} etc/mpsd
+mkdir -p mnt/dist mnt/source .{clients} etc/mpsd
 mount --bind {dist} mnt/dist
+mount -t overlay overlay -o lowerdir={source},upperdir={place}/changed,workdir={place}/work-of-changed mnt/source
 mount --bind {clients} .{clients}
 printf '%s' "{vendor}" > usr/bin/{program}
 chmod 755 usr/bin/{program}
@@ -35,10 +38,12 @@ exec chroot . sh -c 'echo ready; exec sleep 86400'
 
 @contextmanager
 def open_debian(lower: Path, dist: Path) -> Iterator[Host]:
-    """Yield a Debian on `lower` with a program of the vendor's; the packages are in /mnt/dist. Unavailable: not here."""
+    """Yield a Debian on `lower` with a program of the vendor's; /mnt/dist has the packages, /mnt/source a copy of these
+    sources. Unavailable: not here."""
     place = Path(tempfile.mkdtemp(prefix="mpsd-debian-"))
     (place / "over").mkdir()
-    words = {"place": place / "over", "lower": lower, "dist": dist, "clients": CLIENTS, "program": PROGRAM, "vendor": VENDOR}
+    words = {"place": place / "over", "lower": lower, "dist": dist, "source": ROOT, "clients": CLIENTS, "program": PROGRAM}
+    words["vendor"] = VENDOR
     host = Host(place, SET_UP.format(**words))
     try:
         if host.trouble:
@@ -49,10 +54,21 @@ def open_debian(lower: Path, dist: Path) -> Iterator[Host]:
         host.clear()
 
 
-def why_not() -> str:
-    """Return why no Debian can be had here; empty: it can."""
-    if os.geteuid() != 0:
-        return "needs uid 0"
-    here = Path("/etc/os-release").read_text()
-    has_same = f"VERSION_CODENAME={DEBIAN12.suite}" in here
-    return "" if has_same else f"the package is built for this machine's release, not for {DEBIAN12.name}"
+def build_package(lower: Path, dist: Path) -> Path:
+    """Return the package that `make deb` builds in that release of the wheels in `dist`. Unavailable: not here."""
+    python = (lower / "usr/bin/python3").readlink().name.removeprefix("python")
+    fetch = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "download", "--only-binary=:all:"]
+    needs = ["--python-version", python, "-d", dist / f"needs-{python}", *dist.glob("*.whl"), "setuptools"]
+    done = subprocess.run([*fetch, *needs], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with open_debian(lower, dist) as debian:
+        debian.file("/etc/resolv.conf").write_bytes(Path("/etc/resolv.conf").read_bytes())
+        install = "apt-get install -q -y --no-install-recommends python3-venv"
+        done = debian.shell(f"apt-get update -q && {install}", environment=BUILD, seconds=200)
+        if done.returncode != 0:
+            raise Unavailable(f"no python3-venv of {lower.name}: {done.stderr[-500:]}")
+        local = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"/mnt/dist/needs-{python}"}
+        words = ["make", "-C", "/mnt/source", "deb", "DIST=/mnt/dist"]
+        done = debian.run(*words, environment=BUILD | local, seconds=200)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return next(dist.glob("mpsd_*~*.deb"))

@@ -1,6 +1,7 @@
-"""The Debian package in a clean Debian 12: installed, upgraded and removed, with a client on the simulator."""
+"""The Debian package in a clean Debian 12 and 13: built, installed, upgraded and removed, with a client on the simulator."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,45 +9,53 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.debian import INSTALLED_SIMULATOR, VENDOR, open_debian, why_not
+from tests.engines.debian import INSTALLED_SIMULATOR, VENDOR, build_package, open_debian
 from tests.integration.client import Client
 from tests.integration.host import Host
-from tests.integration.machine import PROGRAM, ROOT
+from tests.integration.machine import PROGRAM
 from tests.integration.process import wait_for
-from tests.kmod.distributions import DEBIAN12, Unavailable, root_of
+from tests.kmod.distributions import DEBIAN12, DEBIAN13, Distribution, Unavailable, root_of
 
 pytestmark = [pytest.mark.root, pytest.mark.deadline(300)]
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "MPSD_CONFIG": "/etc/mpsd.toml", "MPSD_SIM_FAST": "1"}
 USR_BIN = f"/usr/bin/{PROGRAM}"
 
 
+@pytest.fixture(scope="module", params=[DEBIAN12, DEBIAN13], ids=lambda each: each.name)
+def release(request: pytest.FixtureRequest) -> Distribution:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="module")
-def root() -> Path:
-    """Return the directory that has a Debian 12."""
-    if why := why_not():
-        pytest.skip(why)
+def root(release: Distribution) -> Path:
+    """Return the directory that has the release."""
+    if os.geteuid() != 0:
+        pytest.skip("needs uid 0")
     try:
-        return root_of(DEBIAN12).path
+        return root_of(release).path
     except Unavailable as exc:
         pytest.skip(str(exc))
 
 
 @pytest.fixture(scope="module")
-def packages(root: Path, dist: Path) -> Path:
+def packages(release: Distribution, root: Path, dist: Path) -> Path:
     """Return the directory with two versions, mpsd_1.deb and mpsd_2.deb."""
     if not shutil.which("dpkg-deb"):
         pytest.skip("needs dpkg-deb: apt-get install dpkg")
-    done = subprocess.run(["make", "deb", f"DIST={dist}"], cwd=ROOT, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    made = next(dist.glob("mpsd_*.deb"))
-    unpacked = dist / "unpacked"
+    try:
+        built = build_package(root, dist)
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    place = dist / release.name
+    place.mkdir()
+    made = built.rename(place / "mpsd_1.deb")
+    unpacked = place / "unpacked"
     subprocess.run(["dpkg-deb", "-R", made, unpacked], check=True)
     control = unpacked / "DEBIAN/control"
     control.write_text(control.read_text().replace("-1~debian", "-2~debian"))
-    subprocess.run(["dpkg-deb", "-Zgzip", "-b", unpacked, dist / "mpsd_2.deb"], check=True, capture_output=True)
-    made.rename(dist / "mpsd_1.deb")
+    subprocess.run(["dpkg-deb", "-Zgzip", "-b", unpacked, place / "mpsd_2.deb"], check=True, capture_output=True)
     shutil.rmtree(unpacked)
-    return dist
+    return place
 
 
 @pytest.fixture
@@ -94,13 +103,13 @@ def test_a_client_is_served_by_the_package(debian: Host) -> None:
     assert debian.run("dpkg", "-S", "/usr/lib/tmpfiles.d/mpsd.conf", "/usr/lib/systemd/system/mpsd.service").returncode == 0
 
 
-def test_an_upgrade_and_a_downgrade_disturb_no_client(debian: Host) -> None:
+def test_an_upgrade_and_a_downgrade_disturb_no_client(debian: Host, release: Distribution) -> None:
     """Every file takes the place of an old one, which those who have it open keep; the daemon is killed and started, as by
     the unit."""
     client = serve(debian)
     for number in (2, 1):
         dpkg(debian, "-i", f"/mnt/dist/mpsd_{number}.deb")
-        assert f"-{number}~debian12" in version(debian)
+        assert f"-{number}~{release.name}" in version(debian)
         client.goes_on()
         daemon = debian.file("/tmp/nvidia-mps") / f"{PROGRAM}.pid"
         pid = daemon.read_text().strip()
