@@ -97,7 +97,7 @@ test-kmod: build dev ## the kernel module, built and run in virtual machines: do
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
 	@$(VENV)/bin/python -m pytest tests/kmod tests/hostile/test_process_reads.py -m kmod $(PYTEST_FLAGS)
 
-test-engines: build dev ## packages, Ray, Slurm, a browser, all real: needs slurm-wlm munge chromium chromium-driver, as root
+test-engines: build dev ## packages, Ray, Slurm, a browser, all real: needs slurm-wlm munge chromium chromium-driver buildah crun prometheus, as root
 	@$(VENV)/bin/python -m pytest tests/engines -m engines $(PYTEST_FLAGS)
 
 transcripts: build dev ## docs/transcripts.md: the sessions of first users; needs what test-engines needs

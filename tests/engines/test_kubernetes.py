@@ -1,79 +1,33 @@
 """The device plugin for Kubernetes, with a stand-in for the kubelet and two simulated GPUs; a pod is a client process."""
 
-import os
+import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpsd_client import Selector, calls
 
-from tests.engines.kubelet import PLUGIN_POD, Kubelet, NotAdmitted
+from tests.engines.kubelet import NotAdmitted
+from tests.engines.node import PLUGIN, PROGRAM, Node, open_node
 from tests.engines.transcripts import Transcript
-from tests.integration.client import Client
-from tests.integration.machine import ROOT, Machine, open_machine
+from tests.integration.machine import ROOT
 from tests.integration.process import wait_for
 
 pytestmark = pytest.mark.root
-PLUGIN = ROOT / "clients/kubernetes"
-CLIENT_PATH = os.pathsep.join([str(PLUGIN), str(ROOT / "clients/python")])
-
-
-class Node:
-    """A machine with two GPUs, its kubelet, and the plugin's process."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine, self.kubelet = machine, Kubelet(machine.place)
-        self._plugin: subprocess.Popen[bytes] | None = None
-        self.output = machine.place / "plugin.log"
-
-    def start_plugin(self, *before: str, devices: int = 200) -> None:
-        """before: a command that starts it, as `unshare` with its words."""
-        words = ["--plugins", str(self.kubelet.plugins), "--pod-resources", f"{self.kubelet.pod_resources}/kubelet.sock"]
-        words += ["--pipe", str(self.machine.pipe), "--tidy", "0.2", "--settle", "1", "--wait", "2", "--mib-per-percent", "100"]
-        registered = self.kubelet.registered
-        with self.output.open("ab") as output:
-            environment = {**self.machine.variables, "PYTHONPATH": CLIENT_PATH, "POD_NAME": PLUGIN_POD}
-            words = [*before, sys.executable, "-m", "mpsd_kubernetes", *words]
-            self._plugin = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stderr=output)
-        self.machine.addition(self._plugin)
-        wait_for("the plugin", lambda: self.kubelet.registered > registered and self.kubelet.healthy() == devices, 30.0)
-
-    def kill_plugin(self) -> None:
-        assert self._plugin
-        self._plugin.kill()
-        self._plugin.wait()
-
-    def run(self, pod: str, share: int) -> Client:
-        return self.container(self.kubelet.admit(pod, share))
-
-    def container(self, environment: dict[str, str]) -> Client:
-        """A process with the environment that the plugin gave."""
-        assert environment.pop("NVIDIA_VISIBLE_DEVICES").startswith("GPU-")
-        return self.machine.counter(**environment)
-
-    def leases(self) -> list[tuple[float, str]]:
-        with self.machine.mpsd() as mpsd:
-            return sorted((lease.sm_percent, lease.gpus[0]) for lease in mpsd.pages(calls.lease_list()) if lease.gpus)
-
-    def sms(self, environment: dict[str, str]) -> int:
-        return int(self.machine.client("smcount", **environment).wait("sms")["seen"])
+ALERTS = ROOT / "clients/grafana/alerts.yml"
 
 
 @pytest.fixture
 def node(programs: None) -> Iterator[Node]:
-    with open_machine() as machine:
-        machine.start(MPSD_SIM_GPUS="2")
-        made = Node(machine)
-        made.kubelet.start()
-        try:
-            made.start_plugin()
-            yield made
-        finally:
-            made.kubelet.stop()
+    with open_node() as made:
+        made.start_plugin()
+        yield made
 
 
 def test_a_pod_has_its_part_until_it_ends(node: Node) -> None:
@@ -185,7 +139,7 @@ def test_devices_of_a_pod_that_ended_are_leased_to_the_next_at_once(node: Node) 
 def test_a_plugin_in_another_pid_namespace_offers_nothing(node: Node) -> None:
     """mpsd does not count it as an operator there; its leases would serve only processes of root."""
     node.kill_plugin()
-    node.start_plugin("unshare", "--pid", "--fork", "--kill-child", devices=0)
+    node.start_plugin(["unshare", "--pid", "--fork", "--kill-child", *PROGRAM], devices=0)
     why = "no container can begin: this process is no operator for mpsd: run it as root, with hostPID: true"
     wait_for("the reason", lambda: why in node.output.read_text())
     assert node.kubelet.healthy() == 0
@@ -256,13 +210,43 @@ def test_the_program_is_complete(installed: Path) -> None:
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 def test_the_manifests_have_the_form_that_kubernetes_wants(installed: Path, tmp_path: Path, version: str) -> None:
-    """Without what belongs to the Prometheus operator: its schema is not there."""
+    """Without what belongs to the Prometheus operator, whose schema the validator lacks; it was validated once by hand."""
     for each in sorted((PLUGIN / "manifests").glob("*.yaml")):
         documents = [part for part in each.read_text().split("\n---\n") if "monitoring.coreos.com" not in part]
         (tmp_path / each.name).write_text("\n---\n".join(documents))
         words = [installed / "kubernetes-validate", "--strict", "-k", version, tmp_path / each.name]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{each.name}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.deadline(300)
+def test_prometheus_finds_the_node_by_its_monitor_and_under_the_job_of_the_alerts(installed: Path) -> None:
+    """Monitor, service and plugin name each other's labels and ports, which no schema shows."""
+    kinds: dict[str, Any] = {}
+    for each in ("plugin", "monitoring"):
+        read = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(sys.stdin))))"
+        text = (PLUGIN / f"manifests/{each}.yaml").read_text()
+        done = subprocess.run([installed / "python", "-c", read], input=text, capture_output=True, text=True, check=True)
+        kinds |= {document["kind"]: document for document in json.loads(done.stdout)}
+    monitor, service, pod = kinds["ServiceMonitor"]["spec"], kinds["Service"], kinds["DaemonSet"]["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    [endpoint], [port], [container] = monitor["endpoints"], service["spec"]["ports"], pod["spec"]["containers"]
+    [of_container] = container["ports"]
+    assert (endpoint["port"], port["targetPort"], port["port"]) == (
+        port["name"],
+        of_container["name"],
+        of_container["containerPort"],
+    )
+    job = service["metadata"]["labels"][monitor["jobLabel"]]
+    assert set(re.findall(r'job="([^"]*)"', ALERTS.read_text())) == {job}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool: apt-get install prometheus")
+def test_prometheus_takes_the_alerts() -> None:
+    done = subprocess.run(["promtool", "check", "rules", "--lint-fatal", ALERTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{ALERTS.read_text().count('- alert:')} rules found" in done.stdout + done.stderr
 
 
 def test_the_messages_are_the_public_ones(tmp_path: Path) -> None:
