@@ -163,6 +163,26 @@ def end_actor(name: str) -> Any:
     ray.kill(actors.pop(name))
 
 
+def make_standby(name: str, node: int, every: float) -> Any:
+    """Start the example's actor on the node, as long as that is there; return what its first call says."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray_standby import Counter as WithStandby
+
+    [there] = [each["NodeID"] for each in ray.nodes() if ON.format(node) in each["Resources"] and each["Alive"]]
+    strategy = NodeAffinitySchedulingStrategy(there, soft=True)
+    actors[name] = WithStandby.options(scheduling_strategy=strategy).remote(name, every)
+    return add(name)
+
+
+def add_after_loss(name: str) -> Any:
+    """The first answer of the actor that another node has started."""
+    while True:
+        try:
+            return add(name)
+        except ray.exceptions.RayActorError:  # the node is not known to be lost yet, or the actor starts
+            time.sleep(0.2)
+
+
 def turn_loopback_on() -> None:
     """Ray finds no other address in a private network namespace, and reaches no other machine."""
     request = struct.pack("16sH14x", b"lo", 1)  # IFF_UP

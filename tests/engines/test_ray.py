@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.integration.process import wait_for
 pytestmark = [pytest.mark.root, pytest.mark.deadline(300)]
 RAY = "ray==2.60.0"
 ANSWER_SECONDS = 120.0
+EXAMPLES = ROOT / "clients/python/examples"
 SCENES = Path(__file__).with_name("ray_scenes.py")
 
 
@@ -32,6 +34,7 @@ class Ray:
     def __init__(self, python: Path, machines: list[Machine], home: Path) -> None:
         self.machines = machines
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(home)}
+        environment["PYTHONPATH"] = str(EXAMPLES)
         environment["MPSD_SIM_DIR"] = machines[0].variables["MPSD_SIM_DIR"]  # its processes end with the machine
         words: list[str | Path] = ["unshare", "--net", python, SCENES]
         with (home / "stderr").open("w") as errors:
@@ -39,7 +42,15 @@ class Ray:
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
             )
         self._errors = home / "stderr"
-        assert self._tell([machine.variables for machine in machines]) == ["ok", len(machines)]
+        assert self._tell([self._variables(number) for number in range(len(machines))]) == ["ok", len(machines)]
+
+    def _variables(self, node: int) -> dict[str, str]:
+        """Of a node, whose images go to the next one; `env` stands for `ssh`."""
+        images = [str(machine.place / "images") for machine in self.machines]
+        standby = f"env MPSD_IMAGES={images[node - 1]} mpsd-images receive"
+        variables = self.machines[node].variables
+        path = f"{Path(sys.executable).parent}:{variables['PATH']}"  # where mpsd-images and mpsd-imager are
+        return variables | {"PATH": path, "MPSD_IMAGES": images[node], "STANDBY": standby, "PYTHONPATH": str(EXAMPLES)}
 
     def run(self, scene: str, **arguments: Any) -> Any:
         said, result = self._tell([scene, arguments])
@@ -237,3 +248,32 @@ def test_the_session_of_a_first_user(nodes: Ray, tmp_path: Path) -> None:
     for each in nodes.machines:
         each.start()
     transcript.check()
+
+
+def test_an_actor_whose_node_is_lost_goes_on_elsewhere_from_the_newest_image(nodes: Ray) -> None:
+    """The last test: the second node and all its processes end, as at a loss of power, its images too."""
+    node = nodes.machines[1]
+    said = nodes.run("make_standby", name="standby", node=1, every=0.5)
+    assert (said["number"], said["begun_from"]) == (1, "nothing")
+    made: list[float] = []  # when each number was complete
+    images: list[str] = []  # those that arrived on the first node
+
+    def add() -> bool:
+        said = nodes.run("add", name="standby")
+        assert said["number"] == 2 + len(made), said
+        made.append(time.time())
+        if said["arrived"] not in ("", *images):
+            images.append(said["arrived"])
+        return len(images) == 2
+
+    wait_for("two images on the other node", add, 90.0)
+    shutil.rmtree(node.place / "images")
+    node.end_processes()
+    said = nodes.run("add_after_loss", name="standby")
+    name, moment, milliseconds = said["begun_from"].split(".")
+    assert name == "standby"
+    assert said["begun_from"] >= images[-1]  # a newer one may have arrived that the actor did not come to tell of
+    began = time.mktime(time.strptime(moment, "%Y%m%dT%H%M%S")) + int(milliseconds) / 1000  # the image, before its barrier
+    kept = said["number"] - 1
+    assert sum(each < began for each in made) + 1 <= kept <= len(made) + 1
+    assert nodes.run("see", node=0) == [["Counter", 50.0]]
