@@ -194,6 +194,46 @@ def write_at_the_barrier(_: int) -> dict[str, Any]:
     return {"refused": ""}
 
 
+def write_what_kept_changing(seed: int) -> dict[str, Any]:
+    """Write a block that was expected to have changed, and is copied without a look, right after its copy."""
+    taking.CHECKED = 1
+    scene = Scene()
+    scene.taking.prepare()
+    scene.taking._changing = taking.numpy.arange(len(BLOCKS))
+    scene.taking._make_room(len(BLOCKS))
+    scene.client.write(BLOCKS[0], 99)
+    hash_blocks, written = scene.copier.hash, BLOCKS[seed]
+
+    def broken(table: int, count: int, out: int, to: int = 0, parts: int = 1) -> None:
+        hash_blocks(table, count, out, to, parts)
+        if to:
+            scene.copier.stream.sync()
+            scene.client.write(written, 100)
+
+    scene.copier.hash = broken  # type: ignore[method-assign]
+    try:
+        staged, _ = scene.taking.stage(checks_all=seed > 0)
+    except ClientWroteError as exc:
+        return {"refused": str(exc)}
+    return {"refused": "", "staged": staged}
+
+
+def early(_: int) -> dict[str, Any]:
+    """Expect all blocks to change; one does.  Only that one is staged, with the bytes of the barrier."""
+    scene = Scene()
+    scene.taking.prepare()
+    scene.taking.close()
+    scene.taking._changing = taking.numpy.arange(len(BLOCKS))
+    scene.taking._make_room(len(BLOCKS))
+    scene.taking._table = scene.copier.table(scene.memory.base + scene.taking._offsets)
+    scene.client.write(BLOCKS[3], 99)
+    expected = scene.client.contents()
+    staged, _ = scene.taking.stage()
+    scene.client.write(BLOCKS[3], 100)
+    scene.taking.finish()
+    return {"staged": staged // BLOCK_BYTES, "wrong": sum(scene.saved[block] != expected[block] for block in BLOCKS)}
+
+
 def fail(_: int) -> dict[str, Any]:
     """Let the store fail, then a call of the driver; report the slots that are free then, and the next image."""
     scene = Scene()
@@ -221,7 +261,7 @@ def fail(_: int) -> dict[str, Any]:
 
 
 VERBS = {"fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
-VERBS |= {"barrier": write_at_the_barrier}
+VERBS |= {"barrier": write_at_the_barrier, "changing": write_what_kept_changing, "early": early}
 
 if __name__ == "__main__":
     print(json.dumps(VERBS[sys.argv[1]](int(sys.argv[2]))))

@@ -60,3 +60,13 @@ def test_a_failure_waits_for_the_pieces_under_way(machine: Machine) -> None:
 
 def test_a_client_that_writes_during_the_barrier_gets_no_image(machine: Machine) -> None:
     assert run(machine, "barrier") == {"refused": "1 blocks changed during the barrier, the first at 0x0"}
+
+
+@pytest.mark.parametrize("block", [0, 4])
+def test_a_client_that_writes_what_was_staged_unseen_gets_no_image(machine: Machine, block: int) -> None:
+    """Block 0 is the one that every barrier hashes again here; any other is, where the client was stopped by force."""
+    assert "1 blocks changed during the barrier" in run(machine, "changing", block)["refused"]
+
+
+def test_what_was_expected_to_change_and_did_not_is_not_staged(machine: Machine) -> None:
+    assert run(machine, "early") == {"staged": 1, "wrong": 0}

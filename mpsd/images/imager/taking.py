@@ -1,7 +1,8 @@
 """Taking an image while its arena is being written.
 
     prepare   blocks are copied to the host while the client runs, and again while fewer change each time;
-    stage     the client stands still: the blocks with other bytes than the saved ones are copied inside the GPU;
+    stage     the client stands still: the blocks that kept changing are copied inside the GPU, and those of the others with
+              other bytes than the saved ones;
     finish    the client runs: the staged copies go to the host.
 
 A block is hashed where it was saved from: the imager copies it into its own memory on the GPU, hashes on the way what it
@@ -36,6 +37,7 @@ DMA_BLOCKS = 2  # 4 MiB: a client's copy waits for so much at most
 SLOTS = 8
 ROUNDS = 4  # of copies before the barrier
 LEAST_ROOM = 32  # blocks
+CHECKED = 512  # blocks, of those that kept changing, which are hashed once more in the barrier: 0.5 ms
 SUMS = SUMS_BYTES // 8
 MOST_RATE = 7e9  # bytes a second: a client that needs all of the GPU's memory bandwidth keeps 0.97 of its speed
 SPARE = 4  # the part of the GPU's free memory that staging leaves to others
@@ -183,7 +185,9 @@ class Taking:
         self._offsets = numpy.zeros(0, numpy.uint64)  # of all blocks
         self._saved = numpy.zeros((0, SUMS), numpy.uint64)  # the hashes of the bytes of each that were saved last
         self._is_saved = numpy.zeros(0, bool)
-        self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks, in the order of their places
+        self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks
+        self._staged_at = numpy.zeros(0, numpy.int64)  # the place of each
+        self._changing = numpy.zeros(0, numpy.int64)  # numbers of the blocks that changed while they were copied last
 
     def _look(self) -> None:
         """Note the blocks of the arena's allocations; what is saved of those that remain stays saved."""
@@ -197,15 +201,20 @@ class Taking:
         self._saved, self._is_saved = numpy.zeros((len(offsets), SUMS), numpy.uint64), numpy.zeros(len(offsets), bool)
         _, here, there = numpy.intersect1d(self._offsets, before, return_indices=True)
         self._saved[here], self._is_saved[here] = old[0][there], old[1][there]
+        self._changing = numpy.zeros(0, numpy.int64)
         if self._table:
             self._table.close()
         self._table = self._copier.table(self._memory.base + self._offsets)
 
-    def _scan(self) -> tuple[Any, Any]:
-        """Hash the arena's blocks; return the numbers of those with other saved bytes, and all hashes."""
+    def _hashes(self, numbers: Any) -> Any:
+        """Hash these blocks in the arena."""
         assert self._table
-        now = self._table.hashes(len(self._offsets))
-        return numpy.flatnonzero(~self._is_saved | (now != self._saved).any(axis=1)), now
+        self._table.fill(self._memory.base + self._offsets[numbers])
+        return self._table.hashes(len(numbers))
+
+    def _differ(self, numbers: Any, now: Any) -> Any:
+        """Tell of each block whether its saved bytes have another hash than now."""
+        return ~self._is_saved[numbers] | (now != self._saved[numbers]).any(axis=1)
 
     def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE) -> None:
         """Save these blocks from these addresses."""
@@ -230,9 +239,11 @@ class Taking:
         dirty = numpy.arange(len(self._offsets))
         for _ in range(ROUNDS):
             self._copy_from_arena(dirty)
-            before, (dirty, _) = len(dirty), self._scan()
+            before, every = len(dirty), numpy.arange(len(self._offsets))
+            dirty = every[self._differ(every, self._hashes(every))]
             if not len(dirty) or len(dirty) > before // 2:
                 break
+        self._changing = dirty
         self._make_room(len(dirty))
         return len(dirty) * BLOCK_BYTES
 
@@ -249,28 +260,51 @@ class Taking:
         """The memory for copies inside the GPU: a barrier with more dirty bytes waits for the host."""
         return self._staging.bytes if self._staging else 0
 
-    def stage(self) -> tuple[int, int]:
+    def _stage(self, numbers: Any, place: int) -> Any:
+        """Copy these blocks inside the GPU to the places from this one on; return the hashes of the copies."""
+        if not len(numbers):
+            return numpy.zeros((0, SUMS), numpy.uint64)
+        assert self._staged_places
+        assert self._staging
+        self._staged_places.fill(self._memory.base + self._offsets[numbers])
+        return self._staged_places.hashes(len(numbers), self._staging.address + place * BLOCK_BYTES)
+
+    def stage(self, checks_all: bool = False) -> tuple[int, int]:
         """Make the image that of this moment; the client must not write until this returns.
 
+        checks_all: hash all that is copied once more, not CHECKED blocks at most.
         Return the bytes that were copied inside the GPU, and those for which it had no room, which went to the host at once.
         Raises ClientWroteError if the client did write."""
         self._look()
-        changed, now = self._scan()
         room = self.room_bytes // BLOCK_BYTES
-        self._staged, rest = changed[:room], changed[room:]
-        assert self._staged_places
-        self._staged_places.fill(self._memory.base + self._offsets[self._staged])
-        copies = self._staged_places.hashes(len(self._staged), self._staging.address if self._staging else 0)
+        early = self._changing[:room]  # most likely they have changed again: one pass copies and hashes them
+        copies = self._stage(early, 0)
+        others = numpy.setdiff1d(numpy.arange(len(self._offsets)), early, assume_unique=True)
+        now = self._hashes(others)
+        differ = self._differ(others, now)
+        changed, now = others[differ], now[differ]
+        late, rest = numpy.split(changed, [room - len(early)])
+        late_copies = self._stage(late, len(early))
         self._copy_from_arena(rest, math.inf)  # the client waits
-        wrong = [*self._staged[(copies != now[self._staged]).any(axis=1)], *rest[(self._saved[rest] != now[rest]).any(axis=1)]]
+        again = numpy.arange(len(early))
+        if not checks_all and len(early) > CHECKED:
+            again = numpy.linspace(0, len(early) - 1, CHECKED).astype(numpy.int64)
+        wrong = [
+            *early[again][(self._hashes(early[again]) != copies[again]).any(axis=1)],
+            *late[(late_copies != now[: len(late)]).any(axis=1)],
+            *rest[(self._saved[rest] != now[len(late) :]).any(axis=1)],
+        ]
         if wrong:
             raise ClientWroteError(f"{len(wrong)} blocks changed during the barrier, the first at {self._offsets[wrong[0]]:#x}")
+        fresh = numpy.flatnonzero(self._differ(early, copies))
+        self._staged = numpy.concatenate([early[fresh], late])
+        self._staged_at = numpy.concatenate([fresh, len(early) + numpy.arange(len(late))])
         return len(self._staged) * BLOCK_BYTES, len(rest) * BLOCK_BYTES
 
     def finish(self) -> None:
         """Copy what was staged to the host, and free its memory."""
         first = self._staging.address if self._staging else 0
-        self._copy(self._staged, first + numpy.arange(len(self._staged), dtype=numpy.uint64) * BLOCK)
+        self._copy(self._staged, first + self._staged_at.astype(numpy.uint64) * BLOCK)
         self.close()
 
     def close(self) -> None:
