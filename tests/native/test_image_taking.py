@@ -64,7 +64,6 @@ def test_a_client_that_writes_during_the_barrier_gets_no_image(machine: Machine)
 
 @pytest.mark.parametrize("block", [0, 4])
 def test_a_client_that_writes_what_was_staged_unseen_gets_no_image(machine: Machine, block: int) -> None:
-    """Block 0 is the one that every barrier hashes again here; any other is, where the client was stopped by force."""
     assert "1 blocks changed during the barrier" in run(machine, "changing", block)["refused"]
 
 

@@ -68,12 +68,12 @@ class OpenArena:
             state_generation=asked["state_generation"],
         )
 
-    def stage(self, checks_all: bool) -> tuple[int, int]:
+    def stage(self) -> tuple[int, int]:
         """Return the bytes that were staged, and those that went to the host at once."""
         if not self._taking or not self._facts:
             raise ValueError("the image was not prepared, or an arena's facts are missing")
         self._gpu.set_current()
-        return self._taking.stage(checks_all)
+        return self._taking.stage()
 
     def finish(self) -> ArenaFacts:
         assert self._taking
@@ -127,7 +127,7 @@ class Imager:
 
     def stage(self, request: Request) -> None:
         """Stage, let the client go on, and complete the image."""
-        found = [each.stage(bool(request.asked.get("is_frozen"))) for each in self._arenas.values()]
+        found = [each.stage() for each in self._arenas.values()]
         instant, writer = time.time(), self._writer
         staged, direct = (sum(each) for each in zip(*found, strict=True))
         if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):

@@ -7,7 +7,6 @@
     prepare      name: of the image, group: of its arenas, or ""     -> prepared
     facts        arena, commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
     stage        after the facts of all arenas     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
-                 is_frozen: the client was stopped by force, so look at all copies whether it still writes
 
 Or, to make an arena of an image:
 

@@ -146,7 +146,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
             for arena in now:
                 imager.follow(arena.name, _pages(session, arena))
             _give_facts(session, imager, now)
-            imager.ask({"do": "stage", "is_frozen": True})
+            imager.ask({"do": "stage"})
             end = time.monotonic() + STAGE_SECONDS
             while not imager.waits_for_answer(0):
                 if time.monotonic() > end:
