@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,11 +194,12 @@ def test_a_flood_of_newer_files_pushes_out_no_dump_of_another_user(cores, of_ano
 
 @pytest.mark.root
 def test_files_of_one_user_that_take_long_delay_no_dump_of_another(cores, of_another, monkeypatch):
-    monkeypatch.setattr(core_dump_directory, "_LOOK_SECONDS", 0.2)
+    now = [0.0]
+    monkeypatch.setattr(core_dump_directory, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
 
     def parse(read_at, size):
         if size < len(CULPRIT):
-            time.sleep(0.1)
+            now[0] += 0.6  # of the 1.0 s that a look has
             raise ProtocolError("no dump")
         return parse_core(read_at, size)
 
@@ -302,6 +304,7 @@ def test_writers_wait_while_a_dump_is_read(cores, monkeypatch):
 HANGS = """
 import ctypes, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from mpsd.faults.sources.core_dump_directory import CoreDirectory
 libc = ctypes.CDLL(None, use_errno=True)
 path = Path(sys.argv[1])
