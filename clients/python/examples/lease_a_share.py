@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 
-from mpsd_client import Client, ErrorCode, Refused, Selector, calls
+from mpsd_client import Client, ErrorCode, Refused, Selector, calls, leased
 
 
 def main() -> int:
@@ -23,31 +23,28 @@ def main() -> int:
     options.add_argument("command", nargs="+")
     asked = options.parse_args()
 
-    token = secrets.token_hex(16)
-    with Client(program="lease_a_share") as mpsd:
-        memory = None
-        if asked.memory_gib:
+    token, memory = secrets.token_hex(16), None
+    if asked.memory_gib:
+        with Client(program="lease_a_share") as mpsd:
             memory = {device.uuid: asked.memory_gib << 30 for device in mpsd.pages(calls.device_list())}
-        try:
-            lease = mpsd.ask(
-                calls.lease_create(
-                    os.path.basename(asked.command[0]),
-                    Selector.of_token(token),
-                    sm_percent=asked.sm_percent,
-                    memory_bytes=memory,
-                    ttl_seconds=asked.seconds,
-                    wait_seconds=asked.wait,
-                )
-            )
-        except Refused as refused:
-            print(f"no lease: {refused.message}", file=sys.stderr)
-            return 75 if refused.code == ErrorCode.NO_ROOM else 1  # EX_TEMPFAIL: it may fit later
-        print(f"lease {lease.id} is {lease.state}", file=sys.stderr)
+    share = calls.lease_create(
+        os.path.basename(asked.command[0]),
+        Selector.of_token(token),
+        sm_percent=asked.sm_percent,
+        memory_bytes=memory,
+        ttl_seconds=asked.seconds,
+        wait_seconds=asked.wait,
+    )
     try:
-        return subprocess.run(asked.command, env={**os.environ, "MPSD_LEASE": token}, check=False).returncode
-    finally:
-        with Client(program="lease_a_share") as mpsd:  # a new connection: mpsd closes idle ones
-            mpsd.ask(calls.lease_release(lease.id))
+        with leased(share, program="lease_a_share") as lease:
+            print(f"lease {lease.id} is {lease.state}", file=sys.stderr)
+            return subprocess.run(asked.command, env={**os.environ, "MPSD_LEASE": token}, check=False).returncode
+    except Refused as refused:
+        print(f"no lease: {refused.message}", file=sys.stderr)
+        return 75 if refused.code == ErrorCode.NO_ROOM else 1  # EX_TEMPFAIL: it may fit later
+    except TimeoutError as exc:
+        print(f"no lease: {exc}", file=sys.stderr)
+        return 75
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mpsd_client import _datagrams
 from mpsd_client._errors import MpsdError
@@ -152,6 +152,12 @@ class ImagerProcess:
             self._progress = -1
         if self._process.poll() is None:
             threading.Thread(target=self._process.wait, name="mpsd-imager", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class Imager(ImagerProcess):

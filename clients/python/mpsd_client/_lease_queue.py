@@ -1,12 +1,17 @@
-"""Wait for a lease that mpsd has put into its queue.  Prose: mpsd's docs/leases.md."""
+"""Hold a lease, and wait for one that mpsd has put into its queue.  Prose: mpsd's docs/leases.md."""
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpsd_client import _calls as calls
+from mpsd_client._call import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, Refused
 from mpsd_client._values import Lease
 
+Path = str | os.PathLike[str] | None
 _LOOK_SECONDS = 0.2  # between two looks at a lease that waits for room
 
 
@@ -24,3 +29,36 @@ def until_granted(mpsd: Client, lease: Lease) -> Lease | None:
                 raise
             return None
     return lease
+
+
+@contextmanager
+def leased(call: Call[Lease], *, path: Path = None, program: str = "") -> Iterator[Lease]:
+    """Hold a lease inside the `with` block, which begins when it is active: `with leased(calls.lease_create(...)) as lease`.
+
+    path, program: as for Client.  Connections exist only before and after the block, since mpsd closes idle ones.
+
+    Raises Refused; TimeoutError if it was still queued after its `wait_seconds`; and whatever the connection raises.
+    """
+    with Client(path, program=program) as mpsd:
+        made = mpsd.ask(call)
+        try:
+            lease = until_granted(mpsd, made)
+        except BaseException:
+            _release(made, path, program)
+            raise
+    if lease is None:
+        raise TimeoutError(f"lease {made.id} was given up: no room for it within its wait_seconds")
+    try:
+        yield lease
+    finally:
+        _release(lease, path, program)
+
+
+def _release(lease: Lease, path: Path, program: str) -> None:
+    """Release a lease, unless it has ended by itself."""
+    with Client(path, program=program) as mpsd:
+        try:
+            mpsd.ask(calls.lease_release(lease.id))
+        except Refused as refused:
+            if refused.code != ErrorCode.NO_SUCH_LEASE:
+                raise

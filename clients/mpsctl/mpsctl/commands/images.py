@@ -94,9 +94,7 @@ def take(session: Session) -> int:
 
 
 def _take(session: Session, arenas: Sequence[values.Arena], name: str, group: str, directory: Path) -> TakenImage:
-    imager = Imager([_facts(arena) for arena in arenas], directory)
-    with ExitStack() as stack:
-        stack.callback(imager.close)
+    with Imager([_facts(arena) for arena in arenas], directory) as imager, ExitStack() as stack:
         progress = Progress(session.out)
         stack.callback(progress.end)
         for arena in arenas:
