@@ -170,6 +170,9 @@ class Protection(Struct):
         peer = await trio.to_thread.run_sync(start_sentinel, inspector, path, command, environment)
         watcher = Watcher(gpu, peer, self._hear, self._note_end)
         self._adopt(gpu, watcher)
+        if self._asides:  # since the program was asked for: the block found no sentinel to end
+            await watcher.end()
+            raise VendorFailed("it was ended while it started")
         await watcher.known.wait()
         if self.server and (server := processes.find(self.server.pid)):
             await watcher.attach(server)

@@ -2,10 +2,19 @@
 
 import os
 import socket
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
+from mpsd.sentinel import protection as module
+from mpsd.sentinel.messages import SentinelOp, pack_request
 from mpsd.sentinel.protection import Protection
 from mpsd.sentinel.watcher import Watcher
 
@@ -25,3 +34,36 @@ async def test_a_sentinel_that_is_not_ready_does_not_delay_the_naming_of_other_c
         assert await protection.name_clients()
         _, descriptors, _, _ = socket.recv_fds(there, 64, 4, socket.MSG_DONTWAIT)
         os.close(descriptors[0])
+
+
+async def test_a_sentinel_that_starts_while_it_must_not_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When mpsd quits, a domain's sentinel may be on its way: no list of sentinels has it yet."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    control = SimpleNamespace(reach=lambda *words: words, environment=dict, home=SimpleNamespace(path=Path("/")))
+    domain = Domain("a", 1, ("GPU-0",), control, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    pool = SimpleNamespace(program=SimpleNamespace(inspector=Path("/")), notify=lambda: None)
+    settings = SimpleNamespace(program=Path("/"))
+    asked, may_start = trio.Event(), trio.Event()
+
+    def started(*_: object) -> socket.socket:
+        trio.from_thread.run_sync(asked.set)
+        trio.from_thread.run(may_start.wait)
+        return here
+
+    async def start() -> None:
+        with suppress(VendorFailed):
+            await protection._start_one("GPU-0", 0, 0)
+
+    monkeypatch.setattr(module, "start_sentinel", started)
+    with there, trio.fail_after(20):
+        async with trio.open_nursery() as inside:
+            protection = Protection(domain, pool, settings, inside.start_soon, print)  # type: ignore[arg-type]
+            inside.start_soon(start)
+            await asked.wait()
+            async with protection.aside():
+                may_start.set()
+                request = await trio.to_thread.run_sync(there.recv, 64, abandon_on_cancel=True)
+                assert request == pack_request(SentinelOp.END)
+                there.close()  # as the program does at its end
+    assert not protection.watchers
