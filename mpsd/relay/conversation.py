@@ -251,7 +251,7 @@ class Conversations(Struct):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_give_up_when_silent, caller, domain, nursery.cancel_scope)
             try:
-                end = await caller.link.run(backend, patience, is_well)
+                end = await caller.link.run(backend, patience, is_well, lambda: domain.guard.is_on)
             except (MpsdError, OSError) as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
@@ -270,10 +270,12 @@ class Conversations(Struct):
             domain.leave(caller.process)
             return False
         self.offences.note(caller.process, caller.credentials.uid)
-        pid = caller.credentials.pid
-        log.warning("relay.detached", pid=pid, uid=caller.credentials.uid, domain=domain.name, why="silent in its handshake")
+        pid, why = caller.credentials.pid, "silent in its handshake"
+        if caller.link.says_too_much:
+            why = "it sent more than a handshake has"
+        log.warning("relay.detached", pid=pid, uid=caller.credentials.uid, domain=domain.name, why=why)
         if caller.link.transcript is None:
-            await self.refusals.hold(caller, domain, "it was silent in the middle of its handshake")
+            await self.refusals.hold(caller, domain, why)
             return True
         pause = min(2.0 ** self._offences(caller), _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
         return await has_ended_when_it_sends(caller.connection, pause)

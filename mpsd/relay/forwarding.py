@@ -28,6 +28,7 @@ _MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the 
 _MOST_KEPT_BYTES = 32 << 10  # of them: one user has thousands of connections
 _PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
+_TALK_TURNS = 10  # of a client's patience: so long one may speak that has sent more than a handshake has
 _NO_RETURN_SECONDS = 30.0  # after the domain has passed descriptors: a busy machine may take seconds until a client sends
 
 
@@ -73,12 +74,17 @@ class Forwarding(Struct):
     _trouble: Exception | None = None
 
     async def run(
-        self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]
+        self,
+        domain: socket.socket,
+        patience_seconds: float,
+        is_well: Callable[[], Awaitable[bool]],
+        has_limits: Callable[[], bool] = lambda: False,
     ) -> LinkSide:
         """Bring the domain to the client's point of the handshake, then copy both ways until one side ends.
 
         `is_well` is asked when the domain makes the client wait: whether the domain serves others in the meantime.  If not, it
-        waits for this client.  Raise ProtocolError or OSError for what the client did.
+        waits for this client.  `has_limits`: whether others wait until the domain has granted this client something; then one
+        that says more than a handshake has ends too.  Raise ProtocolError or OSError for what the client did.
         """
         self._end, self._trouble, self.has_run = None, None, True
         self.is_out_of_step = not await self._replay(domain)
@@ -86,7 +92,7 @@ class Forwarding(Struct):
             return LinkSide.DOMAIN
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._copy_from_client, domain, nursery.cancel_scope)
-            nursery.start_soon(self._watch_turns, patience_seconds, is_well, nursery.cancel_scope)
+            nursery.start_soon(self._watch_turns, patience_seconds, is_well, has_limits, nursery.cancel_scope)
             await self._copy_from_domain(domain)
             nursery.cancel_scope.cancel()
         if self._trouble is not None:  # raised here: out of a nursery it would come as a group
@@ -186,34 +192,50 @@ class Forwarding(Struct):
             self._trouble = exc
 
     async def _watch_turns(
-        self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope
+        self,
+        patience_seconds: float,
+        is_well: Callable[[], Awaitable[bool]],
+        has_limits: Callable[[], bool],
+        scope: trio.CancelScope,
     ) -> None:
-        """Free the domain of a client that keeps it waiting, by silence or by messages that the domain does not answer.
+        """Free the domain of a client that keeps it waiting, by silence, by messages that the domain does not answer, or by more
+        messages than a handshake has, if `has_limits`.
 
         A client with a channel to a server cannot be linked again: it has far more time, and is never blamed for the silence of
         a domain.  Only an answer of the domain ends the wait for it: more messages of the client do not.
         """
         asked_at: int | None = None  # after so many answers; None: a new wait begins
-        while True:
+        talks_until = math.inf
+        while trio.current_time() < talks_until:
             turned, turn, is_granted, answers = self._turned, self._turn, self.is_granted, self._answers
+            if not self.says_too_much or not has_limits():
+                talks_until = math.inf
+            elif talks_until == math.inf:
+                talks_until = trio.current_time() + _TALK_TURNS * patience_seconds
             if turn is _Turn.CLIENT:
                 silence = max(patience_seconds, _NO_RETURN_SECONDS) if is_granted else patience_seconds
                 due, asked_at = trio.current_time() + silence, None
             elif asked_at != answers:
                 due, asked_at = trio.current_time() + _PENDING_SECONDS, answers
-            with trio.move_on_at(due):
+            with trio.move_on_at(min(due, talks_until)):
                 await turned.wait()
                 continue
-            if turn is _Turn.DOMAIN:
+            if turn is _Turn.DOMAIN and trio.current_time() < talks_until:
                 asked_at = None
                 if await is_well() or self._answers != answers:
-                    await turned.wait()  # for ever: a server may have to start, or another user's clients to finish
+                    with trio.move_on_at(talks_until):  # else for ever: a server may have to start, or clients to finish
+                        await turned.wait()
                     continue
                 if is_granted:
                     continue
-            self._end = LinkSide.SLOW_CLIENT
-            scope.cancel()
-            return
+            break
+        self._end = LinkSide.SLOW_CLIENT
+        scope.cancel()
+
+    @property
+    def says_too_much(self) -> bool:
+        """Whether it has sent more than a handshake has, and the domain has passed it no descriptor."""
+        return self.transcript is None and not self.is_granted
 
     @property
     def awaits_domain(self) -> bool:
