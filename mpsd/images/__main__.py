@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,9 @@ from mpsd.images.default_directory import default_directory
 from mpsd.images.export import export
 from mpsd.images.progress import ProgressLine, size_text
 from mpsd.images.receiving import receive
+from mpsd.images.rules.epochs import EpochState, epochs_of, newest_complete, next_life
 from mpsd.images.rules.manifest import BLOCK_BYTES, BlockPlace, Manifest
+from mpsd.images.rules.naming import check_name
 from mpsd.images.sending import send_by
 from mpsd.images.store import Images
 from mpsd.images.stream import STALL_SECONDS, Stream
@@ -79,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     verb("list", _list, "List all images, oldest first")
+    group = verb("epochs", _epochs, "Show the epochs of a group of processes, and which one a recovery takes")
+    group.add_argument("group")
+    group.set_defaults(open=Images.open)  # before its first image
     verb("show", _show, "Show one image").add_argument("name")
     verb("verify", _verify, "Read all blocks, and report damage; exit status 1 if any").add_argument("name", nargs="*")
     exporting = verb("export", _export, "Write an arena of an image as a safetensors file")
@@ -167,6 +173,8 @@ def _show(images: Images, asked: argparse.Namespace) -> int:
     _say(f"name: {found.name}")
     if found.group:
         _say(f"group: {found.group}")
+    if epoch := found.epoch:
+        _say(f"epoch: {epoch.number} of life {epoch.life} of group {epoch.group}, member {epoch.member}")
     _say(f"instant: {_moment(found.instant)}")
     _say(f"bytes: {found.content_bytes} ({size_text(found.content_bytes)})")
     _say(f"digest: {found.digest.hex()}")
@@ -176,6 +184,32 @@ def _show(images: Images, asked: argparse.Namespace) -> int:
         more = f"layout of {len(facts.layout)} bytes, {'a' if facts.state else 'no'} forward state"
         _say(f"arena {facts.name}: {memory}, commit {facts.commit}, {more}")
     return DONE
+
+
+def _epochs(images: Images, asked: argparse.Namespace) -> int:
+    check_name(asked.group)
+    listing, now = images.listing(), time.time()
+    epochs = epochs_of(listing.images, asked.group, now)
+    newest, life = newest_complete(epochs), next_life(epochs, now)
+    if asked.json:
+        recovery = None if newest is None else asdict(newest)
+        _print_json({
+            "group": asked.group, "epochs": [asdict(each) for each in epochs], "recovery": recovery, "next_life": life,
+            "damaged": listing.damaged,
+        })  # fmt: skip
+    else:
+        for each in epochs:
+            _say(_epoch_text(each))
+        found = f"epoch {newest.number} of life {newest.life}" if newest else "no epoch is complete"
+        _say(f"a recovery of {asked.group} takes: {found}; the next life: {life}")
+    _complain(listing.damaged)
+    return FAILED if listing.damaged else DONE
+
+
+def _epoch_text(epoch: EpochState) -> str:
+    state = "complete" if epoch.is_complete else "incomplete"
+    missing = f", without {', '.join(epoch.missing)}" if epoch.missing else ""
+    return f"epoch {epoch.number} of life {epoch.life}  {_moment(epoch.instant)}  {state}: {', '.join(epoch.images)}{missing}"
 
 
 def _verify(images: Images, asked: argparse.Namespace) -> int:
@@ -302,6 +336,7 @@ def _facts(image: Manifest) -> dict[str, Any]:
     return {
         "name": image.name, "group": image.group, "series": image.series, "instant": image.instant,
         "written_at": image.written_at, "bytes": image.content_bytes, "digest": image.digest.hex(), "arenas": arenas,
+        "epoch": image.epoch and asdict(image.epoch),
     }  # fmt: skip
 
 

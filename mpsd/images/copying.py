@@ -21,7 +21,7 @@ def copy(image: ImageReader, to: Images, name: str, told: Callable[[int], None] 
     """
     arenas = [each.facts for each in image.manifest.arenas]
     with ExitStack() as stack:
-        new = stack.enter_context(to.begin(name, image.manifest.group, THREADS))
+        new = stack.enter_context(to.begin(name, image.manifest.group, THREADS, image.manifest.epoch))
         buffers: SimpleQueue[memoryview] = SimpleQueue()
         for _ in range(THREADS):
             buffers.put(stack.enter_context(memoryview(stack.enter_context(mmap.mmap(-1, BLOCK_BYTES)))))

@@ -112,7 +112,7 @@ class _Receiver:
     def _finish(self) -> Manifest:
         offer = self._offer
         ids = iter(self._ids)
-        with self._images.begin(offer.name, offer.group) as new:
+        with self._images.begin(offer.name, offer.group, epoch=offer.epoch) as new:
             for arena in offer.arenas:
                 for offset in block_offsets(arena.facts):
                     if not new.share(arena.facts.name, offset, self._have[next(ids)]):

@@ -20,6 +20,7 @@ from mpsd.images.directory import MANIFEST_IN_WORK, Held, ImageDirectory, check_
 from mpsd.images.pack import Pack, free_slots
 from mpsd.images.reader import Damage, ImageReader
 from mpsd.images.rules.manifest import BlockPlace, Manifest
+from mpsd.images.rules.membership import Epoch, check_epoch
 from mpsd.images.rules.naming import check_name
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
 from mpsd.images.rules.retention import Limits, plan_removal
@@ -87,13 +88,15 @@ class Images:
                 return each
         raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}")
 
-    def begin(self, name: str, group: str = "", files: int = 1) -> ImageWriter:
+    def begin(self, name: str, group: str = "", files: int = 1, epoch: Epoch | None = None) -> ImageWriter:
         """Begin an image, which exists once its writer has finished.
 
         files: packs for its blocks, since Linux lets one thread at a time write to a file.
         Raise BadRequest (an image has the name), NoRoom.
         """
         check_name(name)
+        if epoch is not None:
+            check_epoch(epoch)
         held: list[Held] = []
         packs: list[Pack] = []
         directory = self.directory
@@ -110,7 +113,7 @@ class Images:
                 first = 1 + max(_numbers(os.listdir(directory.packs)), default=0)
                 for number in range(first, first + files):
                     packs.append(Pack.create(directory.packs, number))
-            return ImageWriter(directory, name, group, held, packs, quota_bytes)
+            return ImageWriter(directory, name, group, epoch, held, packs, quota_bytes)
         except BaseException:
             for pack in packs:
                 pack.close()

@@ -25,6 +25,7 @@ from mpsd.images.rules.manifest import (
     digest_of,
     write_places,
 )
+from mpsd.images.rules.membership import Epoch
 from mpsd.images.rules.refusals import ImageDamaged
 
 
@@ -36,12 +37,13 @@ class ImageWriter:
     """
 
     def __init__(
-        self, directory: ImageDirectory, name: str, group: str, held: Sequence[Held], packs: Sequence[Pack],
-        quota_bytes: int | None,
+        self, directory: ImageDirectory, name: str, group: str, epoch: Epoch | None, held: Sequence[Held],
+        packs: Sequence[Pack], quota_bytes: int | None,
     ) -> None:  # fmt: skip
         self._directory = directory
         self._name = name
         self._group = group
+        self._epoch = epoch
         self._held = held
         self._packs = {each.number: each for each in packs}
         self._quota_bytes = quota_bytes
@@ -177,7 +179,7 @@ class ImageWriter:
         named = zip(arenas, places, origins, strict=True)
         made = tuple(ArenaImage(facts, write_places(each), origin) for facts, each, origin in named)
         digest = digest_of((place for each in places for place in each), self._directory.hash_of)
-        return Manifest(self._name, self._group, instant, time.time(), digest, made)
+        return Manifest(self._name, self._group, instant, time.time(), digest, made, self._epoch)
 
     def _share_with_later(self) -> None:
         """Share blocks with images that were completed since this one was begun.  The directory's lock is held."""

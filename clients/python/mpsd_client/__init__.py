@@ -24,6 +24,7 @@ from mpsd_client._values import Event, Lease, Lost, Page, Selector
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
+    from mpsd_client._image import Epoch
     from mpsd_client._imager import ImageError, Imager, image_name, images_directory
     from mpsd_client._restored_arena import RestoredArena, restore_arena
     from mpsd_client._restoring import restore_image
@@ -45,6 +46,7 @@ __all__ = [
     "CudaError",
     "Disconnected",
     "Dismissed",
+    "Epoch",
     "ErrorCode",
     "Event",
     "ImageError",
@@ -86,6 +88,7 @@ _LAZY = {
     "AsyncClient": "_async_client",
     "Block": "_window",
     "CudaError": "_session",
+    "Epoch": "_image",
     "ImageError": "_imager",
     "ImageSchedule": "_schedule",
     "Imager": "_imager",

@@ -28,7 +28,7 @@ from mpsd_client._tensor import Tensor
 from mpsd_client._window import Block, Window
 
 if TYPE_CHECKING:
-    from mpsd_client._image import Taking
+    from mpsd_client._image import Epoch, Taking
 
 Path = str | os.PathLike[str] | None
 SLICE_SECONDS = 1.0  # longest wait in C, during which Ctrl-C has no effect
@@ -329,14 +329,15 @@ class Arena(Window):
             found, fds = self._session.ask("arena.state", {"id": self.id})
         return (fds[0], int(found["generation"]), int(found["state_serial"])) if fds else None
 
-    def image(self, name: str = "", directory: Path = None, others: "Iterable[Arena]" = (), group: str = "") -> "Taking":
+    def image(self, name: str = "", directory: Path = None, others: "Iterable[Arena]" = (), group: str = "",
+              epoch: "Epoch | None" = None) -> "Taking":  # fmt: skip
         """Begin an image: another process copies the arena while this one goes on.  Taking.barrier sets the image's moment.
 
-        name: "": the arena's with the time.  directory: of images; None: $MPSD_IMAGES, else ~/.local/state/mpsd/images.
+        name: "": the arena's with the time, or the epoch's.  directory: of images; None: $MPSD_IMAGES, else as docs/images.md.
         others, group: more arenas, and the name of all.  This waits for an image after its barrier.  Raises ImageError."""
         from mpsd_client._image import begin
 
-        self._taking = begin([self, *others], self._taking, name, directory, group)
+        self._taking = begin([self, *others], self._taking, name, directory, group, epoch)
         return self._taking
 
     def pool(self) -> AbstractContextManager[None]:
@@ -348,9 +349,7 @@ class Arena(Window):
     def __enter__(self) -> "Arena":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the arena.  During an exception, whose frames may hold tensors, ignore BufferError and leave it open."""
         try:
             self.close()

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,25 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
+class Epoch:
+    """What an image is of, in a group of processes that take their images by themselves: mpsd's docs/images.md, "Epochs".
+
+    life: as `mpsd-images epochs GROUP` prints it before a start of all members.  quorum: of the members; None: all."""
+
+    group: str
+    member: str
+    members: tuple[str, ...]
+    life: int
+    number: int
+    quorum: int | None = None
+    grace_seconds: float = 0.0
+
+    @property
+    def image_name(self) -> str:
+        return f"{self.group}.{self.life}.{self.number}.{self.member}"
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """A complete image."""
 
@@ -40,7 +59,9 @@ class Image:
 class Taking:
     """An image under way.  Its bytes will be those of the arenas at `barrier`."""
 
-    def __init__(self, arenas: "Sequence[Arena]", imager: Imager, place: Path, name: str, group: str) -> None:
+    def __init__(
+        self, arenas: "Sequence[Arena]", imager: Imager, place: Path, name: str, group: str, epoch: Epoch | None
+    ) -> None:  # fmt: skip
         """Called by Arena.image."""
         self._arenas, self._imager, self._place, self.name = arenas, imager, place, name
         self._expected = "prepared"
@@ -48,7 +69,8 @@ class Taking:
         self._commits = [arena.committed for arena in arenas]
         for arena in arenas:
             imager.follow(arena.name, _pages(arena))
-        imager.ask({"do": "prepare", "name": name, "group": group})
+        whole = epoch and asdict(epoch) | {"quorum": len(epoch.members) if epoch.quorum is None else epoch.quorum}
+        imager.ask({"do": "prepare", "name": name, "group": group, "epoch": whole})
 
     @property
     def is_prepared(self) -> bool:
@@ -149,17 +171,22 @@ class Taking:
 
 
 def begin(
-    arenas: "Sequence[Arena]", before: Taking | None, name: str, directory: str | os.PathLike[str] | None, group: str
-) -> Taking:
+    arenas: "Sequence[Arena]", before: Taking | None, name: str, directory: str | os.PathLike[str] | None, group: str,
+    epoch: Epoch | None,
+) -> Taking:  # fmt: skip
     """Begin an image, in the process of the image before if that is of the same arenas and directory."""
     if bool(group) != (len(arenas) > 1) or len({arena.name for arena in arenas}) != len(arenas):
         raise ValueError("an image of several arenas has a group, each arena once, and one of a single arena has none")
+    if epoch:
+        if name:
+            raise ValueError("an image of an epoch has the name of the epoch: leave out its own")
+        name = epoch.image_name
     place = Path(directory) if directory else images_directory()
     imager = before.settle(place, arenas) if before else None
     if imager is None:
         imager = Imager([_facts(arena) for arena in arenas], place)
     try:
-        return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group)
+        return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group, epoch)
     except BaseException:
         imager.close()
         raise

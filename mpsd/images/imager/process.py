@@ -8,11 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.requests import Channel, Progress, Request, read_file
 from mpsd.images.imager.serving import FAILURES
 from mpsd.images.imager.taking import SLOTS, ClientWroteError, Copier, Taking
 from mpsd.images.rules.manifest import ArenaFacts
+from mpsd.images.rules.membership import Epoch
 from mpsd.images.store import Images
 from mpsd.images.writer import ImageWriter
 
@@ -119,7 +122,9 @@ class Imager:
 
     def prepare(self, request: Request) -> None:
         self.give_up()
-        self._writer = self._images.begin(request.asked["name"], request.asked["group"], SLOTS)
+        asked = request.asked
+        epoch = msgspec.convert(asked.get("epoch"), Epoch | None)
+        self._writer = self._images.begin(asked["name"], asked["group"], SLOTS, epoch)
         self._progress.begin()
         for each in self._arenas.values():
             each.prepare(self._writer, self._progress)

@@ -20,13 +20,14 @@ from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, BlockHash
+from mpsd.images.rules.membership import Epoch, check_epoch
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
 
 BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
 MOST_MANIFEST_BYTES = 512 << 20
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
-_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 0
+_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 1
 _HEAD = struct.Struct("<8sHHI")
 _LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")
@@ -84,6 +85,7 @@ class Manifest(Struct, frozen=True):
 
     group: the arenas were taken at one instant, under this name; "": one arena alone.
     digest: keyed hash over the hashes of all blocks, in their order.
+    epoch: of a group of processes; None: the image belongs to none.
     """
 
     name: str
@@ -92,10 +94,13 @@ class Manifest(Struct, frozen=True):
     written_at: float
     digest: bytes
     arenas: tuple[ArenaImage, ...]
+    epoch: Epoch | None = None
 
     @property
     def series(self) -> str:
         """The name of the images that follow each other."""
+        if self.epoch is not None:
+            return f"{self.epoch.group}/{self.epoch.member}"
         return self.group or self.arenas[0].facts.name
 
     @property
@@ -203,6 +208,8 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
     try:
         found = msgspec.msgpack.decode(data[BODY_AT:], type=Manifest)
         check_facts([each.facts for each in found.arenas])
+        if found.epoch is not None:
+            check_epoch(found.epoch)
     except (msgspec.MsgspecError, UnicodeDecodeError, BadRequest) as exc:
         raise ImageDamaged(f"its manifest is none: {exc}") from None
     if not (is_moment(found.instant) and is_moment(found.written_at)):

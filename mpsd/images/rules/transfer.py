@@ -19,6 +19,7 @@ from msgspec import Struct
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, Bytes
 from mpsd.images.rules.manifest import ArenaFacts, ArenaImage, BlockNumbers, Manifest, check_facts, is_moment, read_places
+from mpsd.images.rules.membership import Epoch, check_epoch
 from mpsd.images.rules.naming import check_name
 
 VERSION = 1
@@ -42,6 +43,7 @@ class Offer(Struct, frozen=True, tag=True):
     group: str
     instant: float
     arenas: tuple[OfferedArena, ...]
+    epoch: Epoch | None = None
 
 
 class Want(Struct, frozen=True, tag=True):
@@ -66,7 +68,7 @@ Answer = Want | Done | NotTaken
 def offer_of(image: Manifest, name: str) -> Offer:
     """Return the offer of an image that gets this name at the receiver."""
     arenas = tuple(OfferedArena(each.facts, _ids(each), each.origins) for each in image.arenas)
-    return Offer(VERSION, name, image.group, image.instant, arenas)
+    return Offer(VERSION, name, image.group, image.instant, arenas, image.epoch)
 
 
 def _ids(arena: ArenaImage) -> bytes:
@@ -85,6 +87,8 @@ def check_offer(offer: Offer) -> None:
     if not is_moment(offer.instant):
         raise BadRequest(f"image {offer.name} has a time that is none")
     check_facts([each.facts for each in offer.arenas])
+    if offer.epoch is not None:
+        check_epoch(offer.epoch)
     for each in offer.arenas:
         size = BlockNumbers(each.facts).count * HASH_BYTES
         if len(each.ids) != size or len(each.origins) not in (0, size):
