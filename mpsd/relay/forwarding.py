@@ -198,8 +198,8 @@ class Forwarding(Struct):
         has_limits: Callable[[], bool],
         scope: trio.CancelScope,
     ) -> None:
-        """Free the domain of a client that keeps it waiting, by silence, by messages that the domain does not answer, or by more
-        messages than a handshake has, if `has_limits`.
+        """Free the domain of a client that keeps it waiting, by silence, by messages that the domain does not answer, or by
+        more messages than a handshake has, if `has_limits`.
 
         A client with a channel to a server cannot be linked again: it has far more time, and is never blamed for the silence of
         a domain.  Only an answer of the domain ends the wait for it: more messages of the client do not.

@@ -4,7 +4,7 @@
 
 The launcher starts both ranks and, when one has ended early, ends the other, asks `mpsd-images epochs` once, and starts both
 from that epoch.  The ranks exchange gradients through a socket, where a real job has torch.distributed; "weights" are bytes
-that each step makes of all earlier ones.  Prose: mpsd's docs/images.md, "Epochs".
+that each step makes of all earlier ones.  Prose: mpsd's docs/images.md, "Epochs of several processes".
 """
 
 import argparse

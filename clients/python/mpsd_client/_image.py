@@ -30,9 +30,9 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What an image is of, in a group of processes that take their images by themselves: mpsd's docs/images.md, "Epochs".
+    """What an image is of, in a group of processes that take their images by themselves.
 
-    life: as `mpsd-images epochs GROUP` prints it before a start of all members.  quorum: of the members; None: all."""
+    Prose: mpsd's docs/images.md, "Epochs of several processes".  life: as `mpsd-images epochs GROUP` prints it before a start of all members.  quorum: of the members; None: all."""
 
     group: str
     member: str

@@ -35,6 +35,7 @@ def test_every_example_is_tried_and_explained() -> None:
     tried |= {"count_starts.py", "keep_a_model.py"}  # need memory: tests/integration/test_python_arena.py, and a GPU
     tried |= {"count_service.py"}  # needs services: tests/integration/test_count_service.py
     tried |= {"ray_standby.py"}  # needs Ray: tests/engines/test_ray.py
+    tried |= {"two_ranks.py"}  # needs images: tests/integration/test_image_epochs.py
     tried |= {"diffusion.py", "train_resnet.py"}  # need PyTorch: test_torch_examples.py
     tried |= {"with_cupy.py", "with_jax.py"}  # need arrays: tests/integration/test_array_examples.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == tried
