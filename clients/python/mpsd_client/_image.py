@@ -32,7 +32,8 @@ class Barrier:
 class Epoch:
     """What an image is of, in a group of processes that take their images by themselves.
 
-    Prose: mpsd's docs/images.md, "Epochs of several processes".  life: as `mpsd-images epochs GROUP` prints it before a start of all members.  quorum: of the members; None: all."""
+    life: as `mpsd-images epochs GROUP` prints it before a start of all members.  quorum: of the members; None: all.
+    Prose: mpsd's docs/images.md, "Epochs of several processes"."""
 
     group: str
     member: str
