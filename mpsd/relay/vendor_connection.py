@@ -5,11 +5,13 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import trio
 
 _BUSY_SECONDS = 0.01  # between attempts when a vendor daemon's queue of connections is full
+_DISCARDED = 64  # answers, in one turn of the event loop
 
 
 class VendorDaemon(Protocol):
@@ -33,9 +35,19 @@ async def connect(path: str, daemon: VendorDaemon) -> socket.socket | None:
 
 
 async def until_read(backend: socket.socket, may_go_on: Callable[[], bool]) -> None:
-    """Wait until the daemon has read all that was sent, or `may_go_on` is false: closing does not take messages back."""
-    while may_go_on() and _unread_bytes(backend):  # noqa: ASYNC110  the kernel reports no event for it
-        await trio.sleep(_BUSY_SECONDS)
+    """Wait until the daemon has read all that was sent, or `may_go_on` is false: closing does not take messages back.
+
+    Its answers are discarded meanwhile: a daemon that has no room for an answer reads nothing.
+    """
+    while may_go_on() and _unread_bytes(backend):
+        await trio.sleep(_BUSY_SECONDS)  # first: if mpsd leaves, the answers stay for the next mpsd
+        _discard(backend)
+
+
+def _discard(backend: socket.socket) -> None:
+    with suppress(OSError):  # none is there, or the daemon has ended
+        for _ in range(_DISCARDED):
+            backend.recv(1, socket.MSG_DONTWAIT)
 
 
 def _unread_bytes(backend: socket.socket) -> int:
