@@ -2,8 +2,8 @@
 
 import socket
 import threading
+from contextlib import suppress
 
-import pytest
 import trio
 
 from mpsd.relay.vendor_connection import until_read
@@ -14,15 +14,16 @@ ANSWERS = 3  # to each message: a client that reads none fills the daemon's way 
 
 def _answer_all(daemon: socket.socket) -> None:
     """Read and answer until the end, and wait while there is no room for an answer."""
-    while daemon.recv(64):
-        for _ in range(ANSWERS):
-            daemon.send(b"answer")
+    with suppress(ConnectionError):  # the end, with answers unread
+        while daemon.recv(64):
+            for _ in range(ANSWERS):
+                daemon.send(b"answer")
 
 
 def _fill(ours: socket.socket) -> None:
     """Send until the daemon reads nothing more."""
     ours.settimeout(1.0)
-    with pytest.raises(TimeoutError):
+    with suppress(TimeoutError):
         while True:
             ours.send(b"command")
     ours.setblocking(False)
