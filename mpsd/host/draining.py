@@ -126,10 +126,13 @@ def _shake() -> None:
 
 
 def _stuck(now: float) -> Counter[int]:
-    """Return the users of whom more than MOST_STUCK connections wait to be closed, by share."""
+    """Return the users of whom more than MOST_STUCK connections wait to be closed, by share.
+
+    Never root: root of a container can have left them there, and root's mounts serve the whole machine.
+    """
     found: Counter[int] = Counter()
     for each in _draining.values():
-        if each.uid != _NO_UID and now - each.since > STUCK_SECONDS:
+        if each.uid not in (_NO_UID, 0) and now - each.since > STUCK_SECONDS:
             found[_share_of(each.uid)] += each.left
     return Counter({share: count for share, count in found.items() if count > MOST_STUCK})
 

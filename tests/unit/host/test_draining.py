@@ -7,14 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.host import draining
 from mpsd.host.draining import MOST_STUCK
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("stuck_drains.py")
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.deadline(60)]
 
 
+def test_root_is_never_among_the_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root of a container could have all mounts of the host's root aborted."""
+    stuck = {number: draining._Drain(MOST_STUCK + 1, uid) for number, uid in enumerate((0, 1000))}
+    monkeypatch.setattr(draining, "_draining", stuck)
+    assert draining._stuck(draining.STUCK_SECONDS + 1) == {1000: MOST_STUCK + 1}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.deadline(60)
 @pytest.mark.parametrize(("connections", "alive", "aborted"), [(MOST_STUCK + 4, 0, 1), (MOST_STUCK, MOST_STUCK, 0)])
 def test_a_silent_file_server_keeps_few_connections(tmp_path: Path, connections: int, alive: int, aborted: int) -> None:
     """Each kept a thread and a descriptor of mpsd until its server ended.  A server that keeps few is left alone."""
