@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from mpsd_client import Client, ErrorCode, Lease, Refused, Selector, calls, until_granted
+from mpsd_client import Client, Lease, Selector, calls, release, until_granted
 
 from mpsd_kubernetes.shares import Part, part_of
 
@@ -43,7 +43,7 @@ class Leases:
         with self._connect() as mpsd:
             for lease, other in self._all(mpsd):
                 if other.gpu == part.gpu and other.units & part.units:
-                    _release(mpsd, lease)
+                    release(mpsd, lease)
             lease = mpsd.ask(
                 calls.lease_create(
                     part.name, Selector.of_token(token), [part.gpu], sm_percent=float(len(part.units)), memory_bytes=memory,
@@ -70,7 +70,7 @@ class Leases:
         with self._connect() as mpsd:
             for lease, part in self._all(mpsd):
                 if lease.created_at < oldest and not any((part.gpu, unit) in units for unit in part.units):
-                    _release(mpsd, lease)
+                    release(mpsd, lease)
                     released.append(part)
         return released
 
@@ -82,11 +82,3 @@ class Leases:
             part = part_of(lease.name, lease.gpus)
             if part is not None and lease.owner_uid == mpsd.hello.uid:
                 yield lease, part
-
-
-def _release(mpsd: Client, lease: Lease) -> None:
-    try:
-        mpsd.ask(calls.lease_release(lease.id))
-    except Refused as refused:
-        if refused.code != ErrorCode.NO_SUCH_LEASE:
-            raise

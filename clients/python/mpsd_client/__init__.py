@@ -17,7 +17,7 @@ from mpsd_client._calls import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import Disconnected, Dismissed, ErrorCode, MpsdError, ProtocolError, Refused
 from mpsd_client._layout import Layout, LayoutError, TensorSpec
-from mpsd_client._lease_queue import leased, until_granted
+from mpsd_client._lease_queue import leased, release, until_granted
 from mpsd_client._record import Record, Schema
 from mpsd_client._values import Event, Lease, Lost, Page, Selector
 
@@ -76,6 +76,7 @@ __all__ = [
     "image_name",
     "images_directory",
     "leased",
+    "release",
     "restore_arena",
     "restore_image",
     "until_granted",

@@ -44,21 +44,25 @@ def leased(call: Call[Lease], *, path: Path = None, program: str = "") -> Iterat
         try:
             lease = until_granted(mpsd, made)
         except BaseException:
-            _release(made, path, program)
+            _release_anew(made, path, program)
             raise
     if lease is None:
         raise TimeoutError(f"lease {made.id} was given up: no room for it within its wait_seconds")
     try:
         yield lease
     finally:
-        _release(lease, path, program)
+        _release_anew(lease, path, program)
 
 
-def _release(lease: Lease, path: Path, program: str) -> None:
-    """Release a lease, unless it has ended by itself."""
+def release(mpsd: Client, lease: Lease) -> None:
+    """Release a lease, unless it has ended by itself.  Raises Refused, and whatever the connection raises."""
+    try:
+        mpsd.ask(calls.lease_release(lease.id))
+    except Refused as refused:
+        if refused.code != ErrorCode.NO_SUCH_LEASE:
+            raise
+
+
+def _release_anew(lease: Lease, path: Path, program: str) -> None:
     with Client(path, program=program) as mpsd:
-        try:
-            mpsd.ask(calls.lease_release(lease.id))
-        except Refused as refused:
-            if refused.code != ErrorCode.NO_SUCH_LEASE:
-                raise
+        release(mpsd, lease)
