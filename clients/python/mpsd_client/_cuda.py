@@ -79,11 +79,8 @@ def on_device(ordinal: int) -> Iterator[None]:
     if status == 0 and current.value == ordinal:
         yield
         return
-    _call(driver, "cuCtxPushCurrent_v2", _primary(ordinal))
-    try:
+    with with_context(_primary(ordinal)):
         yield
-    finally:
-        driver.cuCtxPopCurrent_v2(byref(c_void_p()))
 
 
 def current_context() -> int:
@@ -140,9 +137,9 @@ def limit_stacks(ordinal: int, stack_bytes: int) -> int:
 
 
 @functools.cache
-def _primary(ordinal: int) -> c_void_p:
+def _primary(ordinal: int) -> int:
     """Return the primary context, retained once for the life of the process: arenas come and go, and other libraries use it."""
     driver, device, context = _driver(), c_int(), c_void_p()
     _call(driver, "cuDeviceGet", byref(device), ordinal)
     _call(driver, "cuDevicePrimaryCtxRetain", byref(context), device)
-    return context
+    return context.value or 0
