@@ -16,6 +16,23 @@ NOBODY = 65534
 PYTHON = next(filter(os.path.exists, ("/usr/bin/python3", "/usr/local/bin/python3", os.path.realpath(sys.executable))))
 ATTACK_SECONDS = 60.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+# The beginning of an attack on the socket that it gets first: it speaks the simulated vendor daemon's command language there.
+SPEAKS_COMMANDS = """
+import socket, struct, sys, time
+HEAD = struct.Struct("<IIiiiiII")
+GREETING, UI, UI_READY, COMMAND, END = 1, 10, 11, 12, 14
+def say(kind, text=b""):
+    made.send(HEAD.pack(0x4C4B0001, kind, 0, 0, 0, 0, len(text), 0) + text)
+def hear(last):
+    while HEAD.unpack_from(made.recv(1 << 17))[1] != last:
+        pass
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.connect(sys.argv[1])
+hear(GREETING)
+say(UI)
+hear(UI_READY)
+print("ready", flush=True)
+"""
 
 
 def _command(program: str, words: tuple[object, ...]) -> list[str]:

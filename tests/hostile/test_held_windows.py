@@ -2,29 +2,18 @@
 
 from mpsd_client import Selector, calls
 
-from tests.hostile.attacker import attacking
+from tests.hostile.attacker import SPEAKS_COMMANDS, attacking
 from tests.integration.machine import UIDS, Machine
 
 ATTACKER, OTHER = UIDS
-SPEAKS = """
-import socket, struct, sys
-HEAD = struct.Struct("<IIiiiiII")
-GREETING, UI, UI_READY, COMMAND, END = 1, 10, 11, 12, 14
-def say(kind, text=b""):
-    made.send(HEAD.pack(0x4C4B0001, kind, 0, 0, 0, 0, len(text), 0) + text)
-def hear(last):
-    while HEAD.unpack_from(made.recv(1 << 17))[1] != last:
-        pass
-made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-made.connect(sys.argv[1])
-hear(GREETING)
-say(UI)
-hear(UI_READY)
-print("ready", flush=True)
+SPEAKS = (
+    SPEAKS_COMMANDS
+    + """
 while True:
     say(COMMAND, b"get_server_list")
     hear(END)
 """
+)
 
 
 def test_who_speaks_without_a_pause_keeps_no_window(machine: Machine) -> None:

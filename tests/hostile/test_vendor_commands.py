@@ -3,26 +3,14 @@
 import pytest
 from mpsd_client import Selector, calls
 
-from tests.hostile.attacker import attacking
+from tests.hostile.attacker import SPEAKS_COMMANDS, attacking
 from tests.integration.machine import UIDS, Machine
 
 OWNER = UIDS[0]
 SHARE = 8  # SMs: half of a lease of 10 % for two processes
-LIFTS = """
-import socket, struct, sys, time
-HEAD = struct.Struct("<IIiiiiII")
-GREETING, UI, UI_READY, COMMAND, END = 1, 10, 11, 12, 14
-def say(kind, text=b""):
-    made.send(HEAD.pack(0x4C4B0001, kind, 0, 0, 0, 0, len(text), 0) + text)
-def hear(last):
-    while HEAD.unpack_from(made.recv(1 << 17))[1] != last:
-        pass
-made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-made.connect(sys.argv[1])
-hear(GREETING)
-say(UI)
-hear(UI_READY)
-print("ready", flush=True)
+LIFTS = (
+    SPEAKS_COMMANDS
+    + """
 line = f"set_active_thread_percentage {sys.argv[2]} 100".encode()
 until = time.monotonic() + 2
 while time.monotonic() < until:
@@ -34,6 +22,7 @@ for _ in range(int(sys.argv[3])):
 made.close()
 time.sleep(60)
 """
+)
 
 
 @pytest.mark.parametrize("left", [0, 64], ids=["answered", "left in the queue"])

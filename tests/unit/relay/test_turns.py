@@ -1,6 +1,5 @@
 """How long a client that sends without a pause may have its domain."""
 
-import socket
 from contextlib import suppress
 from functools import partial
 
@@ -9,16 +8,7 @@ import trio
 
 from mpsd.relay import message
 from mpsd.relay.forwarding import Forwarding, LinkSide
-
-PATIENCE = 5.0
-
-
-def pair():
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setblocking(False)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    return ends
+from tests.unit.relay.test_forwarding import PATIENCE, pair
 
 
 async def ask(seconds):

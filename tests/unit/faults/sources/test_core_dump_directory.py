@@ -304,7 +304,6 @@ def test_writers_wait_while_a_dump_is_read(cores, monkeypatch):
 HANGS = """
 import ctypes, os, sys
 from pathlib import Path
-from types import SimpleNamespace
 from mpsd.faults.sources.core_dump_directory import CoreDirectory
 libc = ctypes.CDLL(None, use_errno=True)
 path = Path(sys.argv[1])
