@@ -31,17 +31,17 @@ MOST_STUCK = 8  # connections of a user; a client of an honest one leaves no fil
 STUCK_SECONDS = 3.0
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
-_SHAKES = signal.SIGWINCH  # ignored without a handler, and mpsd has no window
+_SHAKES = signal.SIGWINCH  # ignored without a handler; mpsd uses no window
 _SHAKE_SECONDS = 0.05
 _NO_UID = -1  # of a TCP connection
 
 
 class _Drain(Struct, eq=False):
-    """What a thread closes: the connection at which it is, of which user, since when, and how many are left with it."""
+    """What a thread closes: whose connection it is at, since when, and how many connections of that user it has left."""
 
-    left: int
     uid: int = _NO_UID
     since: float = 0.0
+    left: int = 0
 
 
 _lock = threading.Lock()  # protects the next two; no other lock is taken while it is held
@@ -77,23 +77,25 @@ def _drain(socks: list[socket.socket]) -> None:
     Closing a socket does not drop them if the keeper holds it too.  mpsd does not take them: the kernel drops them as it reads,
     and asks no file server, which could keep them open here, but for unwritten pages.  The peers see the end first.
     """
-    with _shaken(_Drain(len(socks))) as drain:
-        for sock in socks:
+    uids = [peer_credentials(each).uid for each in socks]
+    with _shaken() as drain:
+        for place, sock in enumerate(socks):
+            # `since` first: another thread must not see this user with the time of an earlier connection.
+            drain.since, drain.left, drain.uid = time.monotonic(), uids[place:].count(uids[place]), uids[place]
             with sock, suppress(OSError):
-                drain.uid, drain.since = peer_credentials(sock).uid, time.monotonic()
                 sock.shutdown(socket.SHUT_RDWR)
                 while _discard_next(sock):
                     pass
-            drain.left -= 1
 
 
 @contextmanager
-def _shaken(drain: _Drain) -> Iterator[_Drain]:
+def _shaken() -> Iterator[_Drain]:
     """Let this thread wait for no lingering socket: a signal ends the wait in close(2).
 
     Otherwise a user could fill mpsd with waiting threads and connections: each costs them nothing once they have hung up.
     """
     global _is_shaking
+    drain = _Drain()
     with _lock:
         _draining[threading.get_ident()] = drain
         if not _is_shaking:

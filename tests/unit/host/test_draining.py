@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("stuck_drains.py")
 
 def test_root_is_never_among_the_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Root of a container could have all mounts of the host's root aborted."""
-    stuck = {number: draining._Drain(MOST_STUCK + 1, uid) for number, uid in enumerate((0, 1000))}
+    stuck = {number: draining._Drain(uid, left=MOST_STUCK + 1) for number, uid in enumerate((0, 1000))}
     monkeypatch.setattr(draining, "_draining", stuck)
     assert draining._stuck(draining.STUCK_SECONDS + 1) == {1000: MOST_STUCK + 1}
 
