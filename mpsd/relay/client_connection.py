@@ -21,7 +21,7 @@ def client_id(number: int, door: str) -> str:
 
 
 class ClientConnection(Struct):
-    """A client's process, and the progress of its connection."""
+    """A client's process, and how far its connection has come."""
 
     number: int
     door: str  # the socket it came through: control, control_privileged

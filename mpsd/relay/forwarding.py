@@ -48,8 +48,8 @@ class _Turn(Enum):
 class Forwarding(Struct):
     """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
-    It is None once the handshake cannot be repeated: the domain has passed descriptors, or the transcript became too long.
-    Then the client can only be held; in the second case it is its own doing, and it has no more time than others.
+    The transcript is None once the handshake cannot be repeated: the domain has passed descriptors, or the transcript became
+    too long.  Then the client can only be held; in the second case the client caused that, and gets as much time as others.
     """
 
     client: socket.socket
@@ -64,7 +64,7 @@ class Forwarding(Struct):
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
     closings: Closings = field(default_factory=Closings)  # of all users' clients
-    share: int = 0  # the uid whose share the client's closings are of
+    share: int = 0  # the uid against whose share the client's closings count
     _kept: int = 0  # descriptors in the transcript
     _kept_bytes: int = 0
     _turn: _Turn = _Turn.DOMAIN
@@ -83,8 +83,10 @@ class Forwarding(Struct):
         """Bring the domain to the client's point of the handshake, then copy both ways until one side ends.
 
         `is_well` is asked when the domain makes the client wait: whether the domain serves others in the meantime.  If not, it
-        waits for this client.  `has_limits`: whether others wait until the domain has granted this client something; then one
-        that says more than a handshake has ends too.  Raise ProtocolError or OSError for what the client did.
+        waits for this client.  `has_limits`: whether others wait until the domain has granted this client something; then a
+        client that sends more than a handshake has is disconnected too.
+
+        Raise ProtocolError or OSError for what the client did.
         """
         self._end, self._trouble, self.has_run = None, None, True
         self.is_out_of_step = not await self._replay(domain)
@@ -259,7 +261,7 @@ class Forwarding(Struct):
         self._kept_bytes += len(data)
         is_large = self._kept > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
         if len(self.transcript) > _MOST_REPLAYED or is_large or any(map(is_file, brought)):
-            self.no_way_back()  # a program that mpsd starts would wait for a file whose file server does not answer
+            self.no_way_back()  # a program that mpsd starts would wait for a file server that does not answer
 
     async def _replay(self, domain: socket.socket) -> bool:
         """Repeat the handshake with a fresh connection.  False: the domain ended, or answered otherwise this time."""
@@ -290,7 +292,7 @@ class Forwarding(Struct):
     def _as_sender(self, credentials: Credentials | None) -> Credentials | None:
         if credentials is None or not self.may_impersonate:
             return None
-        pid = credentials.pid or os.getpid()  # a process outside our pid namespace has no pid that could be sent
+        pid = credentials.pid or os.getpid()  # a process outside our pid namespace: none that could be sent
         return Credentials(pid, credentials.uid, credentials.gid)
 
 

@@ -41,7 +41,7 @@ class _NoRoom(Exception):
     """The descriptors of a message do not fit into those that mpsd may open."""
 
 
-_buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into and the copy out of it
+_buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into, then a copy
 
 
 async def receive(connection: socket.socket) -> Message | None:
@@ -95,7 +95,7 @@ def _unpack(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], Credent
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
         elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            credentials = Credentials(*_UCRED.unpack(data[: _UCRED.size]))  # never mpsd's own: without any, pid 0 of nobody
+            credentials = Credentials(*_UCRED.unpack(data[: _UCRED.size]))  # never mpsd's own: without any, pid 0
     return list(descriptors), credentials
 
 

@@ -127,7 +127,7 @@ class Relay(Struct):
         return arrival
 
     def _begin(self, held: HeldConnection, nursery: trio.Nursery) -> None:
-        """Start the conversation, unless the client has hung up, or its user has no place."""
+        """Start the conversation, unless the client has hung up, or its user's places are taken."""
         sock = held.arrival.sock
         if has_hung_up(sock):
             hang_up(sock)
@@ -145,7 +145,7 @@ class Relay(Struct):
     def _places_for(self, sock: socket.socket, who: Credentials, *, is_first: bool) -> Counter[int] | None:
         """Return the places of which the connection gets one; None if it has to wait.
 
-        is_first: no earlier one of its user waits.
+        is_first: no earlier connection of this user waits.
         A client that has a domain gets a few of the places that newcomers do not get: they may wait for its end.  One user gets
         four fifths of these at most, and they do not count for newcomers.
         """
@@ -177,7 +177,7 @@ class Relay(Struct):
 
     @property
     def _newcomers(self) -> Places:
-        """The places of processes that have no domain yet."""
+        """The places of processes without a domain yet."""
         most = self.conversations.settings.max_connections
         most -= most // _CLIENTS_SHARE
         return Places(most, most, 0, most // _FIRST_SHARE, _FEW)
@@ -185,7 +185,7 @@ class Relay(Struct):
     # -- the backlog -----------------------------------------------------------------------------------------------------
 
     def _wait(self, sock: socket.socket, note: Note) -> bool:
-        """Put a copy of the connection into the backlog; False if it has no room."""
+        """Put a copy of the connection into the backlog; False if the backlog is full."""
         who = peer_credentials(sock)
         listing = nullcontext() if note.greeting else self._listed(_identify(sock, who)[0], who.uid)
         return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing)
