@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -322,13 +323,14 @@ def shared_counter(path: str) -> Iterator[int]:
 
 
 def count_for(path: str, milliseconds: str) -> None:
-    """A kernel that counts while it lasts; the process waits for its end, or its own."""
+    """A kernel that counts while it lasts; the process waits to be killed."""
     start()
     tick = kernel("tick")
     with shared_counter(path) as address:
         launch(tick, address, int(milliseconds) * 1755000)
         say(event="counting")
         call("cuCtxSynchronize")
+        signal.pause()
 
 
 def write_later(path: str, milliseconds: str) -> None:
