@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpsd_client import calls, values
@@ -19,6 +20,7 @@ from tests.integration.test_sentinels import ON, sentinel, started
 from tests.integration.test_shim import shim
 
 pytestmark = pytest.mark.root
+QUIT_SECONDS = 60.0
 LEAVE = f'{ON}[faults]\nculprit = "leave"\n'
 
 
@@ -244,9 +246,10 @@ def pidfds(watcher: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_second_exception_is_contained_and_is_another_fault(machine: Machine) -> None:
+@pytest.mark.parametrize(("mode", "linger"), [("misaligned", "60"), ("trap", "0.2")])
+def test_a_second_exception_is_contained_and_is_another_fault(machine: Machine, mode: str, linger: str) -> None:
     started(machine, LEAVE)
-    third = machine.client("faulter", "misaligned", "--after", "6", "--linger", "60").ready()
+    third = machine.client("faulter", mode, "--after", "6", "--linger", linger).ready()
     victim, _ = fault(machine)
     wait_for("the second", lambda: len(machine.journal("domain.contained")) == 2)
     wait_for("its culprit", lambda: len(machine.journal("fault.culprit")) == 2)
@@ -282,12 +285,20 @@ def test_where_a_client_would_hang_all_end_and_the_culprit_is_named(machine: Mac
     machine.counter().ready().goes_on()
 
 
+ENDS = ("quit.", "domain.kill", "domain.swept", "domain.failed", "server.kill", "sentinel.kill", "sentinel.gone")
+
+
+def end_of(machine: Machine) -> list[dict[str, Any]]:
+    """Return what mpsd logged about how it ended its domains."""
+    return [each for each in machine.journal() if each["event"].startswith(ENDS)]
+
+
 def test_quit_ends_a_contained_domain(machine: Machine) -> None:
     started(machine, LEAVE)
     fault(machine)
-    assert machine.ask("quit -t 0").returncode == 0
-    assert not machine.processes("mpsd-sentinel")
-    assert not machine.processes("nvidia-cuda-mps-server")
+    done = machine.ask("quit -t 0", seconds=QUIT_SECONDS)
+    left = machine.processes("mpsd-sentinel"), machine.processes("nvidia-cuda-mps-server")
+    assert (done.returncode, *left) == (0, [], []), f"{done} {end_of(machine)}"
 
 
 def test_a_memory_fault_ends_the_sentinel_and_then_all_clients(machine: Machine) -> None:

@@ -75,7 +75,7 @@ class IncidentRecord(Struct):
             self.gpu = self.gpu or seen.gpu
         if seen.xid is not None and seen.xid not in self._xids and len(self._xids) < _MOST_XIDS:
             self._xids.append(seen.xid)
-        if confirms(seen) and seen.domain == self.domain:
+        if confirms(seen) and seen.domain == self.domain and not seen.is_contained:
             self.has_ended_server = True
         self._meet(seen, party_of)
         if len(self._evidence) < (_MOST_PROOFS if seen.is_proof or seen.clears else _MOST_KEPT):

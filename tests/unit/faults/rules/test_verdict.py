@@ -239,6 +239,14 @@ def test_who_failed_first_is_named_at_once_and_is_a_suspect_again_when_another_f
     assert (setup.one.culprit, setup.one.confidence, setup.one.suspects) == (None, SUSPECTED, (A, B, C))
 
 
+def test_who_failed_alone_with_a_later_exception_in_the_same_servers_is_named_too():
+    """The servers of a contained exception have not ended, so mpsd still knows their clients."""
+    first = (sentinel(), failed(A, 60))
+    later = (sentinel(ms=30_000, present=(B, C)), exited(B, 30_060, is_failure=True, present=(B, C)))
+    setup = FaultSetup().hear(*first).settle(12_000).hear(*later).settle(42_000)
+    assert [(each.culprit, each.confidence) for each in setup.incidents.values()] == [(A, LIKELY), (B, LIKELY)]
+
+
 def test_it_is_no_culprit_where_the_exception_was_not_contained():
     evidence = xid(13, 15), server_log(), report(A, 12, is_failure=True), exited(A, 900, is_failure=True)
     assert FaultSetup().hear(*evidence).settle(60_000).one.confidence is SUSPECTED
