@@ -54,6 +54,8 @@ class Containment(Struct):
         self._fault, self._holds, self.clients, self._knows_all = report, {}, clients, bool(clients)
         since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd hears of it late
         ends_at = since + self.drain_seconds if self.drain_seconds else math.inf
+        if self.domain.state is DomainState.CONTAINED:
+            ends_at = time.time() + self.domain.ends_by - trio.current_time()  # as it was announced
         why = "an SM exception was contained; it takes no new client"
         if ends_at < math.inf:
             clock = time.strftime("%H:%M:%S", time.localtime(ends_at))

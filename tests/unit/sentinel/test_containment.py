@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
@@ -30,6 +31,16 @@ def taken(*looks: SentinelReport, clients: frozenset[int] = frozenset()) -> list
 
 def look(at_ns: int, pc: int = PC) -> SentinelReport:
     return SentinelReport(SentinelKind.HOLDS, os.getpid(), 0, at_ns, pc, is_culprit=True)
+
+
+async def test_a_later_exception_does_not_move_the_announced_end() -> None:
+    """`domain.contained` is published once, with the time at which the clients are ended."""
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    containment = Containment(domain, "GPU-0", 100.0, lambda seen: None, lambda domain, at_ns: False)
+    for ago_seconds in (50, 0):
+        began_ns = time.monotonic_ns() - ago_seconds * 10**9
+        containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=began_ns, pc=PC), set(), lambda task: None)
+    assert domain.ends_by - trio.current_time() <= 50
 
 
 async def test_a_look_at_a_process_whose_pid_another_one_has_now_accuses_nobody() -> None:
