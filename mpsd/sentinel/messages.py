@@ -31,6 +31,7 @@ class SentinelKind(IntEnum):
     CONTAINED = 4
     FAILED = 5
     STARTED = 6
+    RESUMED = 7
 
 
 class SentinelStep(IntEnum):

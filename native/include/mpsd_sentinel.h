@@ -28,7 +28,8 @@
  *   HOLDS       of ADD        0, or -errno         descriptors held anew      is_culprit: pc is in one of its mappings, which has
  *                                                                            mapping_bytes. It can be true of several clients (measured:
  *                                                                            2 of 53 exceptions): then each is a suspect
- *   CONTAINED   0             0                    exceptions so far          the GPU continues
+ *   RESUMED     0             0                    exceptions so far          the clients go on: the first RESUME has returned
+ *   CONTAINED   0             0                    exceptions so far          CLEAR and the second RESUME have returned, too
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
  *                             or -errno                                       sentinel, after an exception
  *
@@ -76,6 +77,7 @@ enum mpsd_sentinel_kind {
 	MPSD_SENTINEL_CONTAINED = 4,
 	MPSD_SENTINEL_FAILED = 5,
 	MPSD_SENTINEL_STARTED = 6,
+	MPSD_SENTINEL_RESUMED = 7,
 };
 
 enum mpsd_sentinel_step { /* of FAILED */

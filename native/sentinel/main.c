@@ -195,6 +195,9 @@ static bool contain_once(uint64_t began_ns, const struct exception *exception)
 		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME a client would hang, and which one is not known */
 	if ((rc = rm_resume(&watcher.rm)))
 		fail(MPSD_SENTINEL_AT_RESUME, rc);
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_RESUMED, .count = watcher.exceptions });
+	if ((rc = rm_clear(&watcher.rm)))
+		fail(MPSD_SENTINEL_AT_RESUME, rc);
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
 	return drain_events();
 }

@@ -303,18 +303,16 @@ int rm_read(const struct rm *rm, struct exception *out)
 	return 0;
 }
 
-static int resume_once(const struct rm *rm)
+int rm_resume(const struct rm *rm)
 {
 	return control(rm->control, rm->own, rm->session, MPSD_RM_RESUME_CONTEXT, NULL, 0);
 }
 
-/* The clients go on after the first call: CLEAR takes 26 ms, and before RESUME it contains no more (docs/measurements.md, run L). */
-int rm_resume(const struct rm *rm)
+/* CLEAR takes 26 ms, and before the first RESUME it contains no more (docs/measurements.md, run L). */
+int rm_clear(const struct rm *rm)
 {
 	struct mpsd_rm_clear clear = { .count = rm->sms };
-	int rc = resume_once(rm);
+	int rc = control(rm->control, rm->own, rm->session, MPSD_RM_CLEAR_ALL_SM_ERRORS, &clear, sizeof(clear));
 
-	if (!rc)
-		rc = control(rm->control, rm->own, rm->session, MPSD_RM_CLEAR_ALL_SM_ERRORS, &clear, sizeof(clear));
-	return rc ? rc : resume_once(rm);
+	return rc ? rc : rm_resume(rm);
 }

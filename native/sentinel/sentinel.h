@@ -62,7 +62,8 @@ int rm_open_session(struct rm *rm);
 int rm_open_event(struct rm *rm);
 void rm_clear_event(const struct rm *rm);
 int rm_read(const struct rm *rm, struct exception *out);
-int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 26 to 190 ms */
+int rm_resume(const struct rm *rm); /* the clients go on */
+int rm_clear(const struct rm *rm); /* after rm_resume(): CLEAR, RESUME; 26 to 190 ms */
 
 /* trial.c */
 int trial_run(const char *role); /* the exit status */
