@@ -92,6 +92,7 @@ class Conversations(Struct):
 
     async def _once(self, caller: ClientConnection) -> bool:
         """Place and link the caller once; return True when the connection is over, False if it should be placed again."""
+        came = trio.current_time()
         try:
             found = await self.assignment.find_place(caller)
             if found is None:
@@ -107,13 +108,17 @@ class Conversations(Struct):
         began = trio.current_time()
         try:
             await self._prepare(domain, caller)
+            prepared = trio.current_time()
             end = await self._visit(caller, domain, limits)
         except _NotSet as exc:
             log.warning("limits.not_set", pid=caller.credentials.pid, domain=domain.name, why=str(exc), effect="it waits")
             await trio.sleep(_RETRY_SECONDS)
             return False
+        over = trio.current_time()
         if self.took_handshake is not None:
-            self.took_handshake(trio.current_time() - began)
+            self.took_handshake(over - began)
+        log.debug("relay.visited", pid=caller.credentials.pid, domain=domain.name, placed_ms=_ms(began - came),
+                  prepared_ms=_ms(prepared - began), linked_ms=_ms(over - prepared))  # fmt: skip
         return await self._after(caller, domain, end) if end else False
 
     async def _visit(self, caller: ClientConnection, domain: Domain, limits: ClientLimits) -> LinkSide | None:
@@ -279,6 +284,10 @@ class Conversations(Struct):
             return True
         pause = min(2.0 ** self._offences(caller), _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
         return await has_ended_when_it_sends(caller.connection, pause)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
 
 
 async def _give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:
