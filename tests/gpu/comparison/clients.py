@@ -44,6 +44,7 @@ class Client:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], has_input: bool = False) -> None:
         self.argv = list(argv)
         self.started_ns = time.monotonic_ns()
+        self.ended_ns = 0  # 0: it runs
         self._events: list[Event] = []
         self.other: list[str] = []
         self._is_over = False
@@ -72,6 +73,7 @@ class Client:
                 self._take(line)
         self.process.wait()
         with self._changed:
+            self.ended_ns = time.monotonic_ns()
             self._is_over = True
             self._changed.notify_all()
 

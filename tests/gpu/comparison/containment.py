@@ -7,7 +7,6 @@
 A co-runner is exact if it ran to its own end with the results of an undisturbed run.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from mpsd_client import Client as Mpsd
 from mpsd_client import calls
 
 from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.course import Moment, in_words, of_events, of_reports, reports_of
 from tests.gpu.comparison.listener import Listener
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
@@ -36,7 +36,8 @@ READY_SECONDS, FAULT_SECONDS, END_SECONDS, SPARE_SECONDS = 25.0, 5.0, 4.0, 6.0
 GOES_ON_SECONDS = 1.0  # after the fault, before the co-runners are released
 NOTICE_SECONDS = 0.4  # until an exception is reported as contained
 NEWCOMER_SECONDS = 6.0
-LINGER = "0.05"
+LINGER = "0.05"  # from the culprit's own error to its end
+SHIM = GPU_TESTS.parents[1] / "clients/shim/libmpsd.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,11 @@ class Kind:
 @dataclass(slots=True)
 class Trial:
     """One fault. Times in milliseconds: stall of each co-runner; event from the launch to the driver's event; resumed from that
-    event until the GPU continued; contained and named from that event until a subscriber of mpsd heard it; newcomer from its
-    start to its first kernel.
-    drained: mpsd took the GPU out of use. why: the reason for which no trial was made."""
+    event until the GPU continued; contained and named from that event until a subscriber of mpsd heard it; failed and ended
+    from that event until the culprit had its own error, and until its process had ended; newcomer from its start to its first
+    kernel.
+    drained: mpsd took the GPU out of use. course: all that happened, in one line. why: the reason for which no trial was made.
+    """
 
     mode: str
     system: str
@@ -65,6 +68,8 @@ class Trial:
     resumed: float | None = None
     contained: float | None = None
     named: float | None = None
+    failed: float | None = None
+    ended: float | None = None
     is_right: bool | None = None
     confidence: str = ""
     newcomer: float | None = None
@@ -73,12 +78,19 @@ class Trial:
     number: int = 0
     culprit_pid: int = 0
     event_ns: int = 0
+    launched_ns: int = 0
+    over_ns: int = 0
     has_torch: bool = False
+    has_shim: bool = False
     drained: bool = False
     seconds: float = 0.0
+    moments: list[Moment] = field(default_factory=list)
+    course: str = ""
 
     def judge(self, listener: Listener) -> None:
         """Note the culprit that mpsd has named; after a trap it names one seconds later."""
+        heard = [each for each in listener.heard(self.launched_ns) if each[0] < self.over_ns]
+        self.course = in_words([*self.moments, *of_events(heard)], self.launched_ns)
         verdict = listener.verdict_on(self.number)
         if verdict is not None:
             self.is_right, self.confidence = verdict.pid == self.culprit_pid, verdict.confidence
@@ -118,11 +130,12 @@ class Bench:
         words = {"train": SHORT, "matmul": WIDE, "long": LONG}
         return prepared | {kind: system.client(*words[kind], before=self.user, has_input=True) for kind in missing}
 
-    def culprit(self, system: System, kind: Kind) -> Client:
+    def culprit(self, system: System, kind: Kind, has_shim: bool) -> Client:
+        before = [*self.user, "env", f"LD_PRELOAD={SHIM}"] if has_shim else self.user
         if not kind.is_ours:
-            return system.client("faulter", kind.mode, "--gate", "--linger", LINGER, before=self.user, has_input=True)
+            return system.client("faulter", kind.mode, "--gate", "--linger", LINGER, before=before, has_input=True)
         python = str(self.stage.options.python)
-        return system.spawn([python, str(OURS), kind.mode, "--gate", "--linger", LINGER], None, True)
+        return system.spawn([*before, python, str(OURS), kind.mode, "--gate", "--linger", LINGER], None, True)
 
     def end_of(self, kind: str, client: Client, until: float) -> str:
         """Return "exact", or how a co-runner ended."""
@@ -164,10 +177,17 @@ def undisturbed_losses(bench: Bench, system: System, seconds: float) -> list[flo
     return losses
 
 
-def run_trial(bench: Bench, system: System, kind: Kind, prepared: dict[str, Client], listener: Listener | None) -> Trial:
-    """Make one trial; all its clients are gone afterwards."""
+def run_trial(
+    bench: Bench,
+    system: System,
+    kind: Kind,
+    prepared: dict[str, Client],
+    listener: Listener | None,
+    has_shim: bool = False,
+) -> Trial:
+    """Make one trial; all its clients are gone afterwards.  has_shim: the culprit runs under the shim."""
     began = time.monotonic()
-    trial = Trial(kind.mode, system.name, has_torch=bool(prepared))
+    trial = Trial(kind.mode, system.name, has_torch=bool(prepared), has_shim=has_shim)
     kept = [each for each in system.clients if each not in prepared.values()]
     try:
         _run(bench, system, kind, prepared, listener, trial)
@@ -180,7 +200,7 @@ def run_trial(bench: Bench, system: System, kind: Kind, prepared: dict[str, Clie
         with Mpsd(system.pipe / "mpsd.sock", program="compare") as mpsd:
             mpsd.ask(calls.blame_pardon(str(listener.events("gpu.drained")[-1].facts["gpu"])))
         trial.drained = True
-    trial.seconds = time.monotonic() - began
+    trial.seconds, trial.over_ns = time.monotonic() - began, time.monotonic_ns()
     return trial
 
 
@@ -191,22 +211,8 @@ def _is_new(client: Client, began: float) -> bool:
 def _run(
     bench: Bench, system: System, kind: Kind, prepared: dict[str, Client], listener: Listener | None, trial: Trial
 ) -> None:
-    if listener is not None:
-        listener.wait_for_spare(SPARE_SECONDS)
-    others = bench.start_co_runners(system, prepared)
-    culprit = bench.culprit(system, kind)
-    for name, each in {**others, "culprit": culprit}.items():
-        if not each.wait_for("ready", READY_SECONDS):
-            raise SystemFailed(f"{name} did not start: {each.fate} {each.events('error')[:1]}")
-    if listener is not None and len(homes := _domains(system, [culprit, *others.values()])) != 1:
-        raise SystemFailed(f"the clients were in {sorted(homes)}")
-    if not others["long"].wait_for("tick", FAULT_SECONDS):  # it knows how long its kernels take
-        raise SystemFailed("the long kernels do not end")
-    culprit.release()
-    launched = culprit.wait_for("fault", FAULT_SECONDS)
-    if launched is None:
-        raise SystemFailed(f"the culprit did nothing: {culprit.fate}")
-    since_ns = int(launched["monotonic_ns"])
+    others, culprit = _set_up(bench, system, kind, prepared, listener, trial.has_shim)
+    since_ns = launch(culprit)
     contained = listener.first("domain.contained", since_ns, NOTICE_SECONDS) if listener else None
     if listener is None:
         time.sleep(NOTICE_SECONDS)
@@ -217,22 +223,69 @@ def _run(
     until = time.monotonic() + END_SECONDS
     trial.ends = {name: bench.end_of(name, each, until) for name, each in others.items()}
     trial.stall = {name: each for name, client in others.items() if (each := _stall(client, since_ns)) is not None}
-    results = culprit.events("result")
-    trial.culprit = str(results[0]["code"]) if results else "hangs" if culprit.is_running else culprit.fate
     newcomer.wait(NEWCOMER_SECONDS)
     trial.newcomer_fate = newcomer.fate
     trial.newcomer = next((float(each["first_kernel_ms"]) for each in newcomer.events("ready")), None)
-    faults = _reports(system, "FAULT", since_ns) if listener else []
-    event_ns = faults[0]["at_ns"] if faults else None
-    if event_ns is not None:
-        resumed = _reports(system, "CONTAINED", since_ns)
-        trial.resumed = (resumed[0]["at_ns"] - event_ns) / 1e6 if resumed else None
-        trial.event = (event_ns - since_ns) / 1e6
-        trial.contained = (contained[0] - event_ns) / 1e6 if contained else None
+    trial.launched_ns, trial.culprit_pid = since_ns, culprit.pid
+    reports = reports_of(system.log / "mpsd.log", since_ns) if listener else []
+    _measure(trial, reports, contained[0] if contained else None, culprit)
     opened = listener.first("fault.opened", since_ns, 0.0) if listener else None
     trial.number = int(opened[1].facts["number"]) if opened else 0
-    trial.culprit_pid, trial.event_ns = culprit.pid, event_ns or since_ns
     trial.promoted = len(listener.events("service.promoted", since_ns)) if listener else 0
+
+
+def _set_up(
+    bench: Bench,
+    system: System,
+    kind: Kind,
+    prepared: dict[str, Client],
+    listener: Listener | None,
+    has_shim: bool,
+) -> tuple[dict[str, Client], Client]:
+    """Return the co-runners and the culprit, all of them ready and in one server.  Raise SystemFailed."""
+    if listener is not None:
+        listener.wait_for_spare(SPARE_SECONDS)
+    others = bench.start_co_runners(system, prepared)
+    culprit = bench.culprit(system, kind, has_shim)
+    for name, each in {**others, "culprit": culprit}.items():
+        if not each.wait_for("ready", READY_SECONDS):
+            raise SystemFailed(f"{name} did not start: {each.fate} {each.events('error')[:1]}")
+    if listener is not None and len(homes := _domains(system, [culprit, *others.values()])) != 1:
+        raise SystemFailed(f"the clients were in {sorted(homes)}")
+    if not others["long"].wait_for("tick", FAULT_SECONDS):  # it knows how long its kernels take
+        raise SystemFailed("the long kernels do not end")
+    return others, culprit
+
+
+def launch(culprit: Client) -> int:
+    """Let the culprit fault; return when it launched its kernel.  Raise SystemFailed."""
+    culprit.release()
+    launched = culprit.wait_for("fault", FAULT_SECONDS)
+    if launched is None:
+        raise SystemFailed(f"the culprit did nothing: {culprit.fate}")
+    return int(launched["monotonic_ns"])
+
+
+def _measure(trial: Trial, reports: Sequence[dict[str, int]], closed_ns: int | None, culprit: Client) -> None:
+    """Note the times of the trial, after the driver's event where there was one."""
+    times = {str(each["kind"]): each["at_ns"] for each in reversed(reports)}  # the first report of each kind
+    zero_ns = trial.event_ns = times.get("FAULT", trial.launched_ns)
+    results = culprit.events("result")
+    trial.culprit = str(results[0]["code"]) if results else "hangs" if culprit.is_running else culprit.fate
+
+    def since(at_ns: int | None) -> float | None:
+        return (at_ns - zero_ns) / 1e6 if at_ns else None
+
+    trial.failed = since(int(results[0]["monotonic_ns"])) if results else None
+    trial.ended = since(culprit.ended_ns)
+    trial.moments = of_reports(reports)
+    if results:
+        trial.moments.append((int(results[0]["monotonic_ns"]), f"own result {trial.culprit}"))
+    if culprit.ended_ns:
+        trial.moments.append((culprit.ended_ns, "culprit ended"))
+    if "FAULT" in times:
+        trial.event = (zero_ns - trial.launched_ns) / 1e6
+        trial.resumed, trial.contained = since(times.get("RESUMED")), since(closed_ns)
 
 
 def _domains(system: System, clients: Sequence[Client]) -> set[str]:
@@ -249,10 +302,3 @@ def _stall(client: Client, since_ns: int) -> float | None:
     before = [float(each["worst_ms"]) for each in client.events("tick") if each["monotonic_ns"] < since_ns]
     is_long = any(word == LONG[2] for word in client.argv)
     return max(0.0, float(ends[0]["worst_ms"]) - (max(before, default=0.0) if is_long else 0.0))
-
-
-def _reports(system: System, kind: str, since_ns: int) -> list[dict[str, int]]:
-    """Return the sentinel's reports of a kind, as far as mpsd has logged them."""
-    lines = (system.log / "mpsd.log").read_text(errors="replace").splitlines()
-    found = [json.loads(line) for line in lines if '"sentinel.report"' in line and f'"{kind}"' in line]
-    return [each for each in found if each["at_ns"] >= since_ns]

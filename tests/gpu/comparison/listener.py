@@ -51,8 +51,12 @@ class Listener:
                 self._changed.notify_all()
 
     def events(self, topic: str, since_ns: int = 0) -> list[Event]:
+        return [event for _, event in self.heard(since_ns) if event.topic == topic]
+
+    def heard(self, since_ns: int) -> list[tuple[int, Event]]:
+        """Return the events received after `since_ns`, and when."""
         with self._changed:
-            return [event for heard_ns, event in self._heard if event.topic == topic and heard_ns >= since_ns]
+            return [(heard_ns, event) for heard_ns, event in self._heard if heard_ns >= since_ns]
 
     def first(self, topic: str, since_ns: int, seconds: float) -> tuple[int, Event] | None:
         """Return the first event of a topic received after `since_ns`, and when; None if none comes in time."""

@@ -1,10 +1,11 @@
 """A co-runner of the trials of containment: it trains a network, or multiplies matrices with cuBLAS, and checks each result.
 
-    co_runner.py train|matmul
+    co_runner.py train|matmul [--turns]
 
 It imports PyTorch ("imported"), makes its context at a first line of its standard input ("ready", after its first steps), and
 works until that input ends ("end").  Training prints every loss: two runs without a fault print the same ones, one of which may
-be longer.  A product is wrong if it is not the first one, bit for bit.
+be longer.  A product is wrong if it is not the first one, bit for bit.  --turns: after "ready" it idles, and for each line of
+its input works for so many seconds ("turn").
 """
 
 import json
@@ -56,7 +57,17 @@ def is_released() -> bool:
     return bool(select.select([0], [], [], 0)[0])
 
 
-def main(kind: str) -> None:
+def take_turns(step: Callable[[], None]) -> None:
+    for line in sys.stdin:
+        began, steps, seconds = time.perf_counter(), 0, float(line)
+        while time.perf_counter() - began < seconds:
+            step()
+            steps += 1
+        torch.cuda.synchronize()
+        say("turn", steps=steps, seconds=time.perf_counter() - began)
+
+
+def main(kind: str, has_turns: bool) -> None:
     say("imported")
     if not os.read(0, 64):
         return
@@ -69,12 +80,19 @@ def main(kind: str) -> None:
         step()
     torch.cuda.synchronize()
     say("ready")
-    began, steps, worst = time.perf_counter(), 0, 0.0
+    if has_turns:
+        take_turns(step)
+        return
+    began, steps, worst, ticks = time.perf_counter(), 0, 0.0, 0
     while not is_released():
         before = time.perf_counter()
         step()
-        worst = max(worst, time.perf_counter() - before)
+        after = time.perf_counter()
+        worst = max(worst, after - before)
         steps += 1
+        if after - began > ticks + 1:
+            ticks = int(after - began)
+            say("tick", steps=steps, worst_ms=worst * 1e3)
     seconds = time.perf_counter() - began
     torch.cuda.synchronize()
     say("end", steps=steps, seconds=seconds, worst_ms=worst * 1e3, wrong=wrong[0], losses=losses)
@@ -82,7 +100,7 @@ def main(kind: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(sys.argv[1], "--turns" in sys.argv[2:])
     except Exception as error:  # a CUDA error: PyTorch's text of it is long
         say("error", code=-1, why=str(error).splitlines()[0][:160])
         os._exit(5)  # PyTorch's own end could hang on the broken context

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.gpu.comparison.sections import (
+    contained_lasts,
     containment,
     contract,
     crowd,
@@ -53,7 +54,8 @@ SECTIONS = (
     Section("other_faults", 560, incidents.run_others),
     Section("contained", 590, containment.run),
     Section("contained_shares", 120, containment.run_shares),
-    Section("sentinel_cost", 150, sentinel_cost.run),
+    Section("contained_lasts", contained_lasts.LASTS_SECONDS + contained_lasts.STARTS_SECONDS, contained_lasts.run),
+    Section("sentinel_cost", 100, sentinel_cost.run),
     Section("sentinel_services", 150, sentinel_services.run),
     Section("stopping", 200, stopping.run),
     Section("limits", 100, limits.run),

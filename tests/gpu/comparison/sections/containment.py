@@ -3,7 +3,8 @@ whether the culprit is named, and how fast newcomers start.
 
 The classes take turns with a sentinel, and once on stock MPS; memory faults and deaths, which no sentinel contains, are once.
 CONTAINMENT_CLASSES="trap,graph" takes those classes alone with one of the words in their name, CONTAINMENT_STOCK=0 leaves
-stock MPS out.
+stock MPS out.  After an exception without a program counter mpsd learns the culprit from its end, or sooner from the shim: half
+of the culprits run under it.  Each trial with a sentinel has a row of its own, with all that happened.
 """
 
 import os
@@ -17,6 +18,7 @@ from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.containment import (
     CO_RUNNERS,
     CONFIG,
+    SHIM,
     Bench,
     Kind,
     Trial,
@@ -67,6 +69,7 @@ KINDS = (
 )
 WORDS = tuple(filter(None, os.environ.get("CONTAINMENT_CLASSES", "").split(",")))
 STOCK = os.environ.get("CONTAINMENT_STOCK") != "0"
+WITHOUT_PC = ("trap", "trap_all", "breakpoint", "assert_fail", "cluster_trap", "graph_trap")
 AHEAD = 3  # PyTorch is started for so many trials to come
 UNDISTURBED_SECONDS = 8.0  # longer than any trial, and alone: more steps
 SLOWEST_SECONDS = 8.0
@@ -89,17 +92,19 @@ def run(stage: Stage) -> None:
         _report(stage, kinds, found)
 
 
-Step = tuple[System, Kind, bool]  # with PyTorch
+Step = tuple[System, Kind, bool, bool]  # with PyTorch; the culprit under the shim
 
 
 def _plan(stage: Stage, system: System, kinds: Sequence[Kind]) -> Iterator[Step]:
-    """Every other round of SM exceptions is with PyTorch, which takes longer to start than a trial lasts."""
+    """Every other round of SM exceptions is with PyTorch, which takes longer to start than a trial lasts; of each two such
+    rounds, one is with the shim."""
     for number in range(stage.trials(TRIALS)):
         for kind in kinds:
             if kind.fault_class == SM or number < stage.trials(OTHER_TRIALS):
-                yield system, kind, kind.fault_class == SM and number % 2 == 0
+                has_shim = kind.mode in WITHOUT_PC and number % 4 in (1, 2) and SHIM.exists()
+                yield system, kind, kind.fault_class == SM and number % 2 == 0, has_shim
         if number == 0 and STOCK:
-            yield from ((stage.vendor, kind, False) for kind in kinds)
+            yield from ((stage.vendor, kind, False, False) for kind in kinds)
 
 
 def _run_all(bench: Bench, plan: Iterator[Step], found: list[Trial]) -> None:
@@ -115,11 +120,11 @@ def _run_all(bench: Bench, plan: Iterator[Step], found: list[Trial]) -> None:
         waiting.extend((step, prepared(step)) for step in islice(plan, AHEAD + 1 - len(waiting)))
         if not waiting:
             break
-        (system, kind, _), clients = waiting.popleft()
+        (system, kind, _, has_shim), clients = waiting.popleft()
         if system.has_spares and system.name not in listeners:
             system.warm(WARM_SECONDS)
             listeners[system.name] = Listener(system, "fault.*", "domain.*", "service.*", "gpu.*")
-        trial = run_trial(bench, system, kind, clients, listeners.get(system.name))
+        trial = run_trial(bench, system, kind, clients, listeners.get(system.name), has_shim)
         found.append(trial)
         slowest = max(slowest, trial.seconds)
         bench.stage.say(f"{system.name} {kind.mode}: {trial.why or trial.ends} culprit {trial.culprit} {trial.seconds:.1f} s")
@@ -136,18 +141,29 @@ def _run_all(bench: Bench, plan: Iterator[Step], found: list[Trial]) -> None:
 
 def _judge(found: Sequence[Trial], listeners: Mapping[str, Listener]) -> None:
     for trial in found[-JUDGED:]:
-        if trial.system in listeners and trial.number:
+        if trial.system in listeners:
             trial.judge(listeners[trial.system])
 
 
 def _report(stage: Stage, kinds: Sequence[Kind], found: Sequence[Trial]) -> None:
     stage.keep("trials", [asdict(each) for each in found])
+    _add_courses(stage, kinds, found)
     for kind in kinds:
         of_kind = [each for each in found if each.mode == kind.mode]
         stock = [each for each in of_kind if each.system == "vendor" and not each.why]
         ours = [each for each in of_kind if each.system != "vendor" and not each.why]
         if ours or of_kind:
             _add(stage, kind, stock, ours, [each.why for each in of_kind if each.why])
+
+
+def _add_courses(stage: Stage, kinds: Sequence[Kind], found: Sequence[Trial]) -> None:
+    """One row for each SM exception with a sentinel; times after the driver's event."""
+    modes = [kind.mode for kind in kinds if kind.fault_class == SM]
+    for number, each in enumerate(found, 1):
+        if each.mode in modes and each.system != "vendor" and not each.why:
+            beside = f"{' PyTorch' * each.has_torch}{' shim' * each.has_shim}"
+            stalls = ", ".join(f"{name} {each.ends[name]} {figures.ms(each.stall.get(name))}" for name in each.ends)
+            stage.add(f"{number}: {each.mode}{beside}", mpsd=stalls, remark=each.course)
 
 
 def _add(stage: Stage, kind: Kind, stock: Sequence[Trial], ours: Sequence[Trial], why_not: Sequence[str]) -> None:
@@ -166,6 +182,7 @@ def _add(stage: Stage, kind: Kind, stock: Sequence[Trial], ours: Sequence[Trial]
                 f"stall {_spread(stalls)}, event {_spread([each.event for each in ours])}",
                 f"told {_spread([each.contained for each in ours])} later",
                 f"named {figures.of(len(named), len(ours))} after {_spread(named)}, wrongly {wrong}",
+                *_named_after(ours),
                 f"newcomer {figures.of(len(newcomers), len(ours))} in {_spread(newcomers)}",
             )
         ),
@@ -173,6 +190,15 @@ def _add(stage: Stage, kind: Kind, stock: Sequence[Trial], ours: Sequence[Trial]
         met=is_met if kind.fault_class == SM else None,
         remark="; ".join(_remarks(stock, ours, why_not)),
     )
+
+
+def _named_after(ours: Sequence[Trial]) -> Iterator[str]:
+    """How long mpsd took, of an exception without a program counter: after the culprit's own error, or after its end."""
+    known = [each for each in ours if each.mode in WITHOUT_PC and each.is_right and each.named is not None]
+    with_shim = [each.named - each.failed for each in known if each.has_shim and each.named and each.failed]
+    without = [each.named - each.ended for each in known if not each.has_shim and each.named and each.ended]
+    if known:
+        yield f"of that {_spread(without)} after the culprit's end; with the shim {_spread(with_shim)} after its error"
 
 
 def _remarks(stock: Sequence[Trial], ours: Sequence[Trial], why_not: Sequence[str]) -> Iterator[str]:
@@ -213,7 +239,7 @@ def run_shares(stage: Stage) -> None:
 
 def _run_in(bench: Bench, system: System, kinds: Sequence[Kind]) -> None:
     found: list[Trial] = []
-    _run_all(bench, ((system, kind, False) for _ in range(bench.stage.trials(SHARE_TRIALS)) for kind in kinds), found)
+    _run_all(bench, ((system, kind, False, False) for _ in range(bench.stage.trials(SHARE_TRIALS)) for kind in kinds), found)
     bench.stage.keep(system.name, [asdict(each) for each in found])
     for kind in kinds:
         ours = [each for each in found if each.mode == kind.mode]
