@@ -27,11 +27,13 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
             servers = await domain.fresh_servers()
             if found := _ready(servers, uid, is_multiuser):
                 return found
-            if not servers:
+            if servers:
+                await make_way(domain, uid, is_multiuser=is_multiuser, told=told)
+            else:
                 await domain.control.command(f"start_server -uid {uid}", seconds)
-            await make_way(domain, uid, is_multiuser=is_multiuser, told=told)
+            with trio.move_on_after(_POLL_SECONDS):
+                await domain.news.wait()  # a line of its log
             domain.mark_stale()
-            await trio.sleep(_POLL_SECONDS)
     raise VendorFailed(f"the server of user {uid} in domain {domain.name} did not start in {seconds:g} s")
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mpsd_client import Client as Mpsd
 from mpsd_client import calls
@@ -266,9 +267,9 @@ def launch(culprit: Client) -> int:
     return int(launched["monotonic_ns"])
 
 
-def _measure(trial: Trial, reports: Sequence[dict[str, int]], closed_ns: int | None, culprit: Client) -> None:
+def _measure(trial: Trial, reports: Sequence[dict[str, Any]], closed_ns: int | None, culprit: Client) -> None:
     """Note the times of the trial, after the driver's event where there was one."""
-    times = {str(each["kind"]): each["at_ns"] for each in reversed(reports)}  # the first report of each kind
+    times = {each["kind"]: each["at_ns"] for each in reversed(reports)}  # the first report of each kind
     zero_ns = trial.event_ns = times.get("FAULT", trial.launched_ns)
     results = culprit.events("result")
     trial.culprit = str(results[0]["code"]) if results else "hangs" if culprit.is_running else culprit.fate

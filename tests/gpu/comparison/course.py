@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpsd_client import Event
 
@@ -10,18 +11,18 @@ Moment = tuple[int, str]  # CLOCK_MONOTONIC, and what happened then
 _WORDS = {"domain.contained": "domain closed", "gpu.drained": "GPU out of use", "service.promoted": "promoted"}
 
 
-def reports_of(log: Path, since_ns: int) -> list[dict[str, int]]:
+def reports_of(log: Path, since_ns: int) -> list[dict[str, Any]]:
     """Return the sentinel's reports since then, as far as mpsd has logged them."""
     lines = log.read_text(errors="replace").splitlines()
     found = [json.loads(line) for line in lines if '"sentinel.report"' in line]
     return [each for each in found if each["at_ns"] >= since_ns]
 
 
-def of_reports(reports: Iterable[Mapping[str, int]]) -> list[Moment]:
+def of_reports(reports: Iterable[Mapping[str, Any]]) -> list[Moment]:
     """Return one moment for each report, but one for all looks at the clients: the last of them."""
     moments, looks = [], []
     for each in reports:
-        match str(each["kind"]):
+        match each["kind"]:
             case "FAULT":
                 words = f"event ({each['count']} SMs, warp ESR {each['warp_esr']:#x}, global ESR {each['global_esr']:#x})"
             case "HOLDS":

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tests.gpu.comparison import figures, processes
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.containment import CONFIG, READY_SECONDS, SHORT, TORCH_PROGRAM
+from tests.gpu.comparison.course import reports_of
 from tests.gpu.comparison.stage import FORGIVING, Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
@@ -124,7 +125,7 @@ def _add_starts(
 
 
 def _relayed(system: System, pids: Sequence[int]) -> str:
-    """Return what mpsd's relay spent for each of these clients, of all its connections, by mpsd's log."""
+    """Return what mpsd's relay spent for each of these clients, of all its connections, and the start of its sentinels."""
     lines = (system.log / "mpsd.log").read_text(errors="replace").splitlines()
     visits = [json.loads(line) for line in lines if '"relay.visited"' in line]
     words = []
@@ -132,7 +133,11 @@ def _relayed(system: System, pids: Sequence[int]) -> str:
         sums = [sum(each[f"{name}_ms"] for each in visits if each["pid"] == pid) for pid in pids]
         words.append(f"{name} {figures.ms(figures.median(sums))}")
     count = sum(each["pid"] in pids for each in visits) / max(1, len(pids))
-    return f"relay: {', '.join(words)}, in {count:.1f} connections"
+    reports = reports_of(system.log / "mpsd.log", 0)
+    begun = {each["pid"]: each["at_ns"] for each in reports if each["kind"] == "STARTED"}
+    armed = [(each["at_ns"] - begun[each["pid"]]) / 1e6 for each in reports if each["kind"] == "ARMED" and each["pid"] in begun]
+    start = f"; a sentinel's start to armed {figures.ms(figures.median(armed))} ({len(armed)})" if armed else ""
+    return f"relay: {', '.join(words)}, in {count:.1f} connections{start}"
 
 
 def _figures_of(each: Starts) -> dict[str, list[float]]:
