@@ -73,7 +73,8 @@ class Containment(Struct):
         if process is not None and self._fault is not None and report.pc == self._fault.pc:  # not a look after an earlier one
             self.clients.add(process)  # the next mpsd learns of it in this way
             self._holds[process] = report
-            if self._knows_all and self._holds.keys() >= self.clients:
+            is_found = any(each.is_culprit for each in self._holds.values())  # else it may be named to the sentinel late
+            if is_found and self._knows_all and self._holds.keys() >= self.clients:
                 self._judge()
 
     async def _judge_late(self) -> None:

@@ -43,6 +43,14 @@ async def test_a_later_exception_does_not_move_the_announced_end() -> None:
     assert domain.ends_by - trio.current_time() <= 50
 
 
+async def test_a_client_that_was_named_to_the_sentinel_late_is_found_too() -> None:
+    """The exception and the naming can cross: then the looks at all other clients come first."""
+    others = SentinelReport(SentinelKind.HOLDS, os.getpid(), 0, time.monotonic_ns(), PC)
+    late = SentinelReport(SentinelKind.HOLDS, os.getppid(), 0, time.monotonic_ns(), PC, is_culprit=True)
+    found = taken(others, late, clients=frozenset({os.getpid()}))
+    assert [each.process for each in found if each.is_proof] == [processes.find(os.getppid())]
+
+
 async def test_a_look_at_a_process_whose_pid_another_one_has_now_accuses_nobody() -> None:
     """The client has ended since, while no mpsd ran; this process began later."""
     assert [each.process for each in taken(look(time.monotonic_ns()))] == [processes.find(os.getpid())]
