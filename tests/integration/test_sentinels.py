@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpsd_client import Selector, calls
@@ -25,8 +26,11 @@ def started(machine: Machine, text: str = ON, **variables: str) -> Machine:
 
 
 def sentinel(machine: Machine) -> tuple[int, int]:
-    """Return the pids of the only sentinel: its watcher's, and its stopped client's."""
-    [pid] = machine.wait_for_journal("sentinel.ready")["pids"]
+    """Return the pids of the first domain's last sentinel, its watcher's and its stopped client's; a spare has one too."""
+    def ready() -> list[dict[str, Any]]:
+        return [each for each in machine.journal("sentinel.ready") if each["domain"] == "default"]
+
+    [pid] = wait_for("a sentinel", ready)[-1]["pids"]
     watcher = int(next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("PPid:"))[5:])
     return watcher, pid
 

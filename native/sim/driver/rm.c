@@ -114,12 +114,22 @@ static uint32_t control_client(int fd, const struct mpsd_rm_control *call)
 	return MPSD_RM_BAD_ARGUMENT;
 }
 
+/* Calls after an exception take long on the device: CLEAR 26 to 190 ms. */
+static void take_time(const char *knob)
+{
+	unsigned long ms = machine_knob(knob, 0);
+
+	if (ms && __atomic_load_n(&own.debugged->has_error, __ATOMIC_ACQUIRE))
+		machine_sleep_ms((unsigned)ms);
+}
+
 static uint32_t read_errors(struct mpsd_rm_sm_errors *out)
 {
 	struct rm_page *page = own.debugged;
 
 	if (!out->count || out->count > MPSD_RM_SMS_PER_CALL || out->first + out->count > MACHINE_SMS)
 		return MPSD_RM_BAD_ARGUMENT;
+	take_time("MPSD_SIM_SM_READ_MS");
 	memset(out->sms, 0, sizeof(out->sms));
 	if (out->first == 0 && __atomic_load_n(&page->has_error, __ATOMIC_ACQUIRE))
 		out->sms[0] = (struct mpsd_rm_sm_error){ .global_esr = page->global_esr, .warp_esr = page->warp_esr,
@@ -143,6 +153,7 @@ static uint32_t control_session(const struct mpsd_rm_control *call)
 	if (call->command == MPSD_RM_READ_ALL_SM_ERRORS && call->parameters_size == sizeof(struct mpsd_rm_sm_errors))
 		return read_errors(parameters);
 	if (call->command == MPSD_RM_CLEAR_ALL_SM_ERRORS && call->parameters_size == sizeof(struct mpsd_rm_clear)) {
+		take_time("MPSD_SIM_SM_CLEAR_MS");
 		__atomic_store_n(&own.debugged->has_error, 0, __ATOMIC_RELEASE);
 		return MPSD_RM_DONE;
 	}
