@@ -6,6 +6,7 @@ from mpsd.model.fault import FaultClass, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import meaning_of
 
+CONTAINED_NS = 5_000_000_000  # the failed client of a contained exception may end so late
 BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # signs of what accompanies a fault, not of the fault itself
 _PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before innocent clients (measured)
 

@@ -15,8 +15,9 @@ from mpsd.domains.domain import Domain
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Observation
+from mpsd.model.fault_signs import CONTAINED_NS
 from mpsd.model.process import ProcessId
-from mpsd.sentinel.messages import SentinelKind, SentinelReport
+from mpsd.sentinel.messages import SentinelKind, SentinelReport, SentinelStep
 from mpsd.sentinel.rules.blame import containment_failed, exception_seen, judge_clients
 
 log = structlog.get_logger()
@@ -36,6 +37,7 @@ class Containment(Struct):
     see: Callable[[Observation], None]
     is_told: Callable[[str, int], bool]
     clients: set[ProcessId] = field(default_factory=set)  # at the last exception
+    _began_ns: int = 0
     _fault: SentinelReport | None = None
     _knows_all: bool = False  # a restarted mpsd learns of the clients one by one
     _holds: dict[ProcessId, SentinelReport] = field(default_factory=dict)
@@ -50,7 +52,15 @@ class Containment(Struct):
             case SentinelKind.FAILED if self.domain.state is DomainState.CONTAINED:
                 self.see(containment_failed(report, self.domain.name, self.gpu))
 
+    def cut_off(self) -> None:
+        """Note that its clients lose their contexts: those who fail from now on need not be the culprit."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._began_ns < CONTAINED_NS:
+            gone = SentinelReport(SentinelKind.FAILED, time_ns=now_ns, count=SentinelStep.CUT_OFF)
+            self.see(containment_failed(gone, self.domain.name, self.gpu))
+
     def _begin(self, report: SentinelReport, clients: set[ProcessId]) -> None:
+        self._began_ns = report.time_ns
         self._fault, self._holds, self.clients, self._knows_all = report, {}, clients, bool(clients)
         since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd hears of it late
         ends_at = since + self.drain_seconds if self.drain_seconds else math.inf

@@ -46,6 +46,7 @@ class SentinelStep(IntEnum):
     RESUME = 7
     END = 8
     SHARED = 9
+    CUT_OFF = 100  # mpsd's own: the program ended while clients were there
 
 
 _STEPS = {
@@ -58,6 +59,7 @@ _STEPS = {
     SentinelStep.RESUME: "the driver did not resume the GPU",
     SentinelStep.END: "its stopped client was ended or continued by another process",
     SentinelStep.SHARED: "the SM of the exception had other warps, which would have hung",
+    SentinelStep.CUT_OFF: "its sentinel or server ended before its clients",
 }
 
 

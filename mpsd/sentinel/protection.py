@@ -41,7 +41,8 @@ class SentinelSettings(Struct, frozen=True):
 class Protection(Struct):
     """Guards that the sentinels of a domain are all in its present server, and that their clients do not count.
 
-    spawn: runs a task as long as mpsd.  heard: gets each report.
+    spawn: runs a task as long as mpsd.  heard: gets each report.  cut_off: called if the sentinel of a contained domain ends
+    before its clients.
     """
 
     domain: Domain
@@ -49,6 +50,7 @@ class Protection(Struct):
     settings: SentinelSettings
     spawn: Callable[..., None]
     heard: Callable[["Protection", Watcher, SentinelReport], None]
+    cut_off: Callable[["Protection", Watcher], None]
     watchers: dict[str, Watcher] = field(default_factory=dict)  # by GPU
     server: ServerView | None = None  # in which they are
     why_not: str = ""  # why no sentinel is ready
@@ -233,6 +235,11 @@ class Protection(Struct):
         self.watchers[gpu] = watcher
         self.spawn(watcher.run)
 
+    def _is_cut_off(self, watcher: Watcher) -> bool:
+        """Return whether it ended before its clients, or with its server; it ends by itself after the last client."""
+        is_gone = not self._asides and self.server is not None and processes.state(self.server.pid) in "ZX"
+        return is_gone or any(map(processes.is_alive, watcher.added))
+
     def _hear(self, watcher: Watcher, report: SentinelReport) -> None:
         if report.kind is SentinelKind.STARTED:
             self.domain.mark_stale()  # it may have been listed before its pid was known
@@ -244,6 +251,8 @@ class Protection(Struct):
             del self.watchers[watcher.gpu]
         if watcher.why:
             self.why_not = watcher.why
+        elif self.domain.state is DomainState.CONTAINED and self._is_cut_off(watcher):
+            self.cut_off(self, watcher)
         if self.domain.state is DomainState.CONTAINED and self.domain.client_pids and not self._asides:
             self.domain.state = DomainState.READY
             self.domain.fail()  # now the server ends its clients, as without a sentinel

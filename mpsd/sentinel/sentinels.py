@@ -44,7 +44,7 @@ class Sentinels(Struct):
 
     def protect(self, domain: Domain) -> Protection:
         """Return the sentinels of a new domain: none runs yet."""
-        made = Protection(domain, self.pool, self.settings, self._spawn, self._hear)
+        made = Protection(domain, self.pool, self.settings, self._spawn, self._hear, self._cut_off)
         self._protections[domain.name] = made
         return made
 
@@ -174,6 +174,10 @@ class Sentinels(Struct):
         log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid,
                   status=report.status, count=report.count, at_ns=report.time_ns, warp_esr=report.warp_esr,
                   global_esr=report.global_esr)  # fmt: skip
+
+    def _cut_off(self, protection: Protection, watcher: Watcher) -> None:
+        if (contained := self._contained.get((protection.domain.name, watcher.gpu))) is not None:
+            contained.cut_off()
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None, "sentinels are started in run()"

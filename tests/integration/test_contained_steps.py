@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from mpsd_client import calls
 
 from tests.integration.client import Client
 from tests.integration.machine import Machine
@@ -77,6 +78,14 @@ def test_a_death_of_the_vendors_part_ends_the_clients(machine: Machine, delays: 
     assert victim.error() != 0
     wait_for("the sentinel's end", lambda: not any(map(is_running, before)))
     serves_again(machine)
+    wait_for("a verdict that does not accuse the victim", lambda: victim.pid not in accused(machine))
+
+
+def accused(machine: Machine) -> set[int]:
+    """Return who is named as the culprit of any fault: not those that end of the server's death."""
+    with machine.mpsd() as mpsd:
+        found = [mpsd.ask(calls.fault_get(number)) for number in {each["number"] for each in machine.journal("fault.opened")}]
+    return {each.culprit.pid for each in found if each.culprit}
 
 
 @at_each_step

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from mpsd.faults.rules.incident_record import IncidentRecord
-from mpsd.faults.rules.verdict import CONTAINED_NS, SECOND_NS, WINDOW_NS, is_proof
+from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, is_proof
 from mpsd.model.fault import FaultClass, Observation, Source
-from mpsd.model.fault_signs import BESIDE
+from mpsd.model.fault_signs import BESIDE, CONTAINED_NS
 from mpsd.model.xid import ENDS_SERVER, meaning_of
 
 RECENT_NS = 10 * SECOND_NS  # after its begin, an incident takes core dumps for this time

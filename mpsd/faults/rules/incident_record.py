@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mpsd.faults.rules import verdict
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, confirms, is_proof
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
-from mpsd.model.fault_signs import are_of_one, is_contained, tells_of_fault
+from mpsd.model.fault_signs import CONTAINED_NS, are_of_one, is_contained, tells_of_fault
 from mpsd.model.process import ProcessId
 
 MOST_SHOWN = 64  # pieces of evidence in an Incident
@@ -21,7 +21,7 @@ _MOST_XIDS = 16
 _MOST_DEEDS = 32
 _RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain with fresh servers
 _QUIET_NS = 30 * SECOND_NS  # in any other
-_CONTAINED_NS = verdict.CONTAINED_NS + SECOND_NS  # after a contained exception: ends are noticed a little late
+_CONTAINED_NS = CONTAINED_NS + SECOND_NS  # after a contained exception: ends are noticed a little late
 _PROOFS = (Source.KMOD, Source.UVM_EVENTS, Source.SENTINEL, Source.CORE_DUMP)
 _WORTH = (*_PROOFS, *(each for each in Source if each not in verdict.PROOFS))
 

@@ -60,7 +60,6 @@ from mpsd.model.xid import ENDS_SERVER, meaning_of
 
 SECOND_NS = 1_000_000_000
 WINDOW_NS = 2 * SECOND_NS  # observations further apart are not of one fault
-CONTAINED_NS = 5 * SECOND_NS  # the failed client of a contained exception may end so late
 _EARLY_NS = SECOND_NS // 5  # the sentinel's event can come after the client's own error
 
 PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.SENTINEL, Source.CORE_DUMP})  # what can prove, the best first

@@ -27,7 +27,7 @@ async def test_a_sentinel_that_is_not_ready_does_not_delay_the_naming_of_other_c
         assert process
         domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY, members={process: 0.0})
         watcher = Watcher("GPU-0", here, lambda watcher, report: None, lambda watcher: None)
-        protection = Protection(domain, None, None, print, print, {"GPU-0": watcher})  # type: ignore[arg-type]
+        protection = Protection(domain, None, None, print, print, print, {"GPU-0": watcher})  # type: ignore[arg-type]
         assert not await protection.name_clients()
         assert not watcher.added
         watcher.is_armed = True
@@ -58,7 +58,7 @@ async def test_a_sentinel_that_starts_while_it_must_not_is_ended(monkeypatch: py
     monkeypatch.setattr(module, "start_sentinel", started)
     with there, trio.fail_after(20):
         async with trio.open_nursery() as inside:
-            protection = Protection(domain, pool, settings, inside.start_soon, print)  # type: ignore[arg-type]
+            protection = Protection(domain, pool, settings, inside.start_soon, print, print)  # type: ignore[arg-type]
             inside.start_soon(start)
             await asked.wait()
             async with protection.aside():
