@@ -122,6 +122,9 @@ docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd.api.client_values clients/python/mpsd_client
 	@$(VENV)/bin/python -m mpsd.api.client_calls clients/python/mpsd_client/_calls.py
 
+kernel: dev ## mpsd/images/imager/image_hash.ptx anew, which the GPU's driver compiles; needs no GPU
+	@$(VENV)/bin/python native/kernel/build.py
+
 site: dev ## the pages as a web site, in build/site
 	@$(VENV)/bin/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
 
@@ -235,4 +238,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod transcripts table-kmod check pictures bench docs dist constraints deb tree clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod transcripts table-kmod check pictures bench docs kernel dist constraints deb tree clean install install-files uninstall

@@ -140,6 +140,19 @@ class PinnedMemory:
         call(driver.cuMemFreeHost, self.address)
 
 
+def make_stream(priority: int = 0) -> Any:
+    """Return a new stream of the current context, which does not wait for the default stream."""
+    return call(driver.cuStreamCreateWithPriority, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, priority)
+
+
+def make_event(*, is_awaited: bool = False) -> Any:
+    """Return a new event without times.  is_awaited: a thread that waits for it sleeps; else it needs a processor."""
+    flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+    if is_awaited:
+        flags |= driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+    return call(driver.cuEventCreate, int(flags))
+
+
 def free_bytes() -> int:
     """Return the free memory of the current GPU, as far as this process may have it."""
     free, _ = call(driver.cuMemGetInfo)

@@ -24,10 +24,9 @@ from typing import Any
 
 import numpy
 from cuda.bindings import driver
-from cuda.core import Device, Event, EventOptions, StreamOptions
 
 from mpsd.errors import MpsdError
-from mpsd.images.imager.device import ArenaMemory, DeviceMemory, Gpu, PinnedMemory, call, free_bytes
+from mpsd.images.imager.device import ArenaMemory, DeviceMemory, Gpu, PinnedMemory, call, free_bytes, make_event, make_stream
 from mpsd.images.imager.kernel import BLOCK_BYTES, HashKernel
 from mpsd.images.rules.block_hash import SUMS_BYTES
 
@@ -54,11 +53,9 @@ class Copier:
 
     def __init__(self, gpu: Gpu, key: bytes) -> None:
         """gpu: the current one.  key: of the hash."""
-        device = Device(gpu.number)
-        device.set_current()
-        least = call(driver.cuCtxGetStreamPriorityRange)[0]
-        self.stream = device.create_stream(options=StreamOptions(nonblocking=True, priority=least))
-        self.kernel = HashKernel(device)
+        self.stream = make_stream(call(driver.cuCtxGetStreamPriorityRange)[0])  # the lowest
+        self.kernel = HashKernel(gpu.number)
+        self._copied = [make_event(is_awaited=True) for _ in range(SLOTS)]  # a thread for each piece in flight waits for it
         blocks = SLOTS * PIECE_BLOCKS
         self._ring = DeviceMemory(blocks * BLOCK_BYTES)
         self._host = PinnedMemory(blocks * BLOCK_BYTES)
@@ -93,21 +90,22 @@ class Copier:
             slot = self._free.get()
             piece = addresses[first : first + PIECE_BLOCKS]
             try:
-                event = None if failed else self._enqueue(slot, piece)
+                if not failed:
+                    self._enqueue(slot, piece)
+                    call(driver.cuEventRecord, self._copied[slot], self.stream)
             except BaseException as exc:
-                event = None
                 failed.append(exc)
-            if event is None:
+            if failed:
                 self._free.put(slot)
                 break
             begun += 1
-            self._pool.submit(self._deliver, slot, first, len(piece), event, done, failed, ended)
+            self._pool.submit(self._deliver, slot, first, len(piece), done, failed, ended)
         for _ in range(begun):
             ended.acquire()
         if failed:
             raise failed[0]
 
-    def _enqueue(self, slot: int, piece: Sequence[int]) -> Event:
+    def _enqueue(self, slot: int, piece: Sequence[int]) -> None:
         """Copy a piece into the slot, hash it on the way, and copy it to the host."""
         number = slot * PIECE_BLOCKS
         ring, host = (memory.address + number * BLOCK_BYTES for memory in (self._ring, self._host))
@@ -116,15 +114,14 @@ class Copier:
         self.hash(table, len(piece), out, ring, PARTS)
         for first in range(0, len(piece), DMA_BLOCKS):
             at, size = first * BLOCK_BYTES, min(DMA_BLOCKS, len(piece) - first) * BLOCK_BYTES
-            call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream.handle)
-        return self.stream.record(options=EventOptions(blocking_sync=True))  # a thread for each piece in flight waits for it
+            call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream)
 
     def _deliver(
-        self, slot: int, first: int, count: int, event: Event, done: Callable[[int, bytes, memoryview], None],
+        self, slot: int, first: int, count: int, done: Callable[[int, bytes, memoryview], None],
         failed: list[BaseException], ended: threading.Semaphore,
     ) -> None:  # fmt: skip
         try:
-            event.sync()
+            call(driver.cuEventSynchronize, self._copied[slot])
             for index in range(count):
                 number = slot * PIECE_BLOCKS + index
                 rows = self._host_hashes.view[number * PARTS * SUMS_BYTES : (number + 1) * PARTS * SUMS_BYTES]
@@ -158,13 +155,13 @@ class BlockTable:
         """Hash the first `count` blocks; return an array with a row for each.  to: copy them there, and hash the copies."""
         if count:
             self._copier.hash(self.table.address, count, self.out.address, to)
-            size, queue = count * SUMS_BYTES, self._copier.stream.handle
+            size, queue = count * SUMS_BYTES, self._copier.stream
             call(driver.cuMemcpyDtoHAsync, self._host.address, self.out.address, size, queue)
-            self._copier.stream.sync()
+            call(driver.cuStreamSynchronize, queue)
         return numpy.frombuffer(bytes(self._host.view[: count * SUMS_BYTES]), numpy.uint64).reshape(count, SUMS)
 
     def close(self) -> None:
-        self._copier.stream.sync()
+        call(driver.cuStreamSynchronize, self._copier.stream)
         for each in (self.table, self.out, self._host):
             each.close()
 
