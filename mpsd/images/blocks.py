@@ -1,8 +1,8 @@
 """Read and hash blocks of 2 MiB, in C: outside the interpreter's lock (native/include/mpsd_image.h)."""
 
-from collections.abc import Sequence
+import os
 
-from mpsd.images.rules.block_hash import SUMS_BYTES, Bytes
+from mpsd.images.rules.block_hash import Bytes
 from mpsd.native import ffi, lib
 
 
@@ -13,11 +13,10 @@ def sums_of(block: Bytes, key: bytes) -> bytes:
     return bytes(ffi.buffer(sums))
 
 
-def read_blocks(files: Sequence[int], slots: Sequence[int], into: Bytes, key: bytes) -> tuple[list[bytes], int]:
-    """Read a block of each file.  Return the sums of those that were read, and errno, for why the next one was not, or 0."""
-    sums = ffi.new("uint64_t[]", lib.MPSD_BLOCK_SUMS * len(files))
+def read_block(file: int, slot: int, into: Bytes, key: bytes) -> bytes:
+    """Read the block in a slot of the file, and return its sums.  Raise OSError."""
+    sums = ffi.new("uint64_t[]", lib.MPSD_BLOCK_SUMS)
     memory = ffi.from_buffer(into, require_writable=True)
-    done = lib.mpsd_read_blocks(len(files), files, slots, memory, ffi.from_buffer("uint32_t[]", key), sums)
-    why = 0 if done == len(files) else ffi.errno
-    found = bytes(ffi.buffer(sums))
-    return [found[at : at + SUMS_BYTES] for at in range(0, done * SUMS_BYTES, SUMS_BYTES)], why
+    if lib.mpsd_read_block(file, slot, memory, ffi.from_buffer("uint32_t[]", key), sums):
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
+    return bytes(ffi.buffer(sums))

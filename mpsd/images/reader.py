@@ -3,14 +3,14 @@
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
 
 from mpsd.errors import BadRequest
-from mpsd.images.blocks import read_blocks
+from mpsd.images.blocks import read_block
 from mpsd.images.directory import Held, ImageDirectory
 from mpsd.images.pack import Pack
 from mpsd.images.rules.block_hash import Bytes
@@ -67,30 +67,37 @@ class ImageReader:
 
     def read_into(self, arena: int, offset: int, into: Bytes) -> None:
         """Read the block at the offset, and compare its hash.  Raise ImageDamaged, BadRequest."""
-        self.read(arena, [offset], into)
-
-    def read(self, arena: int, offsets: Sequence[int], into: Bytes) -> None:
-        """Read the blocks at these offsets, one after the other into `into`.  Raise as `read_into`, which reads one."""
-        image = self.manifest.arenas[arena]
-        places = [image.place(self._numbers[arena].number(offset)) for offset in offsets]
-        if memoryview(into).nbytes != len(places) * BLOCK_BYTES:
-            raise BadRequest(f"{len(places)} blocks are read into {BLOCK_BYTES} bytes each, not {memoryview(into).nbytes}")
-
-        def damage(offset: int, why: str) -> ImageDamaged:
-            return ImageDamaged(f"image {self.manifest.name}, arena {image.facts.name}, offset {offset:#x}: {why}")
-
+        image, number = self.manifest.arenas[arena], self._numbers[arena].number(offset)
+        place, hash_of = image.place(number), self._directory.hash_of
+        if memoryview(into).nbytes != BLOCK_BYTES:
+            raise BadRequest(f"a block is read into {BLOCK_BYTES} bytes, not {memoryview(into).nbytes}")
         try:
-            files = [self._pack(place.pack).descriptor for place in places]
+            sums = read_block(self._pack(place.pack).descriptor, place.slot, into, hash_of.block_key)
+            if not self.is_block(arena, number, sums):
+                raise ImageDamaged(f"the bytes in pack {place.pack}, slot {place.slot} are not those that were written")
         except ImageDamaged as exc:
-            raise damage(offsets[0], str(exc)) from None
-        hash_of = self._directory.hash_of
-        found, error = read_blocks(files, [place.slot for place in places], into, hash_of.block_key)
-        for offset, place, sums in zip(offsets, places, found, strict=False):
-            if hash_of.name_of(sums) != place.id:
-                raise damage(offset, f"the bytes in pack {place.pack}, slot {place.slot} are not those that were written")
-        if error:
-            place = places[len(found)]
-            raise damage(offsets[len(found)], f"pack {place.pack}, slot {place.slot}: {os.strerror(error)}")
+            why = str(exc)
+        except OSError as exc:
+            why = f"pack {place.pack}, slot {place.slot}: {exc.strerror}"
+        else:
+            return
+        raise ImageDamaged(f"image {self.manifest.name}, arena {image.facts.name}, offset {offset:#x}: {why}")
+
+    def is_block(self, arena: int, number: int, sums: bytes) -> bool:
+        """Return whether the block of this number has these sums."""
+        return self._directory.hash_of.name_of(sums) == self.manifest.arenas[arena].place(number).id
+
+    def places(self, arena: int) -> tuple[list[int], list[int]]:
+        """Return the descriptor of each block's pack, or -1 if it cannot be opened, and the slot there."""
+        packs, slots = self.manifest.arenas[arena].slots()
+        files = {number: self._descriptor_of(number) for number in set(packs)}
+        return [files[number] for number in packs], slots
+
+    def _descriptor_of(self, pack: int) -> int:
+        try:
+            return self._pack(pack).descriptor
+        except ImageDamaged:
+            return -1
 
     def verify(self, known: dict[BlockPlace, str], told: Callable[[int], None] = lambda size: None) -> Iterator[Damage]:
         """Read every block, and yield those that are not as they were written.

@@ -19,16 +19,15 @@ enum { MPSD_BLOCK_BYTES = 2097152, MPSD_BLOCK_SUMS = 4, MPSD_BLOCK_KEY_BYTES = 2
 /*
  * The hash of a block, NH (UMAC, RFC 4418) with four Toeplitz iterations:
  *     sums[n] = sum over all i of (w[2i] + k[2i + 4n]) * (w[2i + 1] + k[2i + 1 + 4n])   modulo 2^64,
- * with the 32-bit words w of the block and k of the key, the additions in brackets modulo 2^32. mpsd/images/imager/kernel.py has it for the GPU.
+ * with the 32-bit words w of the block and k of the key, the additions in brackets modulo 2^32. native/kernel has it for the GPU.
  */
 static void mpsd_hash_block(const uint32_t *words, const uint32_t *key, uint64_t *sums);
 
 /*
- * Read block slots[i] of the file files[i] for each i below count, to one place after the other, and hash it: to sums, four for
- * each. Returns the number of blocks that were read; errno has why it is not count, EIO where a file ends. Memory or a file
- * system that does not suit O_DIRECT is served without. Any thread; other threads may read the same files.
+ * Read the block in this slot of the file, and hash it. Returns 0, or -1 with errno: EIO where the file ends. Memory or a file
+ * system that does not suit O_DIRECT is served without. Any thread; other threads may read the same file.
  */
-static int mpsd_read_blocks(int count, const int *files, const uint32_t *slots, void *into, const uint32_t *key, uint64_t *sums);
+static int mpsd_read_block(int file, uint32_t slot, void *into, const uint32_t *key, uint64_t *sums);
 
 #ifndef MPSD_CDEF
 enum { MPSD_PART_BYTES = 262144 }; /* read and hashed at a time: it fits into the cache of a core */
@@ -58,12 +57,12 @@ static inline void mpsd_hash_block(const uint32_t *words, const uint32_t *key, u
 	mpsd_hash_part(words, MPSD_BLOCK_BYTES, key, sums);
 }
 
-static inline int mpsd_read_part(int file, off_t at, char *into)
+static inline int mpsd_read_part(int file, off_t at, char *into, size_t bytes)
 {
 	int is_last_try = 0;
 
-	for (size_t done = 0; done < MPSD_PART_BYTES;) {
-		ssize_t found = pread(file, into + done, MPSD_PART_BYTES - done, at + (off_t)done);
+	for (size_t done = 0; done < bytes;) {
+		ssize_t found = pread(file, into + done, bytes - done, at + (off_t)done);
 
 		if (found > 0) {
 			done += (size_t)found;
@@ -80,20 +79,17 @@ static inline int mpsd_read_part(int file, off_t at, char *into)
 	return 0;
 }
 
-static inline int mpsd_read_blocks(int count, const int *files, const uint32_t *slots, void *into, const uint32_t *key, uint64_t *sums)
+static inline int mpsd_read_block(int file, uint32_t slot, void *into, const uint32_t *key, uint64_t *sums)
 {
-	for (int i = 0; i < count; i++) {
-		char *block = (char *)into + (size_t)i * MPSD_BLOCK_BYTES;
-		uint64_t *found = sums + i * MPSD_BLOCK_SUMS;
+	memset(sums, 0, MPSD_BLOCK_SUMS * sizeof(*sums));
+	for (size_t at = 0; at < MPSD_BLOCK_BYTES; at += MPSD_PART_BYTES) {
+		char *part = (char *)into + at;
 
-		memset(found, 0, MPSD_BLOCK_SUMS * sizeof(*found));
-		for (size_t at = 0; at < MPSD_BLOCK_BYTES; at += MPSD_PART_BYTES) {
-			if (mpsd_read_part(files[i], (off_t)slots[i] * MPSD_BLOCK_BYTES + (off_t)at, block + at))
-				return i;
-			mpsd_hash_part((const uint32_t *)(block + at), MPSD_PART_BYTES, key + at / 4, found);
-		}
+		if (mpsd_read_part(file, (off_t)slot * MPSD_BLOCK_BYTES + (off_t)at, part, MPSD_PART_BYTES))
+			return -1;
+		mpsd_hash_part((const uint32_t *)part, MPSD_PART_BYTES, key + at / 4, sums);
 	}
-	return count;
+	return 0;
 }
 #endif
 

@@ -1,4 +1,4 @@
-"""Compile image_hash.cu to mpsd/images/imager/image_hash.ptx, which the GPU's driver compiles for its GPU: python native/kernel/build.py
+"""Compile image_hash.cu to mpsd/images/imager/image_hash.ptx, which the driver compiles for its GPU (`make kernel`).
 
 It needs NVRTC (pip install nvidia-cuda-nvrtc) and cuda-bindings, and no GPU.  The text depends on NVRTC's version, which its
 first line names.

@@ -78,6 +78,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/images/stream.py": _BESIDE,
     "mpsd/metrics/live_page.py": "reads the token in a file that is root's or mpsd's; requests: metrics/http.py",
     "native/include/mpsd_image.h": "reads blocks of one size, whose content it hashes",
+    "mpsd/images/imager/kernel.py": _OWN,
     "mpsd/images/imager/restoring.py": "writes the files that it opens",
     "mpsd/images/imager/requests.py": "reads requests of the process that has started it, with that one's rights",
     "clients/python/mpsd_client/_peer.py": _KERNEL,

@@ -24,7 +24,7 @@ PROGRAM = "mpsd-imager"
 MOST_BYTES = 128 << 10  # of a datagram
 ROWS_AT_ONCE = 128
 BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}  # of the vendor's MPS: the client's kernels come first
-START_SECONDS = 60.0  # cuda-python is loaded, and the hash kernel compiled
+START_SECONDS = 60.0  # cuda-bindings are loaded, a context is made
 TELL_SECONDS = 0.5  # between two reports of the progress
 
 Row = tuple[int, int, int]  # offset, bytes, the commit that the allocation came with
@@ -63,13 +63,15 @@ class NoSuchImage(ImageError):
 class ImagerProcess:
     """A running imager, and the socket to it.  Not for several threads at a time."""
 
+    _environment: Mapping[str, str] = {}  # in addition to this process's
+
     def __init__(self) -> None:
         """Start it.  Raises ImageError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [_program()], stdin=theirs.fileno(), env=os.environ | BELOW_NORMAL, start_new_session=True  # no Ctrl-C
+                    [_program()], stdin=theirs.fileno(), env=os.environ | self._environment, start_new_session=True  # no Ctrl-C
                 )
             except BaseException as exc:
                 ours.close()
@@ -162,6 +164,8 @@ class ImagerProcess:
 
 class Imager(ImagerProcess):
     """An imager of some arenas, which lasts from image to image."""
+
+    _environment = BELOW_NORMAL
 
     def __init__(self, arenas: Sequence[Mapping[str, Any]], directory: Path) -> None:
         """arenas: the facts of each, by the names of `open`.  Raises ImageError."""

@@ -103,7 +103,7 @@ def restore_arena(
     order: names of tensors, as for `ready`; their blocks come first, in this order, and then all others.  The rest: as for
     restore_image and Arena.create.  Raises as both do.
     """
-    source = ImageSource(image, arena, directory)
+    source = ImageSource(image, arena, directory, gpu)
     try:
         called, on, capacity, window = source.wanted(name, gpu)
         made = RestoredArena.create(called, capacity, on, window=window, mode=mode, ttl=KILLED_TTL, path=path)

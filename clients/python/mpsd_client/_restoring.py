@@ -45,7 +45,7 @@ def restore_image(
     arena is then removed.
     """
     with ExitStack() as stack:
-        source = stack.enter_context(ImageSource(image, arena, directory))
+        source = stack.enter_context(ImageSource(image, arena, directory, gpu))
         made = mpsd.ask(calls.arena_create(*source.wanted(name, gpu), mode=mode, ttl_seconds=KILLED_TTL))
         try:
             generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
@@ -69,13 +69,14 @@ def restore_image(
 class ImageSource:
     """An arena of an image, as an imager gives it: first the memory, and then the bytes.  Owns the imager and descriptors."""
 
-    def __init__(self, image: str, arena: str, directory: str | os.PathLike[str] | None) -> None:
+    def __init__(self, image: str, arena: str, directory: str | os.PathLike[str] | None, gpu: str) -> None:
         place = Path(directory) if directory else images_directory()
         self._stack = ExitStack()
         self.imager = ImagerProcess()
         self._stack.callback(self.imager.close)
         try:
-            self.imager.begin({"do": "restore", "image": image, "arena": arena, "directory": str(place.absolute())})
+            asked = {"image": image, "arena": arena, "directory": str(place.absolute()), "gpu": gpu}
+            self.imager.begin({"do": "restore", **asked})
             self._facts, files = self.imager.answer_with_files("found", START_SECONDS)
             for each in files:
                 self._stack.callback(os.close, each)

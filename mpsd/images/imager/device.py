@@ -24,6 +24,11 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def prepare() -> None:
+    """Initialise the driver, so that the first Gpu need not wait as long.  A failure is its failure."""
+    driver.cuInit(0)
+
+
 class Gpu:
     """A GPU by its UUID, and its primary context.  Raises LookupError if it is not visible in this process."""
 

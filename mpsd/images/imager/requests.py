@@ -10,7 +10,8 @@
 
 Or, to make an arena of an image:
 
-    restore      image ("": the newest one of the arena), arena ("": the only one), directory; descriptor: the progress
+    restore      image ("": the newest one of the arena), arena ("": the only one), directory, gpu (its UUID, an ordinal, or "":
+                 the image's); descriptor: the progress
                                     -> found: the arena's facts; descriptors: the layout, the state
     make         gpu, done: allocations that the starter has     -> made: items: [offset, bytes] each; a descriptor for each
     fill         descriptors: the order, the blocks that are done     -> filled
@@ -33,8 +34,6 @@ import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
-
-from mpsd.host import datagrams
 
 MOST_BYTES = 128 << 10  # of a datagram
 MOST_DESCRIPTORS = 128
@@ -64,19 +63,19 @@ class Channel:
     def receive(self) -> Request | None:
         """Wait for a request, for ever: the process asks when it wants.  None: it has closed its end."""
         try:
-            found = datagrams.receive_now(self._socket, MOST_BYTES)
+            data, descriptors, flags, _ = socket.recv_fds(self._socket, MOST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:  # it has not read the last answer
             return None
-        request = Request({}, found.descriptors.take())
-        if not found.data:
+        request = Request({}, descriptors)
+        if not data:
             return None
         try:
-            request.asked = json.loads(found.data)
-            if found.flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(request.asked.get("do"), str):
+            request.asked = json.loads(data)
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(request.asked.get("do"), str):
                 raise ValueError("a request is too long, or none")
         except (ValueError, AttributeError):
             with request:
-                raise ValueError(f"not a request: {found.data[:80]!r}") from None
+                raise ValueError(f"not a request: {data[:80]!r}") from None
         return request
 
     @property

@@ -10,19 +10,38 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
 
-from cuda.bindings import driver
-
-from mpsd.images.imager.device import ExportedMemory, Gpu, PinnedMemory, call, runs
+from mpsd.images.imager.device import ExportedMemory, Gpu, runs
+from mpsd.images.imager.filling import Filling
+from mpsd.images.imager.lanes import Lanes
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
+from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES
-from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.store import Images
 
 THREADS = 12
-PIECE_BLOCKS = 4
-HOST_BYTES = THREADS * PIECE_BLOCKS * BLOCK_BYTES
+
+
+class Start:
+    """A GPU's context, and then what the blocks need, made in a thread: the starter asks mpsd for the arena meanwhile."""
+
+    def __init__(self, uuid: str, hash_of: BlockHash, threads: int = THREADS) -> None:
+        self.uuid, self._hash_of, self._threads = uuid, hash_of, threads
+        thread = ThreadPoolExecutor(1, "start")
+        self._gpu, self._lanes = thread.submit(Gpu, uuid), thread.submit(self._make_lanes)
+        thread.shutdown(wait=False)
+
+    def _make_lanes(self) -> Lanes:
+        gpu = self.gpu()
+        gpu.set_current()
+        return Lanes(gpu, self._hash_of.block_key, self._threads)
+
+    def gpu(self) -> Gpu:
+        """Wait for the context.  Raise LookupError or OSError."""
+        return self._gpu.result()
+
+    def lanes(self) -> Lanes:
+        return self._lanes.result()
 
 
 class Restorer:
@@ -37,9 +56,11 @@ class Restorer:
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
         self._progress.expect(facts.content_bytes)
-        self._gpu: Gpu | None = None
-        self._host: PinnedMemory | None = None
-        self._places: list[tuple[int, int]] = []  # of each block: its offset, and its address here
+        self._hash_of = images.directory.hash_of
+        self._start: Start | None = None
+        if asked.get("gpu") in ("", facts.gpu):  # else it is the ordinal of one, or another version's request
+            self._start = Start(facts.gpu, self._hash_of)
+        self._blocks: list[tuple[int, int]] = []  # of each: its offset, and its address here
         with ExitStack() as stack:
             files = [_memory_file(data) for data in (facts.layout, facts.state) if data]
             for each in files:
@@ -51,65 +72,36 @@ class Restorer:
 
     def make(self, request: Request) -> None:
         """Answer with new memory for the allocations after the first `done`; none at the end."""
-        if self._gpu is None:
-            self._gpu = Gpu(request.asked["gpu"])
-            self._gpu.set_current()
+        uuid = request.asked["gpu"]
+        if self._start is None or self._start.uuid != uuid:
+            self._start = Start(uuid, self._hash_of)
+        gpu = self._start.gpu()
+        gpu.set_current()
         done = request.asked["done"]
         part = self._facts.allocations[done : done + MOST_DESCRIPTORS]
         with ExitStack() as stack:
             descriptors = []
             for offset, size in part:
-                memory = ExportedMemory(self._gpu.number, size)
-                self._places += [(offset + at, memory.address + at) for at in range(0, size, BLOCK_BYTES)]
+                memory = ExportedMemory(gpu.number, size)
+                self._blocks += [(offset + at, memory.address + at) for at in range(0, size, BLOCK_BYTES)]
                 descriptors.append(memory.export())
                 stack.callback(os.close, descriptors[-1])
             self._channel.answer("made", descriptors, items=part)
-        self._host = self._host or PinnedMemory(HOST_BYTES)  # while the starter maps the memory: it takes 60 ms
 
     def fill(self, request: Request) -> None:
-        """Copy the blocks to the memory in the order that the starter wants, several at a time, and check them on the way."""
-        assert self._gpu, "the first request has to be `make`"
+        """Send the blocks to the memory in the order that the starter wants, and note those that are there."""
+        assert self._start, "the first request has to be `make`"
         order, done = request.descriptors
-        host = self._host or PinnedMemory(HOST_BYTES)
-        free: SimpleQueue[int] = SimpleQueue()
-        for slot in range(0, THREADS * PIECE_BLOCKS, PIECE_BLOCKS):
-            free.put(slot)
 
-        def copy(numbers: Sequence[int]) -> None:
-            try:
-                copy_piece(numbers)
-            except ImageDamaged:
-                if len(numbers) == 1:
-                    raise
-                for at in range(len(numbers)):  # the starter may wait only for blocks of the piece that are good
-                    copy_piece(numbers[at : at + 1])
-
-        def copy_piece(numbers: Sequence[int]) -> None:
-            slot = free.get()
-            try:
-                at = slot * BLOCK_BYTES
-                with host.view[at : at + len(numbers) * BLOCK_BYTES] as blocks:
-                    self._image.read(self._arena, [self._places[number][0] for number in numbers], blocks)
-                for first, count, address in runs([self._places[number][1] for number in numbers], BLOCK_BYTES):
-                    call(driver.cuMemcpyHtoD, address, host.address + at + first * BLOCK_BYTES, count * BLOCK_BYTES)
-            finally:
-                free.put(slot)
+        def note_done(numbers: Sequence[int]) -> None:
             for _, count, number in runs(numbers, 1):
-                os.pwrite(done, b"\1" * count, number)  # from pinned memory, the copy is complete when the call returns
+                os.pwrite(done, b"\1" * count, number)
             self._progress.add(len(numbers) * BLOCK_BYTES)
 
-        numbers = array("I", os.pread(order, 4 * len(self._places), 0))
-        pieces = [numbers[at : at + PIECE_BLOCKS] for at in range(0, len(numbers), PIECE_BLOCKS)]
-        pool = ThreadPoolExecutor(THREADS, "restorer", self._gpu.set_current)
-        try:
-            for _ in pool.map(copy, pieces):
-                if self._channel.has_ended:
-                    return
-        finally:
-            pool.shutdown(cancel_futures=True)
-            host.close()
-            self._host = None
-        self._channel.answer("filled")
+        numbers = array("I", os.pread(order, 4 * len(self._blocks), 0))
+        filling = Filling(self._image, self._arena, self._blocks, numbers, note_done, lambda: not self._channel.has_ended)
+        if filling.run(self._start.gpu(), self._start.lanes().lanes):
+            self._channel.answer("filled")
 
     def give_up(self, why: str = "") -> None:
         """Nothing is under way between two requests."""

@@ -1,5 +1,6 @@
 """The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py)."""
 
+import threading
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +9,7 @@ from mpsd.images.imager.requests import Channel, Request
 from mpsd.images.rules.refusals import NoSuchImage
 
 FAILURES = (MpsdError, OSError, ValueError, LookupError, MemoryError)
-# What is asked first, and who does it; loaded then: restoring needs neither cuda.core nor NVRTC.
+# What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
 REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "make", "fill")  # methods of these
 
@@ -37,7 +38,9 @@ def serve(descriptor: int) -> int:
 def _begin(channel: Channel, request: Request) -> Any:
     module, name = BEGINNINGS[request.asked["do"]]
     try:
+        device = import_module("mpsd.images.imager.device")
+        threading.Thread(target=device.prepare, name="driver").start()  # while the other modules are loaded
         work = getattr(import_module(f"mpsd.images.imager.{module}"), name)
     except ImportError as exc:
-        raise LookupError(f"mpsd-imager needs cuda-python and NVRTC, the extra `images` of mpsd: {exc}") from None
+        raise LookupError(f"mpsd-imager needs cuda-bindings and NumPy, the extra `images` of mpsd: {exc}") from None
     return work(channel, request)

@@ -31,6 +31,7 @@ _MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 1
 _HEAD = struct.Struct("<8sHHI")
 _LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")
+_SLOT = struct.Struct(f"<{HASH_BYTES}xII")  # the same without the hash
 BODY_AT = _HEAD.size + HASH_BYTES
 
 
@@ -78,6 +79,11 @@ class ArenaImage(Struct, frozen=True):
 
     def place(self, number: int) -> BlockPlace:
         return BlockPlace(*_PLACE.unpack_from(self.places, number * _PLACE.size))
+
+    def slots(self) -> tuple[list[int], list[int]]:
+        """Return the packs of all blocks, and their slots there."""
+        found = list(_SLOT.iter_unpack(self.places))
+        return [pack for pack, _ in found], [slot for _, slot in found]
 
 
 class Manifest(Struct, frozen=True):

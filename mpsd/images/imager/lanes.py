@@ -1,0 +1,76 @@
+"""Ways to a GPU, one for each thread, by which blocks of an image go there and are hashed there (native/include/mpsd_lane.h).
+
+Its threads work in C, outside the interpreter's lock, except once for each piece of several blocks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from mpsd.images.imager.device import DeviceMemory, Gpu, PinnedMemory, call, make_event, make_stream
+from mpsd.images.imager.kernel import THREADS, HashKernel
+from mpsd.images.rules.block_hash import SUMS_BYTES
+from mpsd.native import ffi, lib
+
+BUFFER_BYTES = 512 << 10  # what all lanes have under way should fit into the processor's last cache
+PIECES, MOST_BLOCKS = int(lib.MPSD_LANE_PIECES), int(lib.MPSD_PIECE_BLOCKS)
+_CUDA = 12000  # the version whose functions are meant
+_FUNCTIONS = ("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuLaunchKernel")
+
+
+class Lanes:
+    """Lanes to the current GPU, with the buffers and the kernel that they share; the process's end frees them."""
+
+    def __init__(self, gpu: Gpu, key: bytes, count: int, buffer_bytes: int = BUFFER_BYTES) -> None:
+        """gpu: the current one.  key: of the hash."""
+        kernel = HashKernel(gpu.number)
+        self._key = DeviceMemory(len(key))
+        call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
+        buffers, pieces = lib.MPSD_LANE_BUFFERS * buffer_bytes, PIECES * ffi.sizeof("struct mpsd_piece")
+        self._buffers, self._pieces = PinnedMemory(count * buffers), PinnedMemory(count * pieces)
+        functions = [call(driver.cuGetProcAddress, name.encode(), _CUDA, 0)[0] for name in _FUNCTIONS]
+        self.lanes = [Lane(functions, kernel, self._key.address, buffer_bytes) for _ in range(count)]
+        for number, lane in enumerate(self.lanes):
+            lane.place(self._buffers.address + number * buffers, self._pieces.address + number * pieces)
+
+
+class Lane:
+    """The way of one thread, in which PIECES can be under way."""
+
+    def __init__(self, functions: Sequence[int], kernel: HashKernel, key: int, buffer_bytes: int) -> None:
+        self._owned = make_stream(), [make_event() for _ in range(lib.MPSD_LANE_BUFFERS + PIECES)]
+        stream, events = self._owned
+        self._lane = lane = ffi.new("struct mpsd_lane *")
+        for name, address in zip(_FUNCTIONS, functions, strict=True):
+            setattr(lane.gpu, name, ffi.cast(ffi.typeof(getattr(lane.gpu, name)), address))
+        lane.stream, lane.kernel = _pointer(stream), _pointer(kernel.function)
+        lane.copied = [_pointer(each) for each in events[PIECES:]]
+        lane.hashed = [_pointer(each) for each in events[:PIECES]]
+        lane.key, lane.buffer_bytes = key, buffer_bytes
+        lane.most_cuda_blocks, lane.cuda_block_threads = kernel.most, THREADS
+        self._sums = ffi.new("uint64_t[]", MOST_BLOCKS * lib.MPSD_BLOCK_SUMS)
+
+    def place(self, buffers: int, pieces: int) -> None:
+        self._lane.buffers, self._lane.pieces = ffi.cast("char *", buffers), ffi.cast("struct mpsd_piece *", pieces)
+
+    def send(self, piece: int, files: Sequence[int], slots: Sequence[int], addresses: Sequence[int]) -> int:
+        """Read a block of each file to these addresses of the GPU, and have it hashed there; return how many could be read.
+
+        piece: which one of the lane; the one before it there has been waited for.  The GPU is still at work on return."""
+        return self._checked(lib.mpsd_lane_send(self._lane, piece, len(files), files, slots, addresses))
+
+    def sums(self, piece: int, count: int) -> list[bytes]:
+        """Wait for the GPU, and return the sums of the first blocks of a piece, SUMS_BYTES each."""
+        self._checked(lib.mpsd_lane_wait(self._lane, piece, count, self._sums))
+        found = bytes(ffi.buffer(self._sums, count * SUMS_BYTES))
+        return [found[at : at + SUMS_BYTES] for at in range(0, len(found), SUMS_BYTES)]
+
+    def _checked(self, found: int) -> int:
+        if found < 0:
+            raise OSError(f"a call of the driver failed: {driver.CUresult(self._lane.error).name}")
+        return found
+
+
+def _pointer(handle: Any) -> Any:
+    return ffi.cast("void *", int(handle))
