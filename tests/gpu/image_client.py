@@ -6,6 +6,7 @@
     image_client.py checkpoint BYTES                        checkpoint a process without MPS by the driver's calls
 """
 
+import ctypes
 import json
 import os
 import random
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 BLOCK = 2 << 20
 WORK_BYTES = 256 << 20  # each step also copies these, limited by the GPU's memory bandwidth
+KERNELS = Path(__file__).parents[1] / "clients/kernels.ptx"
+CUDA_BLOCKS, THREADS = 1056, 512  # all that an H100 or H200 runs at a time, and more
 PARTS = 8
 RATE_SECONDS = 0.5
 RESTORES = 3
@@ -43,7 +46,10 @@ class Worker:
         self._from, self._to, self._work = _allocated(work), _allocated(work), work
         self._steps = 0
         self._ends = [_call("cuEventCreate", 2) for _ in range(2)]  # 2: without times
-        _call("cuMemsetD32", self.block.address, 1, size // 4)
+        module = _call("cuModuleLoadData", KERNELS.read_bytes() + b"\0")
+        self._fill = _call("cuModuleGetFunction", module, b"fill")
+        self._write(size)
+        _call("cuCtxSynchronize")
         self.arena.commit(Layout(self._parts(size)))
 
     def _parts(self, size: int) -> "dict[str, TensorSpec]":
@@ -53,10 +59,15 @@ class Worker:
         each, first = size // PARTS // BLOCK * BLOCK, self.block.offset
         return {f"layers.{number}": TensorSpec(first + number * each, "uint8", (each,), (1,)) for number in range(PARTS)}
 
+    def _write(self, size: int) -> None:
+        """Write words that are all different: of equal blocks an image stores one."""
+        values = (self.block.address, size // 8, self._steps), (ctypes.c_uint64,) * 3
+        _call("cuLaunchKernel", self._fill, CUDA_BLOCKS, 1, 1, THREADS, 1, 1, 0, 0, values, 0)
+
     def step(self) -> None:
         self._steps += 1
         if self._dirty:
-            _call("cuMemsetD32Async", self.block.address, self._steps, self._dirty // 4, 0)
+            self._write(self._dirty)
         _call("cuMemcpyDtoDAsync", self._to, self._from, self._work, 0)
         _call("cuEventRecord", self._ends[self._steps % 2], 0)
         _call("cuEventSynchronize", self._ends[(self._steps + 1) % 2])  # of the step before
@@ -118,17 +129,21 @@ def _call(name: str, *arguments: Any) -> Any:
     return found[0] if found else None
 
 
+def _use_gpu() -> None:
+    _call("cuInit", 0)
+    _call("cuCtxSetCurrent", _call("cuDevicePrimaryCtxRetain", 0))
+
+
 def _allocated(size: int) -> int:
     return int(_call("cuMemAlloc", size))
 
 
 def take(size: str, permille: str, trials: str, directory: str) -> None:
-    from cuda.core import Device
     from mpsd_client import Client, calls
 
     from mpsd.images.store import Images
 
-    Device(0).set_current()
+    _use_gpu()
     worker = Worker(int(size), int(permille))
     worker.rate()
     for number in range(int(trials)):
@@ -186,9 +201,7 @@ def save(size: str, directory: str) -> None:
 
 
 def hold(size: str) -> None:
-    from cuda.core import Device
-
-    Device(0).set_current()
+    _use_gpu()
     _call("cuMemsetD8", _allocated(int(size)), 1, int(size))
     _call("cuCtxSynchronize")
     say("held")

@@ -23,12 +23,18 @@ def say(event: str, **facts: object) -> None:
     print(json.dumps({"event": event, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns(), **facts}), flush=True)
 
 
-def call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> Any:
     from cuda.bindings import driver
 
-    status, *_ = getattr(driver, name)(*arguments)
+    status, *found = getattr(driver, name)(*arguments)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise SystemExit(f"{name}: {status.name}")
+    return found[0] if found else None
+
+
+def use_gpu() -> None:
+    call("cuInit", 0)
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", 0))
 
 
 def digest(arena: Any) -> str:
@@ -66,11 +72,10 @@ class Decoder:
 
 
 def serve(count: str, directory: str) -> None:
-    from cuda.core import Device
     from mpsd_client import Service
 
     service = Service(SERVICE, capacity=64 * MIB, schema={"token": "uint64"})  # before CUDA begins
-    Device(0).set_current()
+    use_gpu()
     is_new = service.open().layout is None
     with service.active() as term:
         decoder = Decoder(term, is_new)
@@ -87,10 +92,9 @@ def serve(count: str, directory: str) -> None:
 
 
 def check(directory: str) -> None:
-    from cuda.core import Device
     from mpsd_client import Arena, Client, StateReader, calls, restore_image
 
-    Device(0).set_current()
+    use_gpu()
     with Client() as mpsd:
         for line in sys.stdin:
             name = line.strip()
