@@ -9,6 +9,7 @@ import itertools
 import json
 import mmap
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -21,13 +22,13 @@ from mpsd_client import Arena, Client, Layout, TensorSpec, calls, restore_arena
 from mpsd.images.imager import restoring
 from mpsd.images.imager.device import ExportedMemory, Gpu, PinnedMemory, call, make_stream, prepare
 from mpsd.images.imager.filling import PIECE_BLOCKS, Filling
-from mpsd.images.imager.kernel import HashKernel
 from mpsd.images.imager.lanes import BUFFER_BYTES, Lanes
 from mpsd.images.reader import ImageReader
 from mpsd.images.rules.manifest import block_offsets
 from mpsd.images.store import Images
 from mpsd.native import ffi, lib
 
+START = Path(__file__).with_name("imager_start.py")
 BLOCK = 2 << 20
 IMAGE = "measured"
 BUFFERS = int(lib.MPSD_LANE_BUFFERS)
@@ -81,26 +82,9 @@ def restore(directory: Path) -> None:
     say("restored", is_right=right, **ends)
 
 
-def start(directory: Path) -> tuple[Gpu, ImageReader, Images]:
-    """Do what an imager does first, one after the other: it does some of this at a time."""
-    ends: dict[str, float] = {}
-    began = time.monotonic()
-
-    def end(what: str) -> None:
-        nonlocal began
-        ends[what], began = time.monotonic() - began, time.monotonic()
-
-    images = Images.open_existing(directory)
-    image = images.reader(IMAGE)
-    key = images.directory.hash_of.block_key
-    end("image_s")
-    gpu = Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
-    HashKernel(gpu.number)
-    end("kernel_s")
-    Lanes(gpu, key, restoring.THREADS)
-    end("lanes_s")
-    say("started", **ends)
-    return gpu, image, images
+def start(directory: Path, size: int) -> None:
+    command = [sys.executable, str(START), str(directory), IMAGE, str(size), str(time.monotonic())]
+    print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout, end="", flush=True)
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> float:
@@ -184,10 +168,11 @@ def main(size: int, directory: Path, trials: int) -> None:
     take(size, directory)
     for _ in range(trials):
         restore(directory)
-    gpu, image, images = start(directory)
-    began = time.monotonic()
+        start(directory, size)
+    images = Images.open_existing(directory)
+    image = images.reader(IMAGE)
+    gpu = Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
     memory = ExportedMemory(gpu.number, size)
-    say("memory", seconds=time.monotonic() - began)
     for count in THREADS:
         for way in ("read", "mapped"):
             say("read", threads=count, way=way, seconds=[read_alone(image, count, way) for _ in range(trials)])

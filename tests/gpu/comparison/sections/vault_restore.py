@@ -28,14 +28,14 @@ def run(stage: Stage) -> None:
     stage.mpsd.clients.remove(client)
     vault.remove(stage.mpsd, "measured", "restored")
     shutil.rmtree(directory, ignore_errors=True)
-    for kind in ("taken", "restored", "started", "memory", "read", "copied", "filled"):
+    for kind in ("taken", "restored", "started", "read", "copied", "filled"):
         stage.keep(kind, client.events(kind))
     if restored := client.events("restored"):
         _report(stage, size, restored)
-    for event in client.events("started"):
-        words = [f"{name.removesuffix('_s')} {event[name]:.2f} s" for name in ("image_s", "kernel_s", "lanes_s")]
-        made = [f"{each['seconds']:.2f} s" for each in client.events("memory")]
-        stage.add("the imager's start, one after the other", mpsd=", ".join(words), remark=f"the memory: {' '.join(made)}")
+    if starts := [event["seconds"] for event in client.events("started")]:
+        words = [f"{name} {' '.join(f'{each[name] * 1e3:.0f}' for each in starts)}" for name in starts[0]]
+        whole = sum(starts[-1].values()) * 1e3
+        stage.add("the imager's start, one after the other, ms", mpsd=f"{whole:.0f}", remark="; ".join(words))
     for event in client.events("read"):
         stage.add(f"{event['threads']} threads read alone: {event['way']}, GB/s", mpsd=_rates(size, event))
     for event in client.events("copied"):
