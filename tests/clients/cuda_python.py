@@ -1,7 +1,7 @@
 """A program on cuda-python, the same on the simulator as on a GPU: `python cuda_python.py` prints what it found as JSON.
 
 It compiles a kernel by NVRTC, launches it on a stream of low priority, shares memory with a second process by a descriptor, and
-reads the bytes of both in pinned host memory. Needs cuda-bindings, cuda-core and NVRTC (`pip install '.[images]'`).
+reads the bytes of both in pinned host memory. Needs cuda-python and NVRTC (`pip install cuda-python nvidia-cuda-nvrtc`).
 """
 
 import ctypes

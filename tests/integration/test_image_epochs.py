@@ -24,7 +24,7 @@ STRIKES = ["rank"] * 8 + ["both"] * 6 + ["imager"] * 4 + ["hung"] * 2
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.deadline(400),
-    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[images]')"),
+    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-bindings and NumPy (pip install '.[images]')"),
 ]
 
 

@@ -22,7 +22,7 @@ BLOCKS = 4
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.deadline(90),
-    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[images]')"),
+    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-bindings and NumPy (pip install '.[images]')"),
 ]
 
 

@@ -26,7 +26,7 @@ TAKEN = 3
 
 pytestmark = [
     pytest.mark.deadline(90),
-    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[images]')"),
+    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-bindings and NumPy (pip install '.[images]')"),
 ]
 
 

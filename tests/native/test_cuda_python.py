@@ -13,7 +13,7 @@ from tests.native.sim_machine import CLIENTS, Machine
 PROGRAM = CLIENTS.parent / "cuda_python.py"
 
 pytestmark = pytest.mark.skipif(
-    not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[images]')"
+    not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[dev]')"
 )
 
 

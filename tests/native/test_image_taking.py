@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("image_taking.py")
 
 pytestmark = [
     pytest.mark.deadline(90),
-    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-python and NVRTC (pip install '.[images]')"),
+    pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-bindings and NumPy (pip install '.[images]')"),
 ]
 
 

@@ -1,1 +1,1 @@
-"""The process that takes images: cuda-python, never imported by the daemon."""
+"""The process that takes images: cuda.bindings, never imported by the daemon."""
