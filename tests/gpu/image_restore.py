@@ -164,14 +164,14 @@ def fill(gpu: Gpu, image: ImageReader, key: bytes, to: int, count: int, kib: int
 
 def main(size: int, directory: Path, trials: int) -> None:
     prepare()
-    call(driver.cuCtxSetCurrent, call(driver.cuDevicePrimaryCtxRetain, 0))
+    gpu = Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
+    gpu.set_current()
     take(size, directory)
     for _ in range(trials):
         restore(directory)
         start(directory, size)
     images = Images.open_existing(directory)
     image = images.reader(IMAGE)
-    gpu = Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
     memory = ExportedMemory(gpu.number, size)
     for count in THREADS:
         for way in ("read", "mapped"):
