@@ -2,7 +2,8 @@
 
 With some kernels the user of a process can let them wait for ever (docs/decisions/029).  A process of mpsd's does them, one
 after the other (`mpsd-inspector --direct`).  If it waits, mpsd kills it, starts another one, and reads no process of that user
-for some seconds.  So a user delays mpsd by MOST_WAIT_SECONDS in UNREAD_SECONDS at most.
+for some seconds.  So a user delays mpsd by MOST_WAIT_SECONDS in UNREAD_SECONDS at most, and other searches for descriptors by
+little more than MOST_SEARCH_SECONDS.
 """
 
 import errno
@@ -27,6 +28,7 @@ from mpsd.host.programs import own_program
 
 LOOK_SECONDS = 0.002  # such a read takes 22 us
 MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keeps the reader waiting
+MOST_SEARCH_SECONDS = 0.5  # of the processor's time, for searches of 2 ms and more: one of 1,000 links takes about that
 UNREAD_SECONDS = 5.0
 _SPIN_SECONDS = 0.0002  # before mpsd gives up its processor, which a busy machine gives back after milliseconds only
 _DEADLINE_SECONDS = 5.0  # of a reader that does not wait in the kernel: a machine without a free processor, or SIGSTOP
@@ -40,10 +42,18 @@ class Unanswered(OSError):
 
 
 class _Wait(Struct):
-    """The waits that the processes of one user caused since then."""
+    """The waits that the processes of one user caused since then, and the time that long searches through them took."""
 
     since: float
     seconds: float = 0.0
+    searched: float = 0.0
+
+    @property
+    def why_unread(self) -> str:
+        """Why this user's processes are not read; empty if they are."""
+        if self.seconds >= MOST_WAIT_SECONDS:
+            return "one of them kept its reader waiting in the kernel"
+        return "they have too many descriptors, or with links too long" if self.searched >= MOST_SEARCH_SECONDS else ""
 
 
 class ProcessReader:
@@ -109,9 +119,25 @@ class ProcessReader:
 
         Raises OSError.
         """
-        return set(wire.parse_numbers(self._read(Question(InspectorOp.FIND, pid, links))))
+        try:
+            took_ms, payload = self._ask(Question(InspectorOp.FIND, pid, links))
+        except OSError as exc:
+            if exc.errno == errno.E2BIG:  # it took too long
+                self._note_search(pid, MOST_SEARCH_SECONDS)
+            raise
+        if took_ms / 1000 >= LOOK_SECONDS:
+            self._note_search(pid, took_ms / 1000)
+        return set(wire.parse_numbers(payload))
+
+    def _note_search(self, pid: int, seconds: float) -> None:
+        with self._lock:
+            self._wait_of(self._share_of(pid)).searched += seconds
 
     def _read(self, question: Question) -> bytes:
+        return self._ask(question)[1]
+
+    def _ask(self, question: Question) -> tuple[int, bytes]:
+        """Return count and payload of the answer.  Raises OSError."""
         if not 0 < question.pid <= _MOST_PID:
             raise ProcessLookupError(errno.ESRCH, f"{question.pid} is not a pid")
         request = wire.pack_question(question, 0, 1, 0)
@@ -120,7 +146,7 @@ class ProcessReader:
                 self._check(self._share_of(question.pid))
             process = self._send(request)
             answer = self._receive(process, question.pid)
-        return wire.parse_answer(answer)[1]
+        return wire.parse_answer(answer)
 
     def _share_of(self, pid: int) -> int:
         return self._ranges.share_of(self._uid_of(pid))
@@ -207,6 +233,8 @@ class ProcessReader:
         if wait and time.monotonic() > wait.since + UNREAD_SECONDS:
             del self._waits[share]
             wait = None
-        if (wait and wait.seconds >= MOST_WAIT_SECONDS) or any(share == each for each, _ in self._stuck):
+        why = wait.why_unread if wait else ""
+        if any(share == each for each, _ in self._stuck):
             why = "one of them kept its reader waiting in the kernel"
+        if why:
             raise Unanswered(errno.EBUSY, f"processes of uid {share} are not read for {UNREAD_SECONDS:.0f} s: {why}")

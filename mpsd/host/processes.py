@@ -329,6 +329,6 @@ def collect(pid: int) -> bool:
 
 
 reader = ProcessReader(real_uid, state)
-searcher = ProcessReader(real_uid, state)  # 65,536 links take it 50 ms: the other one answers in that time
+searcher = ProcessReader(real_uid, state)  # a search takes it up to 200 ms: the other one answers in that time
 atexit.register(reader.close)
 atexit.register(searcher.close)

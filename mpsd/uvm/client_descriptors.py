@@ -57,7 +57,7 @@ def explained(error: OSError) -> Exception:
             return Unavailable(f"not permitted to duplicate the client's descriptors: {why}")
         case errno.ENOSYS:
             return Unavailable("this kernel has no pidfd_getfd, which needs Linux 5.6")
-        case errno.ETIMEDOUT:
+        case errno.ETIMEDOUT | errno.EBUSY | errno.E2BIG:  # later it may have fewer, or its user's time be there again
             return Unreadable("the client's descriptors were not listed in time")
         case errno.EMFILE | errno.ENFILE:
             return Unavailable("mpsd has no descriptor left")

@@ -36,7 +36,8 @@
  *   SPACES nothing                                    uint64: the inode of its pid namespace, then of each one
  *                                                     above it; the last is the inspector's own.  -EXDEV: it is
  *                                                     in none below
- *   FIND   words: links, or their last names          count numbers (int32) of the descriptors with such a link
+ *   FIND   words: links, or their last names          numbers (int32) of the descriptors with such a link; count: milliseconds
+ *                                                     of the processor's time that the search took
  *   READER nothing                                    none; count: the pid of a new process, a child of mpsd's,
  *                                                     that serves this socket as `--direct` does
  *   RUN    words: variables of the environment, then  none; count: the pid of a new process, a child of mpsd's and
@@ -46,7 +47,7 @@
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value or the
- * environment is longer than the bounds below.
+ * environment is longer than the bounds below, or a search (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
  *
  * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ".
  */
@@ -73,6 +74,11 @@ enum mpsd_inspector_op {
 };
 
 #define MPSD_INSPECTOR_SAME_USER UINT32_MAX
+
+/* Of the processor's time, for the descriptors of one process: a link costs the kernel the more the deeper its path is. */
+#ifndef MPSD_INSPECTOR_FIND_MS
+#define MPSD_INSPECTOR_FIND_MS 200 /* tests build with less */
+#endif
 
 enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_INSPECTOR_UNKNOWN };
 

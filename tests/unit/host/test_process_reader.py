@@ -2,10 +2,12 @@
 
 import errno
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +37,7 @@ while request := requests.recv(65536):
 """
 HOSTILE, NEIGHBOUR, OTHER = 1001, 1002, 2001  # as pids; their users:
 USERS = {HOSTILE: 100, NEIGHBOUR: 100, OTHER: 200}
+NATIVE = Path(__file__).parents[3] / "native"
 
 
 @pytest.fixture
@@ -150,6 +153,71 @@ def test_short_waits_of_one_user_add_up(fifo: Path) -> None:
                 answered += 1
         assert answered < 200
         assert reader.stat(OTHER) == str(OTHER).encode()
+    finally:
+        reader.close()
+
+
+# It opens so many descriptors of a directory with a path of nearly 4,096 bytes.
+DEEP = """
+import os, sys
+os.chdir(sys.argv[1])
+for _ in range(1900):
+    os.mkdir("d")
+    os.chdir("d")
+file = os.open(".", os.O_RDONLY)
+for _ in range(int(sys.argv[2])):
+    os.dup(file)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hoarder() -> Iterator[int]:
+    """Yield a process with many descriptors that take long to list."""
+    count = min(8000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100)
+    place = tempfile.mkdtemp(dir="/dev/shm")  # a short path, and mkdir costs little there
+    words = [sys.executable, "-IS", "-c", DEEP, place, str(count)]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    assert child.stdout.readline() == "open\n"
+    yield child.pid
+    child.communicate()
+    subprocess.run(["rm", "-rf", place], check=True)  # too deep for shutil
+
+
+def test_a_search_has_an_end_and_counts_against_its_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hoarder: int
+) -> None:
+    """65,536 descriptors with long paths took a search 1.8 s, again and again, and all other clients waited for it."""
+    program = tmp_path / "inspector"
+    build = ["make", "-C", str(NATIVE / "inspector"), f"OUT={program}", "CPPFLAGS_EXTRA=-DMPSD_INSPECTOR_FIND_MS=10"]
+    subprocess.run(build, check=True, capture_output=True)
+    reader = ProcessReader({hoarder: 100, os.getpid(): 200}.__getitem__, state, program)
+    try:
+        with pytest.raises(OSError, match="E2BIG"):
+            reader.numbers(hoarder, ["/nothing"])
+        with pytest.raises(Unanswered, match="too many descriptors"):
+            reader.numbers(hoarder, ["/nothing"])
+        with open(os.devnull) as null:
+            assert null.fileno() in reader.numbers(os.getpid(), [os.devnull])
+        monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
+        with pytest.raises(OSError, match="E2BIG"):
+            reader.numbers(hoarder, ["/nothing"])
+    finally:
+        reader.close()
+
+
+def test_searches_of_one_user_add_up(fifo: Path) -> None:
+    """Each alone ends in time; a user can have many processes, and connect again and again."""
+    reader = waiter(fifo, f"if pid == {HOSTILE}: requests.send(struct.pack('=iI', 0, 100)); continue")
+    try:
+        answered = 0
+        with suppress(Unanswered):
+            while answered < 200 and reader.numbers(HOSTILE, ["x"]) == set():
+                answered += 1
+        assert answered == 5
+        assert reader.numbers(OTHER, ["x"])
     finally:
         reader.close()
 
