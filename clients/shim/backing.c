@@ -71,15 +71,16 @@ static int note_memory(void *argument, const struct mpsd_allocation *allocation)
 	return window_know(&window, allocation->address, allocation->bytes);
 }
 
-static bool is_there(const struct layout_entry *entry)
+/* Whether an entry names memory of the arena that none before it did: who may write the arena may have written its layout, and two
+ * requests of the program must not get the same memory. */
+static bool is_there_once(const struct layout_entry *entry)
 {
-	struct mpsd_allocation found;
+	struct ledger_range *range = ledger_find(&window.ledger, window.base + entry->offset);
 
-	return mpsd_arena_find(arena, window.base + entry->offset, &found) == 0 && found.address == window.base + entry->offset &&
-	       found.bytes >= entry->bytes;
+	return range && range->base == window.base + entry->offset && range->bytes >= entry->bytes && !range->note++;
 }
 
-/* 0; -EBADMSG: it is not ours. */
+/* After the memory is noted.  0; -EBADMSG: it is not ours. */
 static int read_layout(void)
 {
 	void *text;
@@ -91,7 +92,7 @@ static int read_layout(void)
 	rc = layout_read(&layout, text, bytes);
 	free(text);
 	for (size_t i = 0; rc == 0 && i < layout.count; i++)
-		if (!is_there(&layout.entries[i]))
+		if (!is_there_once(&layout.entries[i]))
 			rc = -EBADMSG;
 	return rc;
 }
@@ -99,10 +100,10 @@ static int read_layout(void)
 static int take_over(void)
 {
 	struct mpsd_arena_hooks hooks = { before_map, NULL, &window };
-	int rc = read_layout();
+	int rc = mpsd_arena_for_each(arena, note_memory, NULL);
 
 	if (rc == 0)
-		rc = mpsd_arena_for_each(arena, note_memory, NULL);
+		rc = read_layout();
 	if (rc == 0)
 		rc = mpsd_arena_set_hooks(arena, &hooks);
 	if (rc == 0 && window.shield != SHIELD_OFF)

@@ -165,6 +165,24 @@ def test_an_arena_that_others_have_laid_out_is_left_alone(daemon: Machine) -> No
     assert not before.base <= found["address"] < before.base + before.window_bytes
 
 
+# A writer whose layout gives the same memory to two requests.
+FORGES = """
+from mpsd_client import Arena
+arena = Arena.create("forged", 8 << 20)
+block = arena.allocate(4 << 20)
+entry = f"[{block.offset}, {block.bytes}]"
+arena.commit(('{"format": "mpsd-shim-1", "allocations": [' + f"{entry}, {entry}" + "]}").encode())
+arena.close()
+"""
+
+
+def test_no_two_requests_get_the_same_memory(daemon: Machine) -> None:
+    """Whoever may write an arena may have written its layout."""
+    subprocess.run([sys.executable, "-c", FORGES], env=daemon.variables, timeout=20, check=True)
+    first, second = addresses(memory(daemon, "4", "4", MPSD_ARENA="forged", MPSD_ARENA_ADOPT="1"))
+    assert first != second
+
+
 # -- errors and guards ---------------------------------------------------------------------------------------------------
 
 
