@@ -44,8 +44,6 @@ os.execv({counter!r}, [{counter!r}, *sys.argv[1:]])
 """
 
 
-
-
 def spent(machine: Machine) -> float:
     """How much of the processor's time mpsd's readers of processes have had: unlike a wait, it does not grow with the load."""
     children = Path(f"/proc/{machine.daemon_pid()}/task").glob("*/children")
