@@ -9,15 +9,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from mpsd.fairness.uid_ranges import parse
 from mpsd.host import process_reader
+from mpsd.host.inspector_messages import LinkedFile
 from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.host.processes import state
+from tests.unit.api.file_server import serve
 
 # It answers like mpsd-inspector, but waits in the kernel where `{waits}` applies: its spawned child opens a FIFO that has no
 # writer, and the kernel suspends the parent of such a child, as if it waited for a lock.
@@ -78,6 +80,34 @@ def test_what_the_kernel_says_of_a_process(reader: ProcessReader) -> None:
         with pytest.raises(OSError, match="EINVAL"):
             reader.linked_file(pid, "cwd")
         assert not reader.numbers(pid, ["/nothing"])
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_no_file_server_is_asked_for_the_files_of_a_process(tmp_path: Path, reader: ProcessReader) -> None:
+    """It need not answer, and a reader that waits for it is not seen to wait: a caller would give up after 5 s."""
+    with ExitStack() as mounted:
+        try:
+            server = mounted.enter_context(serve(tmp_path))
+        except OSError as exc:
+            pytest.skip(f"nothing can be mounted here: {exc}")
+        identity = (os.stat(tmp_path).st_dev, os.stat(tmp_path).st_ino)
+        pid = mounted.enter_context(inside(tmp_path))
+        server.is_silent = True
+        assert reader.linked_file(pid, "root") == LinkedFile(str(tmp_path), identity)
+        assert not server.asked
+        server.is_silent = False
+
+
+@contextmanager
+def inside(root: Path) -> Iterator[int]:
+    """Yield a process that has this root directory."""
+    words = [sys.executable, "-IS", "-c", "import os, sys; os.chroot(sys.argv[1]); print(1, flush=True); sys.stdin.read()"]
+    with subprocess.Popen([*words, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        assert child.stdout.readline() == b"1\n"
+        yield child.pid
+        child.kill()
 
 
 def test_of_one_that_has_gone_the_kernel_says_so(reader: ProcessReader) -> None:
@@ -186,9 +216,7 @@ def hoarder() -> Iterator[int]:
     subprocess.run(["rm", "-rf", place], check=True)  # too deep for shutil
 
 
-def test_a_search_has_an_end_and_counts_against_its_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hoarder: int
-) -> None:
+def test_a_search_has_an_end_and_counts_against_its_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hoarder: int) -> None:
     """65,536 descriptors with long paths took a search 1.8 s, again and again, and all other clients waited for it."""
     program = tmp_path / "inspector"
     build = ["make", "-C", str(NATIVE / "inspector"), f"OUT={program}", "CPPFLAGS_EXTRA=-DMPSD_INSPECTOR_FIND_MS=10"]
