@@ -46,7 +46,7 @@ log = structlog.get_logger()
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
 # Signals by which a process ends itself, also after its own error (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
-SM_ERRORS = frozenset({700, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
+SM_ERRORS = frozenset({700, 710, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
 _MOST_RECENT = 256
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 

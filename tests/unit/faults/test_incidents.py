@@ -222,6 +222,17 @@ async def test_a_client_says_so_itself(world, autojump_clock):
     assert said.text.startswith("CUDA_ERROR_ILLEGAL_ADDRESS xxx")
 
 
+@pytest.mark.parametrize("code", [700, 710, 714, 715, 716, 717, 718, 719])
+async def test_an_error_that_an_sm_exception_gives_is_a_failure(world, autojump_clock, code):
+    """A trap has no program counter, and so has an assertion (710): who reports its error is the likely culprit."""
+    domain = world.domain()
+    (a,) = world.arrive(domain, 101)
+    world.incidents.report(a, FirstError(code, ""))
+    world.say_fault(domain)
+    (said,) = (each for each in world.last.evidence if each.source is Source.REPORT)
+    assert said.is_failure
+
+
 async def test_arrivals_and_ends_of_connections_are_passed_on(world, autojump_clock):
     seen = []
     world.incidents.client_arrived.subscribe(lambda process, domain, is_new: seen.append((process.pid, domain.name, is_new)))
