@@ -13,7 +13,7 @@ from mpsd.images.imager.kernel import THREADS, HashKernel
 from mpsd.images.rules.block_hash import SUMS_BYTES
 from mpsd.native import ffi, lib
 
-BUFFER_BYTES = 512 << 10  # what all lanes have under way should fit into the processor's last cache
+BUFFER_BYTES = 2 << 20  # smaller ones fit into the processor's cache, and are slower (docs/measurements.md)
 PIECES, MOST_BLOCKS = int(lib.MPSD_LANE_PIECES), int(lib.MPSD_PIECE_BLOCKS)
 _CUDA = 12000  # the version whose functions are meant
 _FUNCTIONS = ("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuLaunchKernel")
