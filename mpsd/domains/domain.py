@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from mpsd.domains.handshake_gate import HandshakeGate
 from mpsd.domains.limit_guard import Guard
 from mpsd.domains.rules import log_lines, server_answers, vendor_limits
 from mpsd.domains.rules.line_alarm import LineAlarm
@@ -49,8 +48,7 @@ class Domain:
     servers: dict[int, ServerView] = field(default_factory=dict)
     members: dict[ProcessId, float] = field(default_factory=dict)  # placed here; last seen (trio time), inf: has a server
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
-    gate: HandshakeGate = field(default_factory=HandshakeGate)  # the turn to send to its vendor daemon
-    guard: Guard = field(init=False)  # the limits of each client
+    guard: Guard = field(init=False)  # the limits of each client, and its turn to send to the vendor daemon
     key: str = ""  # all its clients have this key (domains/rules/placement.py)
     is_draining: bool = False
     is_worn: bool = False  # drained because newcomers got no context, or ended before they made one

@@ -2,8 +2,9 @@
 
 A window is the time in which a client may come: from before its connection reaches the vendor's daemon until the server's log
 reports that it has arrived.  A client with limits has a window alone, because a connection of the server's user can send the
-vendor's commands, which change the limits (docs/decisions/055); clients without limits share one.  Between windows the server's
-limits are closed, so that a client that comes outside of every window gets an error rather than too much.
+vendor's commands, which change the limits (docs/decisions/055); clients without limits share one.  handshake_gate.py decides
+who comes next.  Between windows the server's limits are closed, so that a client that comes outside of every window gets an
+error rather than too much.
 """
 
 from collections import deque
@@ -14,6 +15,7 @@ import structlog
 import trio
 from msgspec import Struct, field
 
+from mpsd.domains.handshake_gate import Entrant, HandshakeGate, Pass
 from mpsd.domains.rules import vendor_limits
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.vendor_control import VendorControl
@@ -52,25 +54,26 @@ class Guard(Struct):
     baselines: dict[int, ClientLimits] = field(default_factory=dict)
     era: int = 0  # in another era, limits that were set before do not hold
     _in_force: dict[int, ClientLimits] = field(default_factory=dict)  # the last limits that each server took; absent: not known
-    _key: object = None  # what the connections in the window have in common
-    _inside: int = 0
-    _waiting: deque[tuple[object, trio.Event]] = field(default_factory=deque)
+    _gate: HandshakeGate = field(default_factory=HandshakeGate)
+    _window: int = 0  # of which `_in_force` is
     _telling: trio.Lock = field(default_factory=trio.Lock)
     _arrivals: dict[int, deque[ConnectingClient]] = field(default_factory=dict)
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def window(self, key: object, control: VendorControl) -> AsyncIterator[None]:
-        """Enter a window; inside are only holders of the same key, or one client with limits."""
-        if isinstance(key, ClientLimits) and key != vendor_limits.unlimited(self.gpus):
-            key = object()
-        await self._enter(key)
+    async def window(self, entrant: Entrant, control: VendorControl) -> AsyncIterator[Pass]:
+        """Enter a window; inside are only holders of the same key, or one client with limits.  A key may be ClientLimits."""
+        if isinstance(entrant.key, ClientLimits) and entrant.key != vendor_limits.unlimited(self.gpus):
+            entrant.key = object()
         try:
-            yield
+            async with self._gate.turn(entrant) as right:
+                if self._window != self._gate.window:
+                    self._window = self._gate.window
+                    self._in_force.clear()  # a connection in the window before may have changed them
+                yield right
         finally:
-            self._leave()
-            if self.is_on and not self._inside:
+            if self.is_on and not self._gate.inside:
                 with trio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await self._close(control)
 
@@ -93,7 +96,7 @@ class Guard(Struct):
     @asynccontextmanager
     async def at_baseline(self, server_pid: int, defaults: ClientLimits, control: VendorControl) -> AsyncIterator[None]:
         """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards."""
-        async with self.window(("baseline", server_pid), control):
+        async with self.window(Entrant(("baseline", server_pid)), control):
             await self.set_limits(server_pid, vendor_limits.unlimited(self.gpus), defaults, control)
             yield
             async with self._telling:
@@ -102,7 +105,7 @@ class Guard(Struct):
 
     async def hold_adopted(self, control: VendorControl) -> None:
         """Keep the limits in force after a restart of mpsd, until the clients that the earlier one admitted have arrived."""
-        async with self.window("adopted", control):
+        async with self.window(Entrant("adopted"), control):
             await trio.sleep(_ADOPTED_SECONDS)
 
     # -- arrivals ----------------------------------------------------------------------------------------------------
@@ -142,35 +145,6 @@ class Guard(Struct):
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    async def _enter(self, key: object) -> None:
-        if not self._waiting and (not self._inside or self._key == key):
-            self._key = key
-            self._inside += 1
-            return
-        entry = (key, trio.Event())
-        self._waiting.append(entry)
-        try:
-            await entry[1].wait()  # for ever: every window ends within its clients' patience
-        except trio.Cancelled:
-            if entry[1].is_set():
-                self._leave()  # it was admitted at the same moment
-            else:
-                self._waiting.remove(entry)
-            raise
-
-    def _leave(self) -> None:
-        """Leave the window.  The next in the queue enter with all directly behind them that have the same key."""
-        self._inside -= 1
-        if self._inside:
-            return
-        self._in_force.clear()  # a connection in the window may have changed them
-        if not self._waiting:
-            return
-        self._key = self._waiting[0][0]
-        while self._waiting and self._waiting[0][0] == self._key:
-            self._inside += 1
-            self._waiting.popleft()[1].set()
-
     async def _learn_baseline(self, server_pid: int, defaults: ClientLimits, control: VendorControl) -> None:
         """Read the limits that the server's user or operator has set, while they are in force."""
         percent = vendor_limits.read_percent(await control.commands((f"get_active_thread_percentage {server_pid}",)))
@@ -195,7 +169,7 @@ class Guard(Struct):
         """Close the limits, unless a client has come.  If that fails, they are set again before the next client is admitted."""
         async with self._telling:
             for server_pid, baseline in list(self.baselines.items()):
-                if self._inside:
+                if self._gate.inside:
                     return
                 try:
                     await self._tell(server_pid, vendor_limits.closed(self.gpus, baseline.priority), control)

@@ -6,6 +6,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.spares import plan_spares
 from mpsd.errors import MpsdError, VendorFailed
@@ -154,7 +155,7 @@ class Upkeep:
 
     async def _warm(self, domain: Domain) -> None:
         """Start a spare's server, so that its first client need not wait for it."""
-        async with domain.gate.turn(0):
+        async with domain.guard.window(Entrant("spare"), domain.control):
             if domain.occupancy:
                 return  # a client came first, and another user's server would end the one that it waits for
             seconds = self._pool.program.start_seconds

@@ -4,16 +4,20 @@ A user is known by the uid whose share its things count against (uid_ranges.py).
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Guards that no user gets a second turn while another waits for a first, and that each user's entries keep their order."""
+    """Guards that no user gets a second turn while another waits for a first, and that each user's entries keep their order.
 
-    def __init__(self) -> None:
+    rank: of one user's entries, those of a lower rank go first.
+    """
+
+    def __init__(self, rank: Callable[[T], int] = lambda _: 0) -> None:
+        self._rank = rank
         self._waiting: dict[int, deque[T]] = {}  # by uid, in the order of their turns; none is empty
         self._count = 0
 
@@ -29,8 +33,29 @@ class Turns(Generic[T]):
         return len(self._waiting.get(uid, ()))
 
     def put(self, uid: int, thing: T) -> None:
-        self._waiting.setdefault(uid, deque()).append(thing)
+        waiting = self._waiting.setdefault(uid, deque())
+        place = len(waiting)
+        while place and self._rank(waiting[place - 1]) > self._rank(thing):
+            place -= 1
+        waiting.insert(place, thing)
         self._count += 1
+
+    def remove(self, uid: int, thing: T) -> None:
+        waiting = self._waiting[uid]
+        waiting.remove(thing)
+        self._count -= 1
+        if not waiting:
+            del self._waiting[uid]
+
+    def first(self, is_late: Callable[[T], bool]) -> T | None:
+        """Return what the next turn is for, and leave it there: of late users only if no other waits; None if nothing waits."""
+        firsts = [waiting[0] for waiting in self._waiting.values()]
+        return next((thing for thing in firsts if not is_late(thing)), firsts[0] if firsts else None)
+
+    def rest(self, uid: int) -> None:
+        """Let the user go to the end of the queue, whose turn is over."""
+        if waiting := self._waiting.pop(uid, None):
+            self._waiting[uid] = waiting
 
     def put_newest(self, uid: int, thing: T, most: int, most_in_all: int) -> T | None:
         """As `put`; where more than `most` things of this user would wait then, the oldest of them no longer does: returned.

@@ -8,6 +8,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 import trio
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.enforcement import enforce
-from mpsd.domains.handshake_gate import Pass
+from mpsd.domains.handshake_gate import Entrant, Pass
 from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
@@ -82,7 +83,7 @@ class Conversations(Struct):
                 domain.join(caller.process, caller.credentials.uid, domain.key)
                 self.pool.watch(domain, caller.process)
             domain.attach(caller.process)
-        async with domain.guard.window("adopted", domain.control):
+        async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control):
             await self._through(caller, domain, backend, None)
         with trio.move_on_after(_FAREWELL_SECONDS):
             await until_ended(caller.connection)
@@ -127,25 +128,32 @@ class Conversations(Struct):
         Return None if the connection failed.  Raise _NotSet if it is not certain that the limits are set.
         """
         pid = caller.credentials.pid or os.getpid()  # as the domain sees it
-        async with domain.guard.window(limits, domain.control):
-            if self._must_leave(caller, domain):
-                return None
-            era = domain.guard.era
-            try:
-                await enforce(self.pool, domain, caller.credentials.uid, limits)
-            except MpsdError as exc:
-                raise _NotSet(str(exc)) from exc
-            arrival = domain.guard.expect(pid)
-            try:
-                end = await self._speak(caller, domain, era)
-                if caller.link.has_passed_descriptors:
-                    domain.attach(caller.process)
-                if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
-                    caller.link.pass_on(end)
-                    await self._see_arrive(caller, domain, arrival)
-                return end
-            finally:
-                domain.guard.forget_arrival(pid, arrival)
+        with domain.handshake(caller.process):
+            async with domain.guard.window(self._entrant(caller, limits), domain.control) as right:
+                if self._must_leave(caller, domain):
+                    return None
+                era = domain.guard.era
+                try:
+                    await enforce(self.pool, domain, caller.credentials.uid, limits)
+                except MpsdError as exc:
+                    raise _NotSet(str(exc)) from exc
+                if self._must_leave(caller, domain) or domain.guard.era != era:
+                    return None  # in another era, the limits set before do not hold
+                arrival = domain.guard.expect(pid)
+                try:
+                    end = await self._speak(caller, domain, right)
+                    if caller.link.has_passed_descriptors:
+                        domain.attach(caller.process)
+                    if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
+                        caller.link.pass_on(end)
+                        await self._see_arrive(caller, domain, arrival)
+                    return end
+                finally:
+                    domain.guard.forget_arrival(pid, arrival)
+
+    def _entrant(self, caller: ClientConnection, limits: ClientLimits) -> Entrant:
+        uid, offences = caller.credentials.uid, self.open[caller.process] - 1 + self._offences(caller)
+        return Entrant(limits, caller.link.share, True, offences, partial(self.offences.is_remembered, uid))
 
     async def _prepare(self, domain: Domain, caller: ClientConnection) -> None:
         """Return once the domain's sentinel is ready, or no client waits for it.  Raise _NotSet if clients have to."""
@@ -162,19 +170,15 @@ class Conversations(Struct):
         domain.leave(caller.process)
         return True
 
-    async def _speak(self, caller: ClientConnection, domain: Domain, era: int) -> LinkSide | None:
-        with domain.handshake(caller.process):
-            async with domain.gate.turn(self.open[caller.process] - 1 + self._offences(caller)) as right:
-                if self._must_leave(caller, domain) or domain.guard.era != era:
-                    return None  # in another era, the limits set before do not hold
-                backend = await connect(domain.control.socket_path(caller.door), domain.control)
-                if backend is None:
-                    return None
-                if caller.process is not None:
-                    domain.admit(caller.process)
-                    self.assignment.separation.arrived(caller.process, domain)
-                self.keeper.hold(caller.domain_id(domain.name), backend)
-                return await self._through(caller, domain, backend, right)
+    async def _speak(self, caller: ClientConnection, domain: Domain, right: Pass) -> LinkSide | None:
+        backend = await connect(domain.control.socket_path(caller.door), domain.control)
+        if backend is None:
+            return None
+        if caller.process is not None:
+            domain.admit(caller.process)
+            self.assignment.separation.arrived(caller.process, domain)
+        self.keeper.hold(caller.domain_id(domain.name), backend)
+        return await self._through(caller, domain, backend, right)
 
     async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.

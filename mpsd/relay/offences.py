@@ -25,7 +25,7 @@ class Offences:
 
     def note(self, process: ProcessId | None, uid: int) -> None:
         self._by_process[process] += 1
-        if self._share_of is not None and not self._is_remembered(uid):
+        if self._share_of is not None and not self.is_remembered(uid):
             share = self._share_of(uid)
             self._at.pop(share, None)
             self._at[share] = trio.current_time()
@@ -34,9 +34,9 @@ class Offences:
 
     def of(self, process: ProcessId | None, uid: int) -> int:
         """Return how many the process has, and one more in the minute after one of its user, in whatever process."""
-        return self._by_process[process] + self._is_remembered(uid)
+        return self._by_process[process] + self.is_remembered(uid)
 
-    def _is_remembered(self, uid: int) -> bool:
+    def is_remembered(self, uid: int) -> bool:
         """Return whether its user is within the minute.  An offence in it begins no new one: patience is short then."""
         last = self._at.get(self._share_of(uid), -math.inf) if self._share_of else -math.inf
         return trio.current_time() - last < _REMEMBERED_SECONDS

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.leftovers import children, is_vendors
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits
@@ -146,7 +147,7 @@ class Protection(Struct):
         """Start them while no client connects, so that the first client finds them, and finds its own limits."""
         await self.end()
         domain, control = self.domain, self.domain.control
-        async with domain.guard.window("sentinel", control):
+        async with domain.guard.window(Entrant("sentinel"), control):
             seconds = self.pool.program.start_seconds
             self.server = await ensure_server(domain, uid, is_multiuser=self.pool.settings.is_multiuser, seconds=seconds)
             if domain.guard.is_on:

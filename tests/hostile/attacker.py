@@ -16,8 +16,8 @@ NOBODY = 65534
 PYTHON = next(filter(os.path.exists, ("/usr/bin/python3", "/usr/local/bin/python3", os.path.realpath(sys.executable))))
 ATTACK_SECONDS = 60.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
-# The beginning of an attack on the socket that it gets first: it speaks the simulated vendor daemon's command language there.
-SPEAKS_COMMANDS = """
+# The beginning of an attack that speaks the simulated vendor daemon's command language on `made`, a connection.
+GREETS = """
 import socket, struct, sys, time
 HEAD = struct.Struct("<IIiiiiII")
 GREETING, UI, UI_READY, COMMAND, END = 1, 10, 11, 12, 14
@@ -26,13 +26,19 @@ def say(kind, text=b""):
 def hear(last):
     while HEAD.unpack_from(made.recv(1 << 17))[1] != last:
         pass
-made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-made.connect(sys.argv[1])
 hear(GREETING)
 say(UI)
 hear(UI_READY)
 print("ready", flush=True)
 """
+CONNECTS = """
+import socket, sys
+def connected():
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(sys.argv[1])
+    return made
+"""
+SPEAKS_COMMANDS = CONNECTS + "made = connected()" + GREETS
 
 
 def _command(program: str, words: tuple[object, ...]) -> list[str]:

@@ -7,6 +7,7 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.pool import Pool
 from mpsd.domains.store import SqliteStore
 from mpsd.domains.upkeep import Upkeep
@@ -68,7 +69,7 @@ async def test_no_server_of_another_user_is_started_where_a_client_came_first() 
     domain = pool.domains["default"] = a_domain(vendor)
     upkeep = Upkeep(pool, 1.0, None)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        async with domain.gate.turn(0):
+        async with domain.guard.window(Entrant("client"), vendor):
             nursery.start_soon(upkeep._warm, domain)
             await trio.testing.wait_all_tasks_blocked()
             domain.join(processes.process_id(os.getpid()), 1000)

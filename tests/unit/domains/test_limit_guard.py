@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 
+from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.limit_guard import Guard
 from mpsd.domains.rules.vendor_limits import GIB, MIB, ClientLimits, closed, unlimited
 from mpsd.errors import VendorFailed
@@ -59,10 +60,15 @@ async def start(daemon):
     return guard
 
 
+def a_client(limits, share=1):
+    return Entrant(limits, share, is_client=True)
+
+
 async def come(guard, daemon, limits, seen, stay=1.0):
     """A client: notes what the server would give it all the while it is on its way."""
-    async with guard.window(limits, daemon):
+    async with guard.window(a_client(limits), daemon) as right:
         await guard.set_limits(SERVER, limits, DEFAULTS, daemon)
+        right.give_back()
         until = trio.current_time() + stay
         while trio.current_time() < until:
             seen.append((limits, daemon.limits))
@@ -92,7 +98,7 @@ async def test_what_a_connection_changes_holds_for_no_later_client(daemon, autoj
     guard, seen = await start(daemon), []
 
     async def change():
-        async with guard.window(SMALL, daemon):
+        async with guard.window(a_client(SMALL), daemon):
             await guard.set_limits(SERVER, SMALL, DEFAULTS, daemon)
             await trio.sleep(0.5)
             daemon.percent = 100.0
@@ -130,14 +136,14 @@ async def test_nobody_is_overtaken_for_ever(daemon, autojump_clock):
 async def test_what_the_servers_own_user_has_set_is_the_most(daemon):
     daemon.percent, daemon.memory = 50.0, 2 * GIB
     guard = await start(daemon)
-    async with guard.window(LARGE, daemon):
+    async with guard.window(a_client(LARGE), daemon):
         await guard.set_limits(SERVER, LARGE, DEFAULTS, daemon)
         assert daemon.limits == ClientLimits(50, (2 * GIB,))
 
 
 async def test_a_server_that_was_not_there_before_has_the_defaults_for_its_most(daemon):
     guard = await start(daemon)
-    async with guard.window(LARGE, daemon):
+    async with guard.window(a_client(LARGE), daemon):
         await guard.set_limits(771, LARGE, ClientLimits(30, (0,)), daemon)
         assert daemon.limits == ClientLimits(30, (4 * GIB,))
 
@@ -146,10 +152,10 @@ async def test_a_daemon_that_does_not_take_the_limits_lets_nobody_in(daemon):
     guard = await start(daemon)
     daemon.is_deaf = True
     with pytest.raises(VendorFailed, match="did not take"):
-        async with guard.window(SMALL, daemon):
+        async with guard.window(a_client(SMALL), daemon):
             await guard.set_limits(SERVER, SMALL, DEFAULTS, daemon)
     daemon.is_deaf = False
-    async with guard.window(SMALL, daemon):
+    async with guard.window(a_client(SMALL), daemon):
         await guard.set_limits(SERVER, SMALL, DEFAULTS, daemon)
         assert daemon.limits == SMALL
 
@@ -177,7 +183,7 @@ async def test_who_gives_up_waiting_is_not_waited_for(daemon, autojump_clock):
 
 async def test_off_nothing_is_told(daemon):
     guard = Guard(GPUS)
-    async with guard.window(unlimited(GPUS), daemon):
+    async with guard.window(a_client(unlimited(GPUS)), daemon):
         pass
     assert daemon.told == []
 

@@ -56,3 +56,29 @@ def test_where_too_many_wait_in_all_the_oldest_thing_of_the_user_with_most_makes
     assert list(turns) == ["b", "x", "p", "z"]
     assert (len(turns), turns.of(5)) == (4, 0)
     assert turns.take(10) == ["b", "x", "p", "z"]
+
+
+def test_of_one_user_those_of_a_lower_rank_go_first() -> None:
+    turns: Turns[str] = Turns(rank=len)
+    for uid, thing in ((1, "aa"), (1, "a"), (2, "xxx"), (1, "b"), (1, "aaa"), (1, "bb")):
+        turns.put(uid, thing)
+    assert [turns.take(1)[0] for _ in range(6)] == ["a", "xxx", "b", "aa", "bb", "aaa"]
+
+
+def test_the_next_turn_is_of_a_late_user_only_if_no_other_waits() -> None:
+    turns = filled((1, "a"), (1, "b"), (2, "x"))
+    assert turns.first(lambda thing: False) == "a"
+    assert turns.first(lambda thing: thing == "a") == "x"
+    assert turns.first(lambda thing: True) == "a"
+    turns.remove(1, "a")
+    assert turns.first(lambda thing: thing == "a") == "b"
+    turns.remove(1, "b")
+    turns.remove(2, "x")
+    assert (turns.first(lambda thing: False), len(turns), turns.of(1)) == (None, 0, 0)
+
+
+def test_who_rests_goes_to_the_end() -> None:
+    turns = filled((1, "a"), (1, "b"), (2, "x"))
+    turns.rest(1)
+    turns.rest(3)
+    assert list(turns) == ["x", "a", "b"]
