@@ -184,6 +184,6 @@ async def test_whoever_leaves_the_queue_takes_nobody_s_turn(autojump_clock):
         async with visits.gate.turn(limited(1)):
             waiting = await nursery.start(give_up, visits, "waiting", limited(1))
             await visits.come(nursery, ("next", client(1, offences=1)))
-        waiting.cancel()
+            waiting.cancel()
     assert visits.names == ["next"]
     assert visits.gate.inside == 0
