@@ -4,44 +4,64 @@ The kernel drops a descriptor with the last copy of its message, and may then wa
 
 - a socket that lingers: a signal every 50 ms ends that wait;
 - a FUSE server that has a writeback cache, for written pages.  Only an answer, the end of that server, or an abort of the FUSE
-  connection ends that wait.  So mpsd aborts the FUSE connections of a user who keeps more than MOST_STUCK connections waiting:
-  else a user could use up mpsd's descriptors.
+  connection ends that wait.  So where a user keeps more than MOST_STUCK connections waiting, mpsd aborts the FUSE connections
+  of this user that have files in them: else a user could use up mpsd's descriptors.  The uid alone is not enough: root of a
+  container can take any uid, and must not have the mounts aborted that the host's user with that uid has.
 
 Prose: docs/security.md, "What no boundary promises"; decision 019.
 """
 
+import os
 import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import structlog
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 
+from mpsd.host.descriptors import ANCILLARY_BYTES, close_all, received
 from mpsd.host.peers import peer_credentials
+from mpsd.host.syscalls import file_system_of, leave_descriptor_table
 
 log = structlog.get_logger()
 MOST_STUCK = 8  # connections of a user; a client of an honest one leaves no file in its connection
 STUCK_SECONDS = 3.0
+_MOST_LOOKS = 64  # threads of one user that wait for a file server after they have looked
+_LOOK_SECONDS = 5.0  # to look takes a fraction of a millisecond
+_ROOM_FOR_IDS = socket.CMSG_SPACE(12)  # SCM_CREDENTIALS
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
 _SHAKES = signal.SIGWINCH  # ignored without a handler; mpsd uses no window
 _SHAKE_SECONDS = 0.05
 _NO_UID = -1  # of a TCP connection
+_MOST_DESCRIPTORS = 2**31 - 1  # close_range(2) takes the whole range at once
 
 
 class _Drain(Struct, eq=False):
-    """What a thread closes: whose connection it is at, since when, and how many connections of that user it has left."""
+    """What a thread closes: whose connection it is at, since when, and how many connections of that user it has left.
+
+    file_systems: of the files that were found in it.  is_look: it closes what it looked at.
+    """
 
     uid: int = _NO_UID
     since: float = 0.0
     left: int = 0
+    file_systems: set[int] = field(default_factory=set)
+    is_look: bool = False
+
+
+class _Stuck(Struct):
+    """The connections of a share that wait to be closed, and the file systems of the files in them."""
+
+    count: int = 0
+    file_systems: set[int] = field(default_factory=set)
 
 
 _lock = threading.Lock()  # protects the next two; no other lock is taken while it is held
@@ -82,10 +102,14 @@ def _drain(socks: list[socket.socket]) -> None:
         for place, sock in enumerate(socks):
             # `since` first: another thread must not see this user with the time of an earlier connection.
             drain.since, drain.left, drain.uid = time.monotonic(), uids[place:].count(uids[place]), uids[place]
+            drain.file_systems = set()
             with sock, suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-                while _discard_next(sock):
-                    pass
+                while True:
+                    if _is_crowded(drain.uid) and _has_descriptors(sock):
+                        _look(sock, drain)
+                    if not _discard_next(sock):
+                        break
 
 
 @contextmanager
@@ -127,36 +151,92 @@ def _shake() -> None:
             _abort_servers(stuck)
 
 
-def _stuck(now: float) -> Counter[int]:
-    """Return the users of whom more than MOST_STUCK connections wait to be closed, by share.
+def _stuck(now: float) -> dict[int, _Stuck]:
+    """Return the shares of which more than MOST_STUCK connections wait to be closed.
 
-    Never root: root of a container can have left them there, and root's mounts serve the whole machine.
+    Never root's: root's mounts serve the whole machine.
     """
-    found: Counter[int] = Counter()
+    found: dict[int, _Stuck] = {}
     for each in _draining.values():
         if each.uid not in (_NO_UID, 0) and now - each.since > STUCK_SECONDS:
-            found[_share_of(each.uid)] += each.left
-    return Counter({share: count for share, count in found.items() if count > MOST_STUCK})
+            stuck = found.setdefault(_share_of(each.uid), _Stuck())
+            stuck.count += each.left
+            stuck.file_systems |= each.file_systems
+    return {share: stuck for share, stuck in found.items() if stuck.count > MOST_STUCK}
 
 
-def _abort_servers(stuck: Counter[int]) -> None:
-    """Abort the FUSE connections of these users that have requests waiting.  Their files then fail."""
-    aborted: Counter[int] = Counter()
-    for connection in _fuse_connections():
-        with suppress(OSError, ValueError):  # it has ended, or is not ours to abort
-            share = _share_of(connection.stat().st_uid)  # of the user who mounted it
-            if share in stuck and int((connection / "waiting").read_text()) > 0:
-                (connection / "abort").write_text("1")
-                aborted[share] += 1
-    for share, count in stuck.items():
-        log.warning("connections.stuck", uid=share, connections=count, aborted_file_servers=aborted[share])
+def _abort_servers(stuck: dict[int, _Stuck]) -> None:
+    """Abort the FUSE connections of these users that have files there.  Their files then fail."""
+    for share, found in stuck.items():
+        aborted = sum(_abort(FUSE_CONNECTIONS / str(number), share) for number in found.file_systems)
+        log.warning("connections.stuck", uid=share, connections=found.count, aborted_file_servers=aborted)
 
 
-def _fuse_connections() -> list[Path]:
+def _abort(connection: Path, share: int) -> bool:
+    """Abort this FUSE connection if a user of the share has mounted it, and it has requests waiting; return whether it was."""
+    with suppress(OSError, ValueError):  # none, or it has ended, or is not ours to abort
+        if _share_of(connection.stat().st_uid) == share and int((connection / "waiting").read_text()) > 0:
+            (connection / "abort").write_text("1")
+            return True
+    return False
+
+
+# -- looks -----------------------------------------------------------------------------------------------------------------
+
+
+def _is_crowded(uid: int) -> bool:
+    """Return whether so many connections of this user are being closed that mpsd may have to abort a file server."""
+    if uid in (_NO_UID, 0):
+        return False
+    share = _share_of(uid)
+    with _lock:
+        alike = [each for each in _draining.values() if each.uid != _NO_UID and _share_of(each.uid) == share]
+    looks = sum(each.is_look for each in alike)
+    return sum(each.left for each in alike) > MOST_STUCK and looks < _MOST_LOOKS
+
+
+def _has_descriptors(sock: socket.socket) -> bool:
+    """Return whether the next message brings descriptors: with room for its sender's ids alone, the kernel sets MSG_CTRUNC."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    with suppress(OSError):
+        return bool(sock.recvmsg(1, _ROOM_FOR_IDS, socket.MSG_PEEK | socket.MSG_DONTWAIT)[2] & socket.MSG_CTRUNC)
+    return False
+
+
+def _look(sock: socket.socket, drain: _Drain) -> None:
+    """Note the file systems of the files in the next message, without opening them in mpsd's own table of descriptors."""
+    has_looked = threading.Event()
+    arguments = (sock.fileno(), drain.uid, drain.file_systems, has_looked)
+    with suppress(RuntimeError):  # no further thread
+        threading.Thread(target=_look_apart, args=arguments, daemon=True).start()
+        has_looked.wait(_LOOK_SECONDS)
+
+
+def _look_apart(descriptor: int, uid: int, file_systems: set[int], has_looked: threading.Event) -> None:
+    """Look, in a thread of its own.  It then closes copies of the files, and may wait for their server."""
+    with _shaken() as look, suppress(OSError):
+        look.is_look, look.file_systems, look.left = True, file_systems, 1
+        look.since, look.uid = time.monotonic(), uid
+        try:
+            leave_descriptor_table()
+            found = _peek(descriptor)
+            file_systems.update(map(file_system_of, found))
+        finally:
+            has_looked.set()
+        edges = [-1, *sorted(found), _MOST_DESCRIPTORS]
+        for low, high in pairwise(edges):
+            os.closerange(low + 1, high)  # first, so that no other connection stays open here
+        close_all(found)
+
+
+def _peek(descriptor: int) -> list[int]:
+    """Return copies of the descriptors in the next message.  Raise OSError."""
+    sock = socket.socket(fileno=descriptor)
     try:
-        return list(FUSE_CONNECTIONS.iterdir())
-    except OSError:
-        return []
+        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        return received(sock.recvmsg(1, _ROOM_FOR_IDS + ANCILLARY_BYTES, flags)[1]).take()
+    finally:
+        sock.detach()
 
 
 def _discard_next(sock: socket.socket) -> bool:

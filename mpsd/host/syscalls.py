@@ -1,4 +1,5 @@
-"""The type of a file by statx(2), from what the kernel has cached: the file system of a user may never answer."""
+"""The type and the file system of a file by statx(2), from what the kernel has cached: the file system of a user may never
+answer.  And a table of descriptors of its own for a thread."""
 
 import os
 import stat
@@ -19,6 +20,21 @@ def type_of(descriptor: int) -> int:
     """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has not cached it."""
     found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
     return stat.S_IFMT(found.stx_mode) if found is not None else 0
+
+
+def file_system_of(descriptor: int) -> int:
+    """Return the kernel's number of the file system of an open file, without asking it; 0 if that cannot be told.
+
+    The directory of a FUSE connection in /sys/fs/fuse/connections has this name (Linux, fs/fuse/control.c).
+    """
+    found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
+    return found.stx_dev_major << 20 | found.stx_dev_minor if found is not None else 0
+
+
+def leave_descriptor_table() -> None:
+    """Give this thread a copy of the table of descriptors: nothing else sees what it opens, or closes.  Raise OSError."""
+    if lib.unshare(lib.CLONE_FILES):
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
 
 
 def _statx(directory: int, path: bytes, flags: int) -> Any:

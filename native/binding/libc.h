@@ -10,7 +10,7 @@
 static const int AT_EMPTY_PATH, AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE;
 struct statx {
 	uint16_t stx_mode;
-	uint32_t stx_rdev_major, stx_rdev_minor;
+	uint32_t stx_rdev_major, stx_rdev_minor, stx_dev_major, stx_dev_minor;
 	...;
 };
 int statx(int directory, const char *path, int flags, unsigned int wanted, struct statx *found);
@@ -30,6 +30,9 @@ int inotify_add_watch(int group, const char *path, uint32_t events);
 static const int PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG;
 int prctl(int option, unsigned long, unsigned long, unsigned long, unsigned long);
 
+static const int CLONE_FILES;
+int unshare(int flags);
+
 static const int SOL_SOCKET, SO_PEERGROUPS;
 int getsockopt(int connection, int level, int option, void *value, uint32_t *bytes);
 
@@ -37,6 +40,7 @@ int getsockopt(int connection, int level, int option, void *value, uint32_t *byt
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <sched.h>
 #include <sys/fanotify.h>
 #include <sys/inotify.h>
 #include <sys/prctl.h>

@@ -2,7 +2,8 @@
 
 A page of the files was written: the kernel sends it when one of them is closed, and waits.  Runs as root in a mount namespace
 of its own, and kills the server at its end, without which no file can be closed.
-Arguments: a directory to mount at, one for the control file system, and the number of connections.
+A second server of the same user is silent too, with a request waiting; its files are in no connection.
+Arguments: a directory to mount at, one for the second server, one for the control file system, and the number of connections.
 """
 
 import ctypes
@@ -25,17 +26,34 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 
 
-def be_server(place: Path, silence: int, said: int) -> None:
-    """Serve until the pipe `silence` ends; then answer nothing, and report the first written page that the kernel sends."""
-    with serve(place, 0o100666, UID, keeps_writes=True) as server:
-        os.write(said, b"serving ")
-        os.read(silence, 1)
-        server.is_silent = True
-        os.write(said, b"silent ")
-        while WRITE not in server.asked:
-            server.heard.wait(0.01)
-        os.write(said, b"asked ")
-        time.sleep(120)
+class Server:
+    """A process that serves until it is told to be silent; `said` gives what it reports."""
+
+    def __init__(self, place: str, awaited: int | None = None, *, keeps_writes: bool = False) -> None:
+        """awaited: the request that it reports once it is silent; None: any."""
+        silence, self._silent = os.pipe()
+        self.said, said = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            with serve(Path(place), 0o100666, UID, keeps_writes=keeps_writes) as server:
+                os.write(said, b"serving ")
+                os.read(silence, 1)
+                server.is_silent = True
+                os.write(said, b"silent ")
+                while awaited not in server.asked if awaited else not server.asked:
+                    server.heard.wait(0.01)
+                os.write(said, b"asked ")
+                time.sleep(120)
+            os._exit(1)
+        assert os.read(self.said, 64) == b"serving "
+
+    def fall_silent(self) -> None:
+        os.write(self._silent, b"x")
+        assert os.read(self.said, 64) == b"silent "
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 def connection_with(file: Path) -> socket.socket:
@@ -56,36 +74,35 @@ def map_to_write(file: Path) -> int:
     return address
 
 
-def main(place: str, control: str, count: str) -> None:
+def main(place: str, other: str, control: str, count: str) -> None:
     if _libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
         raise OSError(ctypes.get_errno(), "fusectl")
     draining.FUSE_CONNECTIONS = Path(control)
     draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
-    silence, silent = os.pipe()
-    said, saying = os.pipe()
-    server = os.fork()
-    if not server:
-        os.close(silent)
-        be_server(Path(place), silence, saying)
-        os._exit(1)
+    servers = [Server(place, WRITE, keeps_writes=True)]
     try:
-        assert os.read(said, 64) == b"serving "
+        servers.append(Server(other))
+        os.stat(other)  # after that it has begun
+        servers[1].fall_silent()
+        if not os.fork():
+            os.stat(other)  # until its server ends
+            os._exit(0)
+        assert os.read(servers[1].said, 64) == b"asked "
         page = map_to_write(Path(place, "file"))
         made = [connection_with(Path(place, "file")) for _ in range(int(count))]
         ctypes.memmove(page, b"written", 7)
-        os.close(silent)
-        assert os.read(said, 64) == b"silent "
+        servers[0].fall_silent()
         threads = [threading.Thread(target=draining._drain, args=([sock],), daemon=True) for sock in made]
         for each in threads:
             each.start()
-        assert os.read(said, 64) == b"asked "
+        assert os.read(servers[0].said, 64) == b"asked "
         until = time.monotonic() + draining.STUCK_SECONDS + 7
         while time.monotonic() < until and any(each.is_alive() for each in threads):
             time.sleep(0.05)
         print("alive", sum(each.is_alive() for each in threads), flush=True)
     finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
+        for server in servers:
+            server.end()
 
 
 main(*sys.argv[1:])
