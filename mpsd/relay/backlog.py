@@ -6,6 +6,8 @@ queue after it has given it to the keeper, or put it at the end: if mpsd dies in
 is dropped.  Prose: docs/relay.md, "Bounds".
 """
 
+import errno
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,7 +16,7 @@ from contextlib import AbstractContextManager
 import trio
 from msgspec import Struct, field, msgpack
 
-from mpsd.host.descriptors import received, rights
+from mpsd.host.descriptors import received, rights, spare_descriptors
 
 _TIMES_FREE = 4  # one user gets at most four fifths of the room
 _QUEUED_BYTES = 4 << 20  # the kernel doubles it, which is enough for some 7,000 connections
@@ -89,7 +91,11 @@ class Backlog(Struct):
     def first(self, most: int) -> Iterator[tuple[socket.socket, Note]]:
         """Yield the first connection so many times, or once each; the caller gets a copy, and has to `take` or `turn` it."""
         for _ in range(min(most, len(self._entries))):
-            if (found := self._look()) is None:
+            try:
+                found = self._look()
+            except OSError:
+                return  # until a descriptor is free
+            if found is None:
                 return
             if found[1].number in self._entries:
                 yield found
@@ -115,7 +121,10 @@ class Backlog(Struct):
                 self._drop()
 
     def resume(self, held: Iterable[tuple[str, socket.socket, int]]) -> Iterator[tuple[socket.socket, Note]]:
-        """Continue with the queue that the keeper holds, if it does; yield a copy of each, which the caller `put`s again."""
+        """Continue with the queue that the keeper holds, if it does; yield a copy of each, which the caller `put`s again.
+
+        Raise OSError if no descriptor is free, not even a spare one: the rest of the queue would be dropped as second copies.
+        """
         found = {name: end for name, end, _ in held if name in _ENDS}
         if len(found) < len(_ENDS):
             return
@@ -124,7 +133,11 @@ class Backlog(Struct):
         self._ends = (found[_ENDS[0]], found[_ENDS[1]])
         for end in self._ends:
             end.setblocking(False)
-        while (first := self._look()) is not None:
+        while True:
+            with spare_descriptors():
+                first = self._look()
+            if first is None:
+                return
             with first[0]:
                 if first[1].number in self._entries:
                     return  # all have had their turn
@@ -141,14 +154,14 @@ class Backlog(Struct):
         return True
 
     def _look(self) -> tuple[socket.socket, Note] | None:
-        """Return a copy of the first connection; None if the queue is empty, or mpsd may open no descriptor."""
+        """Return a copy of the first connection; None if the queue is empty.  Raise OSError if mpsd may open no descriptor."""
         flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
             data, ancillary, _, _ = self._ends[1].recvmsg(_MOST_BYTES, socket.CMSG_SPACE(4), flags)
-        except OSError:
+        except BlockingIOError:
             return None
         if not (descriptors := received(ancillary).take()):
-            return None
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         connection = socket.socket(fileno=descriptors[0])
         connection.setblocking(False)
         return connection, msgpack.decode(data, type=Note)

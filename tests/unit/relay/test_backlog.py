@@ -1,6 +1,7 @@
 """The queue of connections that wait for a place: none is lost or begins twice, and one user does not fill it."""
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -95,6 +96,42 @@ def test_a_restarted_mpsd_finds_each_once(pairs: ExitStack) -> None:
             with sock:
                 backlog.take(note)
     assert client.recv(1) == b"", "no copy is left"
+
+
+@contextmanager
+def descriptors_all_in_use() -> Iterator[None]:
+    """mpsd may open no descriptor, but for the spare ones."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_restarted_mpsd_without_free_descriptors_finds_each_too(pairs: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stopped at the first, and then dropped the others as second copies: those clients ran without MPS."""
+    before = queue(pairs)
+    clients = [put(before, pairs, number) for number in range(3)]
+    held = [(name, pairs.enter_context(end.dup()), 0) for name, end, _ in before.ends()]
+    backlog, resumed = queue(pairs), []
+    for end in backlog._ends:
+        end.close()  # as it does itself: these numbers are free then
+    with descriptors_all_in_use():
+        for sock, note in backlog.resume(held):
+            resumed.append(note.number)
+            assert backlog.put(sock, note, USER, nullcontext())
+    with descriptors_all_in_use():
+        assert list(backlog.first(64)) == []
+    assert resumed == numbers(backlog) == [0, 1, 2]
+    for client in clients:
+        with pytest.raises(BlockingIOError):
+            client.recv(1, socket.MSG_DONTWAIT)
+    monkeypatch.setattr("mpsd.relay.backlog.spare_descriptors", nullcontext)
+    with descriptors_all_in_use(), pytest.raises(OSError, match="Too many open files"):
+        list(queue(pairs).resume([(name, end, 0) for name, end, _ in backlog.ends()]))
 
 
 @pytest.mark.parametrize("greeting", [[], [b"greeting"]])
