@@ -25,6 +25,8 @@ ARENA = Result(
     Field("generation", WHOLE, "counts writers"),
     Field("is_sealed", BOOLEAN, "it cannot be changed any more"),
     Field("writer_pid", maybe(WHOLE), "also while it has ended and is not fenced yet"),
+    Field("writer_start_time", maybe(WHOLE), "of that process, field 22 of /proc/PID/stat: a later one with its pid differs",
+          since=4, absent="None"),
     Field("reader_pids", WHOLES, "the first 1,024"),
     Field("lease_id", maybe(WHOLE), "that its memory counts against"),
     Field("ttl_seconds", maybe(NUMBER)),
@@ -85,7 +87,8 @@ ROOM_MADE = Result(
 
 def arena(of: Arena) -> Map:
     readers = [reader.pid for reader in of.readers[:_MOST_READERS]]
-    return ARENA.of(of, writer_pid=of.writer.pid if of.writer else None, reader_pids=readers)
+    writer_pid, writer_start_time = (of.writer.pid, of.writer.start_time) if of.writer else (None, None)
+    return ARENA.of(of, writer_pid=writer_pid, writer_start_time=writer_start_time, reader_pids=readers)
 
 
 def portion(of: Portion) -> Map:

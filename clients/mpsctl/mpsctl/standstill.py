@@ -25,14 +25,16 @@ class CannotStop(Exception):
 class Standstill:
     """Guards that the process goes on: at the end of the `with`, after `most_seconds`, and if this process is killed."""
 
-    def __init__(self, pid: int, most_seconds: float) -> None:
-        """Raises CannotStop."""
+    def __init__(self, pid: int, start_time: int | None, most_seconds: float) -> None:
+        """start_time: of the process, field 22 of /proc/PID/stat; None: an older mpsd does not tell.  Raises CannotStop."""
         self._pid, self.seconds = pid, 0.0
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             raise CannotStop(f"process {pid} has ended") from None
         try:
+            if _start_time(pid) != start_time:
+                raise CannotStop(f"process {pid} has ended, and another one has its pid")
             words = [sys.executable, "-I", "-S", "-c", GUARD, str(most_seconds), str(self._pidfd)]
             self._guard = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[self._pidfd], start_new_session=True)
         except BaseException:
@@ -77,3 +79,11 @@ class Standstill:
         self._guard.kill()
         self._guard.communicate()
         os.close(self._pidfd)
+
+
+def _start_time(pid: int) -> int | None:
+    """Return when the process that has the pid now started; None if none has it."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return None

@@ -30,6 +30,7 @@ class Arena:
     unheld_since: float | None  # None: a process holds it
     commit: int = 0  # of the last commit: it only grows; 0: no commit yet
     state_serial: int = 0  # of the forward state that is kept with it; 0: none
+    writer_start_time: int | None = None  # of that process, field 22 of /proc/PID/stat: a later one with its pid differs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,19 @@
 
 import json
 import os
+import subprocess
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mpsctl.commands import images
 from mpsctl.output import Output
+from mpsctl.standstill import CannotStop, Standstill
 from mpsctl.surroundings import Surroundings
 
+from mpsd.host import processes
 from tests.unit.ctl.console import Terminal
 
 
@@ -39,3 +43,20 @@ def test_pids_of_another_namespace_name_nothing_here() -> None:
         images._writers(session, [])
     session.mpsd.hello.pid = os.getpid()
     assert images._writers(session, []) == []
+
+
+def test_a_process_that_got_the_writers_pid_is_not_stopped() -> None:
+    """mpsd lists a writer for a while after its end; the process that had its pid by then stood still for the image."""
+    with subprocess.Popen(["sleep", "60"]) as later:
+        try:
+            start_time = processes.process_id(later.pid).start_time
+            for known in (start_time - 1, None):
+                with pytest.raises(CannotStop, match="another one has its pid"):
+                    Standstill(later.pid, known, 60.0)
+            with Standstill(later.pid, start_time, 60.0) as standing:
+                standing.stop()
+                assert Path(f"/proc/{later.pid}/stat").read_text().split()[2] == "T"
+        finally:
+            later.kill()
+    with pytest.raises(CannotStop, match="has ended"):
+        Standstill(later.pid, start_time, 60.0)

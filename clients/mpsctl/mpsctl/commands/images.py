@@ -133,7 +133,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
     with ExitStack() as stack:
         watch = stack.enter_context(session.new_connection())
         watch.subscribe("fault.opened", "fault.xid")
-        frozen = [stack.enter_context(Standstill(pid, drain + STAGE_SECONDS)) for pid in writers]
+        frozen = [stack.enter_context(Standstill(*writer, drain + STAGE_SECONDS)) for writer in writers]
         try:
             for each in frozen:
                 each.stop()
@@ -159,21 +159,22 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
         return max(each.seconds for each in frozen)
 
 
-def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[int]:
-    """Return the pids of the arenas' writers.  Raises ImageError: an arena has no writer, or a service has it; or mpsd's pids
-    mean other processes here."""
+def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int, int | None]]:
+    """Return the pids and start times of the arenas' writers.
+
+    Raises ImageError: an arena has no writer, or a service has it; or mpsd's pids mean other processes here."""
     if session.mpsd.hello.pid != os.getpid():
         raise ImageError("mpsd runs in another pid namespace: run mpsctl there, since it stops processes by mpsd's pids")
     served = {service.name for service in session.all(calls.service_list())}
-    pids = set()
+    writers = set()
     for arena in arenas:
-        pid = session.ask(calls.arena_get(arena.name)).writer_pid
+        found = session.ask(calls.arena_get(arena.name))
         if arena.name in served:
             raise ImageError(f"a service has arena {arena.name}: a standby would take over; let the service take images")
-        if pid is None:
+        if found.writer_pid is None:
             raise ImageError(f"no process writes arena {arena.name}: take its image without --freeze")
-        pids.add(pid)
-    return sorted(pids)
+        writers.add((found.writer_pid, found.writer_start_time))
+    return sorted(writers)
 
 
 def _see_no_fault(watch: Client, seconds: float) -> None:
