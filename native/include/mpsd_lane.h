@@ -54,7 +54,7 @@ static int mpsd_lane_send(struct mpsd_lane *lane, int piece, int count, const in
 static int mpsd_lane_wait(struct mpsd_lane *lane, int piece, int count, uint64_t *sums);
 
 #ifndef MPSD_CDEF
-/* In parts of the size of a buffer: what the GPU reads next is still in the processor's cache. 0; errno; or -1: the driver. */
+/* In parts of the size of a buffer. Return 0, errno, or -1: the driver. */
 static inline int mpsd_lane_send_block(struct mpsd_lane *lane, int file, uint32_t slot, uint64_t address)
 {
 	for (size_t at = 0; at < MPSD_BLOCK_BYTES; at += lane->buffer_bytes) {

@@ -148,7 +148,8 @@ def copy_alone(gpu: Gpu, to: int, size: int, count: int, kib: int) -> float:
 def fill(gpu: Gpu, image: ImageReader, key: bytes, to: int, count: int, kib: int, piece: int, trials: int) -> None:
     """Fill the GPU's memory with these constants."""
     began = time.monotonic()
-    ways = Lanes(gpu, key, count, kib << 10).lanes
+    ways = Lanes(gpu, key, count, kib << 10)
+    ways.make_buffers()
     made = time.monotonic() - began
     offsets = block_offsets(image.manifest.arenas[0].facts)
     blocks = [(offset, to + number * BLOCK) for number, offset in enumerate(offsets)]
@@ -156,7 +157,7 @@ def fill(gpu: Gpu, image: ImageReader, key: bytes, to: int, count: int, kib: int
     for _ in range(trials):
         there: list[int] = []
         began = time.monotonic()
-        assert Filling(image, 0, blocks, range(len(blocks)), there.extend, lambda: True, piece).run(gpu, ways)
+        assert Filling(image, 0, blocks, range(len(blocks)), there.extend, lambda: True, piece).run(gpu, ways.lanes)
         seconds.append(time.monotonic() - began)
         assert len(there) == len(blocks)
     say("filled", threads=count, kib=kib, blocks=piece, made_s=made, seconds=seconds)

@@ -3,6 +3,7 @@
 Its threads work in C, outside the interpreter's lock, except once for each piece of several blocks.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,12 +28,13 @@ class Lanes:
         kernel = HashKernel(gpu.number)
         self._key = DeviceMemory(len(key))
         call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
-        buffers, pieces = lib.MPSD_LANE_BUFFERS * buffer_bytes, PIECES * ffi.sizeof("struct mpsd_piece")
-        self._buffers, self._pieces = PinnedMemory(count * buffers), PinnedMemory(count * pieces)
         functions = [call(driver.cuGetProcAddress, name.encode(), _CUDA, 0)[0] for name in _FUNCTIONS]
         self.lanes = [Lane(functions, kernel, self._key.address, buffer_bytes) for _ in range(count)]
-        for number, lane in enumerate(self.lanes):
-            lane.place(self._buffers.address + number * buffers, self._pieces.address + number * pieces)
+
+    def make_buffers(self) -> None:
+        """Make those of all lanes: the first one can send long before the last one could."""
+        for lane in self.lanes:
+            lane.make_buffers()
 
 
 class Lane:
@@ -50,14 +52,23 @@ class Lane:
         lane.key, lane.buffer_bytes = key, buffer_bytes
         lane.most_cuda_blocks, lane.cuda_block_threads = kernel.most, THREADS
         self._sums = ffi.new("uint64_t[]", MOST_BLOCKS * lib.MPSD_BLOCK_SUMS)
+        self._buffers: PinnedMemory | None = None
+        self._lock = threading.Lock()  # protects _buffers
 
-    def place(self, buffers: int, pieces: int) -> None:
-        self._lane.buffers, self._lane.pieces = ffi.cast("char *", buffers), ffi.cast("struct mpsd_piece *", pieces)
+    def make_buffers(self) -> None:
+        """Make them, unless they are there; the lane's thread, or one that works ahead of it."""
+        with self._lock:
+            if self._buffers is None:
+                size = lib.MPSD_LANE_BUFFERS * self._lane.buffer_bytes
+                self._buffers = PinnedMemory(size + PIECES * ffi.sizeof("struct mpsd_piece"))
+                self._lane.buffers = ffi.cast("char *", self._buffers.address)
+                self._lane.pieces = ffi.cast("struct mpsd_piece *", self._buffers.address + size)
 
     def send(self, piece: int, files: Sequence[int], slots: Sequence[int], addresses: Sequence[int]) -> int:
         """Read a block of each file to these addresses of the GPU, and have it hashed there; return how many could be read.
 
         piece: which one of the lane; the one before it there has been waited for.  The GPU is still at work on return."""
+        self.make_buffers()
         return self._checked(lib.mpsd_lane_send(self._lane, piece, len(files), files, slots, addresses))
 
     def sums(self, piece: int, count: int) -> list[bytes]:

@@ -29,12 +29,16 @@ class Start:
         self.uuid, self._hash_of, self._threads = uuid, hash_of, threads
         thread = ThreadPoolExecutor(1, "start")
         self._gpu, self._lanes = thread.submit(Gpu, uuid), thread.submit(self._make_lanes)
+        thread.submit(self._make_buffers)
         thread.shutdown(wait=False)
 
     def _make_lanes(self) -> Lanes:
         gpu = self.gpu()
         gpu.set_current()
         return Lanes(gpu, self._hash_of.block_key, self._threads)
+
+    def _make_buffers(self) -> None:
+        self.lanes().make_buffers()
 
     def gpu(self) -> Gpu:
         """Wait for the context.  Raise LookupError or OSError."""
