@@ -17,9 +17,10 @@ import trio
 from msgspec import Struct, field
 
 from mpsd.errors import ProtocolError, WrongSpeaker
+from mpsd.host import processes
 from mpsd.host.arrivals import hang_up
 from mpsd.host.descriptors import Closings, is_file
-from mpsd.model.process import Credentials
+from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
@@ -63,6 +64,7 @@ class Forwarding(Struct):
     is_out_of_step: bool = False  # the replay to the last domain failed
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
+    process: ProcessId | None = None  # that has this pid; None: not known
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid against whose share the client's closings count
     _kept: int = 0  # descriptors in the transcript
@@ -156,6 +158,10 @@ class Forwarding(Struct):
         if self.speaker and said_by != self.speaker:
             self._close(message)
             raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
+        # One that has ended since may have said it, or a later one: neither gets a context.
+        if self.process is not None and (now := processes.find(said_by)) is not None and now != self.process:
+            self._close(message)
+            raise WrongSpeaker(f"a later process with pid {said_by} speaks on the connection of the one before")
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""

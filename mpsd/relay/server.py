@@ -288,6 +288,7 @@ class Relay(Struct):
             self.conversations.settings.may_impersonate,
             track=track,
             speaker=credentials.pid,
+            process=process,
             closings=self._closings,
             share=self.ranges.share_of(credentials.uid),
         )
