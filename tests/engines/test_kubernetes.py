@@ -89,6 +89,17 @@ def test_a_container_whose_lease_has_gone_does_not_start(node: Node) -> None:
         node.kubelet.start_container("a")
 
 
+def test_a_lease_that_root_of_a_container_named_like_a_part_is_none(node: Node) -> None:
+    """It has the plugin's uid, as here, but its leases are for its own processes: the container started, without a lease."""
+    node.kubelet.admit("a", 30)
+    with node.machine.mpsd() as mpsd:
+        [lease] = mpsd.pages(calls.lease_list())
+        mpsd.ask(calls.lease_release(lease.id))
+        mpsd.ask(calls.lease_create(lease.name, Selector.of_token("t" * 32), lease.gpus, sm_percent=1, owner_uid=0))
+    with pytest.raises(NotAdmitted, match=r"mpsd has no lease of 30 % of GPU-.*: delete the pod"):
+        node.kubelet.start_container("a")
+
+
 def test_a_kubelet_that_does_not_know_its_pods_yet_ends_no_lease(node: Node) -> None:
     """As after its restart, until the API server has told them: the plugin released the leases of all running containers."""
     environment = node.kubelet.admit("a", 30)
