@@ -131,7 +131,8 @@ class Inspector:
     ) -> Child:
         """Start a program, named by its full path, in a session of its own and in `/`; blocks until it is executed.
 
-        descriptors: its numbers 0, 1, 2, and 3 if four are given.  uid: its user and group; None: mpsd's.  Raises OSError.
+        descriptors: its numbers 0, 1, 2, and 3 if four are given.  uid: its user, without groups; None: mpsd's.  Raises
+        OSError.
         """
         variables = [f"{name}={value}" for name, value in environment.items() if not name.startswith("/")]
         question = Question(InspectorOp.RUN, words=[*variables, *command])

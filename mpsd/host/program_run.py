@@ -21,7 +21,7 @@ async def run_program(
     """Give the program this input; return its exit status and its output, once it has ended and all copies of its output have
     been closed.  If cancelled, it is killed.  Raises OSError if it cannot be started.
 
-    uid: its user and group; None: mpsd's.
+    uid: its user, without a group; None: mpsd's.
     """
     assert len(text) <= _PIPE_BYTES, "the pipe takes it before the program reads"
     with ExitStack() as files:

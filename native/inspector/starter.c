@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Starts processes that are children of mpsd's, so that mpsd can wait for them, and that have none of its descriptors. */
+#include "../include/mpsd_users.h"
 #include "inspector.h"
 
 #include <errno.h>
@@ -65,7 +66,8 @@ static int become(const struct question *question, char *variables[], char *argu
 	for (int i = 0; i < MOST_PASSED; i++) /* their own numbers are higher: 0 to 3 were in use when they came */
 		if (question->passed[i] >= 0 && dup2(question->passed[i], i) < 0)
 			return -errno;
-	if (uid != MPSD_INSPECTOR_SAME_USER && (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)))
+	if (uid != MPSD_INSPECTOR_SAME_USER &&
+	    (setgroups(0, NULL) || setresgid(MPSD_NO_GROUP, MPSD_NO_GROUP, MPSD_NO_GROUP) || setresuid(uid, uid, uid)))
 		return -errno;
 	execve(arguments[0], arguments, variables);
 	return -errno;

@@ -28,6 +28,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../include/mpsd_users.h"
+
 enum { NOT_ALLOWED = 125, FAILED = 126, FIRST_OTHER_FD = 3 };
 
 #define CLOSE_RANGE_ON_EXEC (1U << 2) /* linux/close_range.h, Linux 5.11 */
@@ -153,7 +155,8 @@ static void hide(const char *home)
 
 static void become(uid_t uid)
 {
-	if (setgroups(0, NULL) != 0 || setresgid((gid_t)uid, (gid_t)uid, (gid_t)uid) != 0 || setresuid(uid, uid, uid) != 0)
+	if (setgroups(0, NULL) != 0 || setresgid(MPSD_NO_GROUP, MPSD_NO_GROUP, MPSD_NO_GROUP) != 0 ||
+	    setresuid(uid, uid, uid) != 0)
 		fail(FAILED, "the user cannot be changed", strerror(errno));
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The sentinel's CUDA client: it makes a context, uses it once, and is then stopped for the rest of its life. */
+#include "../include/mpsd_users.h"
 #include "sentinel.h"
 
 #include <dlfcn.h>
@@ -60,7 +61,7 @@ static bool become(uid_t uid)
 	if (uid == geteuid())
 		return true;
 	user = getpwuid(uid);
-	gid = user ? user->pw_gid : (gid_t)uid;
+	gid = user ? user->pw_gid : MPSD_NO_GROUP;
 	/* Through its /proc directory the user would enter the domain's mount namespace (docs/decisions/028). */
 	return setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0 &&
 	       prctl(PR_SET_DUMPABLE, 0) == 0;
