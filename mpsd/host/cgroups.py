@@ -43,8 +43,23 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
 
 
 def paths(pid: int) -> tuple[str, ...]:
-    """Return the process's present path in each hierarchy; empty if it has ended."""
-    return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
+    """Return the process's present path in each hierarchy; empty if it has ended, or they cannot be read."""
+    with suppress(OSError):
+        return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
+    return ()
+
+
+def trouble(pid: int) -> str:
+    """Return why its cgroups cannot be read; empty if they can, or it has ended.
+
+    The kernel shows none of them where one path has more than 4,096 bytes: a process with nested ones of its own would be in no
+    cgroup that a lease names.
+    """
+    try:
+        processes.read_cgroup(pid, _MOST_BYTES)
+    except OSError as exc:
+        return f"its cgroups cannot be read: {exc.strerror}"
+    return ""
 
 
 def parse_cgroups(text: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ wait.  Prose: docs/relay.md, "A client that cannot be read".
 from collections import OrderedDict
 
 from mpsd.host import cgroups, processes
-from mpsd.host.inspector import Inspector
+from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId
@@ -29,6 +29,8 @@ class ClientFacts:
     async def read(self, process: ProcessId) -> StartFacts:
         """Read the facts now: the process may run another program since the last read.  Raises Unreadable."""
         found = await self._inspector.facts(process.pid, _VARIABLES)
+        if trouble := cgroups.trouble(process.pid):
+            raise Unreadable(trouble)
         if found is None or not processes.is_alive(process):
             return NOTHING
         self._known[process] = found

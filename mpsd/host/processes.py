@@ -249,11 +249,8 @@ def read_stat(pid: int) -> bytes:
 
 
 def read_cgroup(pid: int, most_bytes: int) -> str:
-    """Return the contents of /proc/PID/cgroup; empty if it has gone or cannot be seen."""
-    try:
-        return (_read(pid, "cgroup", most_bytes) or b"").decode(errors="backslashreplace")
-    except OSError:
-        return ""
+    """Return the contents of /proc/PID/cgroup; empty if it has gone.  Raise OSError, as for a path of more than 4,096 bytes."""
+    return (_read(pid, "cgroup", most_bytes) or b"").decode(errors="backslashreplace")
 
 
 def _stat(pid: int) -> list[bytes] | None:

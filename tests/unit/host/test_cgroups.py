@@ -1,5 +1,6 @@
 """The identity of a client: the contents that container runtimes, Kubernetes, Slurm and systemd write into /proc/PID/cgroup."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from mpsd.host import cgroups, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import ClientFacts
+from mpsd.host.inspector import Unreadable
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
 from mpsd.model.process import Credentials, ProcessId
 from tests.inspecting import INSPECTOR
@@ -178,6 +180,26 @@ async def test_a_process_is_known_by_its_cgroups_and_token() -> None:
         found = facts.identify(process, Credentials(process.pid, 17, 18))
         assert set(found.cgroups) == set(parse_cgroups(processes.read_cgroup(process.pid, 1 << 16)))
     assert (found.process, found.uid, found.gid, found.token) == (process, 17, 18, "t" * 20)
+
+
+async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a path of more than 4,096 bytes it was in no cgroup, and ran without the limits of a lease for its cgroup."""
+    contents = processes._contents
+
+    def long_path(path: str, most_bytes: int) -> bytes:
+        if path.endswith("/cgroup"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        return contents(path, most_bytes)
+
+    with a_process_with("") as process:
+        facts = ClientFacts(INSPECTOR)
+        monkeypatch.setattr(processes, "_contents", long_path)
+        with pytest.raises(Unreadable, match="its cgroups cannot be read: File name too long"):
+            await facts.read(process)
+        assert cgroups.paths(process.pid) == ()
+        monkeypatch.undo()
+        assert await facts.read(process)
+    assert cgroups.trouble(process.pid) == "", "it has ended"
 
 
 def test_a_token_that_nobody_may_have_is_none() -> None:
