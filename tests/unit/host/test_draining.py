@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_a_look_tells_the_file_systems_and_changes_nothing(tmp_path: Path) -> No
         assert set(os.listdir("/proc/self/fd")) == before
         assert file_system_of(file.fileno()) in found.file_systems
         assert ours.recv(8) == b"x"
+    while draining._draining:
+        time.sleep(0.01)  # until the thread has closed its copies
 
 
 def test_who_has_too_many_looks_waiting_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
