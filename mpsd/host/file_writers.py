@@ -7,7 +7,6 @@ Blocks: it reads /proc.
 
 import errno
 import os
-import select
 import struct
 from collections import OrderedDict
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from mpsd.host import processes
 from mpsd.host.descriptors import close_soon
 from mpsd.host.file_identity import FileId, identity_of
+from mpsd.host.polling import is_readable
 from mpsd.native import ffi, lib
 
 _EVENT = struct.Struct("=IBBHQii")  # its bytes, version, reserved, bytes of this head, mask, descriptor, pid
@@ -65,7 +65,7 @@ class FileWriters:
     def drain(self) -> None:
         """Read the queued events; call it regularly: the kernel keeps 16,384 events and drops the rest."""
         for _ in range(_MOST_READS):
-            if not select.select([self._descriptor], (), (), 0)[0]:
+            if not is_readable(self._descriptor):
                 return
             try:
                 events = os.read(self._descriptor, _EVENT_BYTES * _EVENTS_AT_ONCE)
@@ -105,7 +105,7 @@ def _lineage_of(pid: int, pidfd: int | None) -> Lineage:
     if pidfd is None:
         return _lineage(pid)
     found = _lineage(pid) if pidfd >= 0 else (pid,)
-    has_ended = pidfd < 0 or bool(select.select([pidfd], (), (), 0)[0])
+    has_ended = pidfd < 0 or is_readable(pidfd)
     return (pid,) if has_ended else found
 
 

@@ -2,11 +2,13 @@
 
 import ctypes
 import os
+import resource
 import signal
 import struct
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -70,6 +72,18 @@ def fork_with_pid(pid) -> int:
     if made == 0:
         signal.pause()
     return max(made, 0)
+
+
+def test_a_writer_is_known_while_mpsd_has_thousands_of_descriptors(tmp_path, writers):
+    """select(2) takes no descriptor above 1023, which mpsd has once some 150 clients run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while opened.enter_context(open(os.devnull, "rb")).fileno() < 1024:
+            pass
+        (tmp_path / "a").write_text("x")
+        assert pids(writers.take(file_id(tmp_path / "a"))) == {os.getpid()}
 
 
 def test_a_writer_that_is_there_has_parents(tmp_path, writers):
