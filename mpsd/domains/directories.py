@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mpsd.domains.leftovers import DIRECTORY_VARIABLE
+from mpsd.domains.leftovers import DIRECTORY_VARIABLE, is_vendors
 from mpsd.errors import UnusablePath
 from mpsd.host import processes
 from mpsd.host.file_identity import identity_at
@@ -50,12 +50,15 @@ class DomainDirectories(Struct, frozen=True):
 
         owner: the vendor daemon's user, None for ours.  Raise UnusablePath.
         """
+        try:
+            self._make(mode, owner)
+        except OSError as exc:
+            raise UnusablePath(f"{exc.filename or self.path} cannot be made: {exc.strerror}") from None
+
+    def _make(self, mode: int, owner: int | None) -> None:
         self.path.parent.mkdir(mode=OPEN, parents=True, exist_ok=True)
         for directory in (self.path, self.pipe, self.log):
-            try:
-                directory.mkdir(mode=CLOSED, exist_ok=True)
-            except OSError as exc:
-                raise UnusablePath(f"{directory} cannot be made: {exc.strerror}") from None
+            directory.mkdir(mode=CLOSED, exist_ok=True)
         os.chmod(self.path, mode)
         os.chmod(self.pipe, mode if os.geteuid() else OPEN)  # servers pass it as their users, and need not list it
         os.chmod(self.log, CLOSED)  # servers inherit its files
@@ -101,7 +104,8 @@ class DomainDirectories(Struct, frozen=True):
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
         process = ProcessId(int(words[0]), int(words[1]))
-        return process if processes.is_alive(process) else None
+        # The name too: a state directory that survives a reboot has pids and start times of before it.
+        return process if is_vendors(process.pid) and processes.is_alive(process) else None
 
     def find_by_pid_file(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """Return the process that the vendor's pid file names, if it can only be its daemon.

@@ -25,7 +25,7 @@ class Refuser:
     def __init__(self, program: VendorProgram, home: Path, visible_devices: str | None) -> None:
         self._home = home
         self._visible_devices = visible_devices
-        self._control = VendorControl(program, home)
+        self._control = VendorControl(program, home, REFUSER_UID)
         self._starting = trio.Lock()
 
     def is_alive(self) -> bool:
@@ -41,18 +41,20 @@ class Refuser:
         if os.geteuid() != 0:
             return None
         async with self._starting:
-            if not self._control.is_alive():
+            if not self._is_found():
                 try:
-                    await self._control.start(self._visible_devices, as_uid=REFUSER_UID)
+                    await self._control.start(self._visible_devices)
                 except MpsdError as exc:
                     log.warning("refuser.absent", why=str(exc), effect="clients that are refused wait")
                     return None
         return str(self._control.pipe_directory)
 
+    def _is_found(self) -> bool:
+        """Return whether one runs, this mpsd's or one that an earlier mpsd left: a second one would not start beside it."""
+        return self._control.is_alive() or (self._home.exists() and self._control.adopt() is not None)
+
     async def close(self, patience_seconds: float) -> None:
-        if not self._control.is_alive() and self._home.exists():
-            self._control.adopt()  # a daemon that an earlier mpsd left
-        if self._control.is_alive() and not await self._control.quit(patience_seconds):
+        if self._is_found() and not await self._control.quit(patience_seconds):
             await self._control.kill()
         await self._control.sweep()
         await trio.to_thread.run_sync(partial(shutil.rmtree, self._home, ignore_errors=True))

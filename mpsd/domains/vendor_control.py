@@ -59,7 +59,8 @@ class VendorProgram(Struct, frozen=True):
 class VendorControl:
     """Guards that one command at a time reaches the daemon, and that mpsd signals only its own daemon."""
 
-    def __init__(self, program: VendorProgram, home: Path) -> None:
+    def __init__(self, program: VendorProgram, home: Path, uid: int | None = None) -> None:
+        """uid: the daemon's user; None: mpsd's own."""
         self.home = DomainDirectories(home)
         self.pipe_directory = self.home.pipe
         self.log_directory = self.home.log
@@ -68,25 +69,24 @@ class VendorControl:
         self.is_exposed = False  # other users reach its sockets and its log, past the relay
         self.was_left_exposed = False  # by an earlier mpsd, which did not close its directories or could not
         self._program = program
+        self._uid = uid
         self._one_at_a_time = trio.Lock()
         self._leftovers = Leftovers(self.pipe_directory, program.inspector)
 
-    async def start(
-        self, visible_devices: str | None, options: tuple[str, ...] = (), as_uid: int | None = None
-    ) -> ProcessId:
+    async def start(self, visible_devices: str | None, options: tuple[str, ...] = ()) -> ProcessId:
         """Start the daemon and return when it listens.  Raise VendorFailed with its message, or UnusablePath."""
-        await trio.to_thread.run_sync(self._make_directories, as_uid)
+        await trio.to_thread.run_sync(self._make_directories)
         await self.sweep()
         arguments = ["-d", *options]
         environment = self.environment()
         if visible_devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices
         try:
-            status, output = await self._launch(arguments, environment, as_uid)
+            status, output = await self._launch(arguments, environment)
         except VendorFailed:
             await self.sweep()  # a start that hung may have left a daemon behind
             raise
-        self.process = self._find(as_uid) if status == 0 else None
+        self.process = self._find() if status == 0 else None
         if self.process is None:
             room = await trio.to_thread.run_sync(os.statvfs, self.pipe_directory)
             reason = why_absent(output, status, has_room=room.f_bavail > 0)
@@ -97,7 +97,7 @@ class VendorControl:
 
     def adopt(self) -> ProcessId | None:
         """Return the daemon that already runs in these directories, if any."""
-        self.process = self._find(None)
+        self.process = self._find()
         self.is_exposed = self.was_left_exposed = self._program.launcher is not None and not self.home.is_closed
         return self.process
 
@@ -198,12 +198,12 @@ class VendorControl:
     def socket_path(self, name: str) -> str:
         return str(self.pipe_directory / name)
 
-    def _make_directories(self, owner: int | None) -> None:
+    def _make_directories(self) -> None:
         longest = len(os.fsencode(self.socket_path(_LONGEST_SOCKET)))
         if longest > MAX_SOCKET_PATH:
             raise UnusablePath(f"{self.pipe_directory} makes a socket path of {longest} bytes; {MAX_SOCKET_PATH} fit")
-        self.home.make(CLOSED if self._program.launcher or os.geteuid() else OPEN, owner)
-        if trouble := self.home.trouble(os.geteuid() if owner is None else owner):
+        self.home.make(CLOSED if self._program.launcher or os.geteuid() else OPEN, self._uid)
+        if trouble := self.home.trouble(self._owner):
             raise UnusablePath(f"{self.home.path} cannot be used: {trouble}")
 
     def reach(self, *words: str) -> tuple[str, ...]:
@@ -220,13 +220,13 @@ class VendorControl:
         }
         return dict(self._program.environment) | directories
 
-    async def _launch(self, arguments: list[str], environment: dict[str, str], uid: int | None) -> tuple[int, bytes]:
+    async def _launch(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, bytes]:
         """Start the daemon where no other user reaches it, or else where they do; return status and output."""
         seconds, launcher = self._program.start_seconds, self._program.launcher
         self.is_exposed = self.was_left_exposed = False
         if launcher is None:
-            return await self._run(arguments, b"", environment, seconds, uid)
-        user = () if uid is None else ("--uid", str(uid))
+            return await self._run(arguments, b"", environment, seconds, self._uid)
+        user = () if self._uid is None else ("--uid", str(self._uid))
         through = (str(launcher), *user, str(self.home.path))
         status, output = await self._run(arguments, b"", environment, seconds, through=through)
         if status != _NO_NAMESPACE or not output.startswith(_LAUNCHER_SAYS):
@@ -235,7 +235,7 @@ class VendorControl:
                   effect=EXPOSED)  # fmt: skip
         self.is_exposed = True
         self.home.open_to_servers()
-        return await self._run(arguments, b"", environment, seconds, uid)
+        return await self._run(arguments, b"", environment, seconds, self._uid)
 
     async def _run(
         self,
@@ -257,13 +257,16 @@ class VendorControl:
             what = text.decode(errors="replace").strip().replace("\n", "; ") or " ".join(arguments)
             raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
 
-    def _find(self, uid: int | None) -> ProcessId | None:
-        """Return the daemon of the private directory; uid: its user, None for ours."""
-        owner = os.geteuid() if uid is None else uid
-        if trouble := self.home.trouble(owner):
+    @property
+    def _owner(self) -> int:
+        return os.geteuid() if self._uid is None else self._uid
+
+    def _find(self) -> ProcessId | None:
+        """Return the daemon of the private directory."""
+        if trouble := self.home.trouble(self._owner):
             log.error("domain.not_believed", directory=str(self.home.path), why=trouble)
             return None
-        asked = self._program.path, owner, self._program.inspector
+        asked = self._program.path, self._owner, self._program.inspector
         return self.home.recorded() or self.home.find_by_pid_file(*asked) or self.home.find_by_socket(*asked)
 
 

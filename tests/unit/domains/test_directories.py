@@ -68,8 +68,37 @@ def test_nothing_of_an_earlier_daemon_is_left_when_one_is_started(home: DomainDi
     assert (home.recorded(), home.find_by_pid_file(SLEEP, ME, INSPECTOR)) == (None, None)
 
 
-def test_the_recorded_process_is_believed_while_it_is_the_same(home: DomainDirectories, start: Start) -> None:
-    process = start()
+@pytest.fixture
+def vendors(tmp_path: Path) -> Path:
+    """A program with the vendor's name."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_bytes(SLEEP.read_bytes())
+    program.chmod(0o755)
+    return program
+
+
+def test_a_record_of_before_a_reboot_names_no_other_program(home: DomainDirectories, start: Start) -> None:
+    """Pid and start time are counted from the boot on: mpsd would end another program of root's as a daemon that hangs."""
+    home.record(start())
+    assert home.recorded() is None
+
+
+@pytest.mark.root
+def test_a_disk_that_became_read_only_is_told_in_words(tmp_path: Path) -> None:
+    """Of directories that exist: `quit` opens the refuser's, and an OSError ended mpsd there."""
+    command = (
+        "mount -t tmpfs none $0 && mkdir -p $0/refuser/pipe $0/refuser/log && mount -o remount,ro $0 && exec $1 -c "
+        "'from pathlib import Path; import sys; from mpsd.domains.directories import CLOSED, DomainDirectories; "
+        "from mpsd.errors import UnusablePath\n"
+        'try: DomainDirectories(Path(sys.argv[1], "refuser")).make(CLOSED, 65534)\n'
+        "except UnusablePath as exc: print(exc)' $0"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command, tmp_path, sys.executable], capture_output=True, text=True)
+    assert done.stdout == f"{tmp_path}/refuser cannot be made: Read-only file system\n", done.stderr
+
+
+def test_the_recorded_process_is_believed_while_it_is_the_same(home: DomainDirectories, start: Start, vendors: Path) -> None:
+    process = start(vendors)
     home.record(process)
     assert home.recorded() == process
     assert (home.path / "daemon").stat().st_mode & 0o777 == 0o600
@@ -102,15 +131,14 @@ def test_another_users_process_is_no_daemon_whatever_it_says(home: DomainDirecto
     assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) is None
 
 
-def test_a_script_in_its_place_runs_the_vendors_program(home: DomainDirectories, start: Start, tmp_path: Path) -> None:
+def test_a_script_in_its_place_runs_the_vendors_program(
+    home: DomainDirectories, start: Start, tmp_path: Path, vendors: Path
+) -> None:
     """Operators use such scripts to set variables."""
     script = tmp_path / "wrapper"
     script.write_text("#!/bin/sh\n")
     start()
     assert home.find_by_pid_file(script, ME, INSPECTOR) is None
-    vendors = tmp_path / "nvidia-cuda-mps-control"
-    vendors.write_bytes(SLEEP.read_bytes())
-    vendors.chmod(0o755)
     process = start(vendors)
     assert home.find_by_pid_file(script, ME, INSPECTOR) == home.find_by_pid_file(vendors, ME, INSPECTOR) == process
 
