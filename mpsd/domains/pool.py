@@ -98,6 +98,7 @@ class Pool:
     operators: frozenset[int] = field(default_factory=lambda: frozenset({0, os.geteuid()}))
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
+    _watched: set[ProcessId] = field(default_factory=set)  # members, until they end
     _has_adopted: bool = False
     _next_number: int = 1
     _changed: Changed = field(default_factory=Changed)
@@ -172,8 +173,7 @@ class Pool:
         return self.decide(PlacementRequest(NEW_USER, frozenset(self.gpus)), None, views)
 
     async def place(self, ask: PlacementRequest, process: ProcessId | None) -> Domain:
-        """Return the domain that this process joins. Waits until one takes it; raises Stopping if mpsd quits during the
-        wait."""
+        """Return the domain that this process joins, once one takes it.  Raise Stopping if mpsd quits during the wait."""
         if (domain := self._home_now(process)) is not None:
             return domain
         if self._queue.is_empty and (domain := self.place_now(ask, process)) is not None:
@@ -232,10 +232,7 @@ class Pool:
         return was_drained
 
     def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
-        """Return whether the process stays in its domain.
-
-        All contexts of a process are in one domain; a process without one there leaves a domain that has fallen ill.
-        """
+        """Return whether the process stays: with a context there it has to, without one it leaves a domain that is ill."""
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
         if home.is_ill and process not in home.connected:
@@ -258,11 +255,15 @@ class Pool:
         if process is not None and self._nursery is not None:
             if (uid := domain.uids.get(process)) is not None:
                 self.store.save_member(domain.name, process, uid)
-            self._nursery.start_soon(self._watch, domain, process)
+            if process not in self._watched:  # it may change its domain as often as it likes
+                self._watched.add(process)
+                self._nursery.start_soon(self._watch, process)
 
-    async def _watch(self, domain: Domain, process: ProcessId) -> None:
+    async def _watch(self, process: ProcessId) -> None:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes
-        domain.leave(process)
+        self._watched.remove(process)
+        for domain in self.domains.values():
+            domain.leave(process)
         self.store.forget_member(process)
         self.client_ended.emit(process, ending)
         self.notify()
@@ -286,10 +287,7 @@ class Pool:
         return domain
 
     def adopt(self, name: str, number: int, gpus: tuple[str, ...], is_public: bool, key: str) -> None:
-        """Take over a domain of an earlier mpsd.
-
-        If its vendor daemon has died, it is started again for the first domain; another domain is removed.
-        """
+        """Take over a domain of an earlier mpsd.  If its vendor daemon died: start the first one again, remove another."""
         control = VendorControl(self.program, self.settings.home / name)
         if control.adopt() is None and number != 1:
             self.store.forget_domain(name)

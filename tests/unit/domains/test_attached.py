@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
@@ -13,6 +14,7 @@ from mpsd.domains.store import SqliteStore
 from mpsd.domains.upkeep import Upkeep
 from mpsd.host import processes
 from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.process import ProcessId
 from tests.unit.domains.test_ending_strangers import Vendor
 
 GPUS = ("GPU-a",)
@@ -44,6 +46,36 @@ async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump
     domain.asked_at = trio.current_time() + 60.0
     await trio.sleep(60.0)
     assert domain.occupancy == 0
+
+
+async def test_a_client_costs_mpsd_one_descriptor_however_often_it_changes_its_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who stops their own server lets a process without a context leave: each new start cost a pidfd, to its end."""
+    ended = trio.Event()
+    waits: list[ProcessId] = []
+
+    async def wait_ended(process: ProcessId) -> None:
+        waits.append(process)
+        await ended.wait()
+
+    monkeypatch.setattr("mpsd.domains.pool.wait_ended", wait_ended)
+    process = processes.process_id(os.getpid())
+    store = SqliteStore(tmp_path / "mpsd.db")
+    pool = Pool(None, None, (), Defaults(), store, None, None)  # type: ignore[arg-type]
+    ends: list[ProcessId] = []
+    pool.client_ended.subscribe(lambda process, ending: ends.append(process))
+    pool.domains = {name: a_domain(Vendor()) for name in ("default", "d2")}
+    async with trio.open_nursery() as pool._nursery:
+        for domain in [*pool.domains.values()] * 50:
+            domain.join(process, 1000)
+            pool.watch(domain, process)
+            await trio.testing.wait_all_tasks_blocked()
+            domain.leave(process)
+        domain.join(process, 1000)
+        ended.set()
+    assert (waits, ends) == ([process], [process])
+    assert pool.home_of(process) is None
 
 
 async def test_a_client_that_bypassed_mpsd_is_watched_but_no_member(tmp_path: Path) -> None:
