@@ -16,6 +16,9 @@ PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VI
 JOB_NAME_VARIABLE = "SLURM_JOB_NAME"  # users choose the names of their jobs, so a false one gains a user nothing
 _VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE, JOB_NAME_VARIABLE)
 _MOST = 16384  # processes; beyond that mpsd forgets the process whose facts were read least recently
+# Users choose these values, and how many of their processes connect: without bounds they could take gigabytes of mpsd's memory.
+_READ_CHARACTERS = 4096  # of a value; 16 GPUs by UUID take 656
+_KEPT_CHARACTERS = 256  # of what is kept of a process beyond its connections; a longer token is none (cgroups.py)
 NOTHING = StartFacts("", {})
 
 
@@ -27,13 +30,19 @@ class ClientFacts:
         self._known: OrderedDict[ProcessId, StartFacts] = OrderedDict()
 
     async def read(self, process: ProcessId) -> StartFacts:
-        """Read the facts now: the process may run another program since the last read.  Raises Unreadable."""
+        """Read the facts now: the process may run another program since the last read.
+
+        Raises Unreadable, also for a value that is too long: cut, it could hide what lifts a limit.
+        """
         found = await self._inspector.facts(process.pid, _VARIABLES)
         if trouble := cgroups.trouble(process.pid):
             raise Unreadable(trouble)
         if found is None or not processes.is_alive(process):
             return NOTHING
-        self._known[process] = found
+        for name, value in found.variables.items():
+            if len(value) > _READ_CHARACTERS:
+                raise Unreadable(f"pid {process.pid} has {len(value)} characters in {name}; at most {_READ_CHARACTERS} are read")
+        self._known[process] = _kept(found)
         self._known.move_to_end(process)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
@@ -56,3 +65,9 @@ class ClientFacts:
 
     def forget(self, process: ProcessId) -> None:
         self._known.pop(process, None)
+
+
+def _kept(found: StartFacts) -> StartFacts:
+    names = (cgroups.TOKEN_VARIABLE, JOB_NAME_VARIABLE)
+    variables = {name: found.variables[name][:_KEPT_CHARACTERS] for name in names if name in found.variables}
+    return StartFacts(found.program[:_KEPT_CHARACTERS], variables)

@@ -202,6 +202,23 @@ async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.
     assert cgroups.trouble(process.pid) == "", "it has ended"
 
 
+async def test_what_mpsd_keeps_of_a_process_is_short_and_a_longer_token_is_none() -> None:
+    """16,384 processes that had been started with 60 kB each took a gigabyte of mpsd, or four if one character is no ASCII."""
+    with a_process_with("t" * 3000) as process:
+        facts = ClientFacts(INSPECTOR)
+        assert (await facts.read(process)).variables[TOKEN_VARIABLE] == "t" * 3000
+        assert sum(map(len, facts._known[process].variables.values())) == 256
+        assert facts.identify(process, Credentials(process.pid, 17, 18)).token == ""
+
+
+async def test_a_process_with_a_value_of_many_kilobytes_is_not_read() -> None:
+    with a_process_with("t" * 60_000) as process:
+        facts = ClientFacts(INSPECTOR)
+        with pytest.raises(Unreadable, match=f"60000 characters in {TOKEN_VARIABLE}"):
+            await facts.read(process)
+        assert not facts._known
+
+
 def test_a_token_that_nobody_may_have_is_none() -> None:
     with a_process_with("") as process:
         assert identify(process, Credentials(process.pid, 0, 0), "t" * 129).token == ""
