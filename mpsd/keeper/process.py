@@ -66,7 +66,7 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
             continue
         for inode, name in names.items():
             with suppress(OSError):  # it has gone, or is another user's, and mpsd is not root
-                if processes.numbers(pid, [f"socket:[{inode}]"]):
+                if _LISTENER in processes.numbers(pid, [f"socket:[{inode}]"]):  # not a client's connection, which it holds too
                     found[name] = process
     return found
 

@@ -3,6 +3,8 @@
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from mpsd.host import processes
 from mpsd.host.child import Child
 from mpsd.host.programs import native_directory
+from mpsd.keeper.connections import KeeperClient
 from mpsd.keeper.process import find_unreachable, start_keeper
 from tests.inspecting import INSPECTOR
 
@@ -50,6 +53,34 @@ def test_a_forged_line_does_not_make_a_keeper_unreachable(place: Path, keeper: C
     with socket.socket(socket.AF_UNIX) as forger:
         forger.bind(f"\0x\n0: 00000002 00000000 00010000 0001 01 {inode} {place}9".encode())
         assert f" {inode} {place}9" in Path("/proc/net/unix").read_text()
+        assert unreachable(place) == {}
+
+
+ELSEWHERE = """
+import socket
+made, other = socket.socketpair()
+socket.send_fds(socket.socket(fileno=0), [b"1"], [made.fileno()])
+"""
+
+
+@pytest.mark.root
+def test_a_forged_line_for_a_connection_that_a_keeper_holds_names_no_keeper(place: Path, keeper: Child) -> None:
+    """The true line of a connection from another network namespace is not in mpsd's list: it is there once, forged."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        subprocess.run(["unshare", "-n", sys.executable, "-c", ELSEWHERE], stdin=theirs, check=True)
+        _, [held], _, _ = socket.recv_fds(ours, 1, 1)
+    client = KeeperClient(INSPECTOR, native_directory() / "keeper" / NAME, place, 4)
+    assert client.open()
+    with socket.socket(fileno=held) as connection:
+        client.hold("client.1.control", connection)
+        assert [name for name, end, _ in client.held() if not end.close()] == ["client.1.control"]
+        inode = os.fstat(held).st_ino
+    client.close()
+    with socket.socket(socket.AF_UNIX) as forger:
+        forger.bind(f"\0x\n0: 00000002 00000000 00010000 0001 01 {inode} {place}9".encode())
+        assert Path("/proc/net/unix").read_text().count(f" {inode}") == 1
+        assert processes.numbers(keeper.pid, [f"socket:[{inode}]"])
         assert unreachable(place) == {}
 
 
