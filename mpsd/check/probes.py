@@ -20,6 +20,7 @@ from mpsd.check.containment_proof import load_proofs
 from mpsd.config import paths as places
 from mpsd.config.options import Config
 from mpsd.errors import MpsdError
+from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.peers import may_impersonate
 from mpsd.host.programs import own_program
@@ -148,7 +149,7 @@ def probe_daemon(config: Config) -> Finding:
     try:
         pid = int(_read_start(file, 32))
         with closing(Inspector()) as inspector:
-            facts = inspector.facts_now(pid, [])
+            facts = inspector.facts_now(pid, []) if processes.owner(pid) else None  # a user may have written any number
     except (OSError, ValueError, Unreadable):
         facts = None
     if facts is None:
@@ -161,8 +162,11 @@ def probe_daemon(config: Config) -> Finding:
 
 
 def _read_start(file: Path, most: int) -> bytes:
-    """Read the start of a file without waiting, even if a user has put a FIFO there.  Raises OSError."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Read the start of a file, even if a user has put a FIFO there, or a link to a device that acts when it is opened.
+
+    Raises OSError.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.read(descriptor, most)
     finally:

@@ -105,6 +105,21 @@ def test_a_fifo_in_the_place_of_the_pid_file_does_not_hold_the_report(tmp_path: 
     assert probes.probe_daemon(Config(pipe_directory=str(tmp_path))).grade is Grade.GOOD
 
 
+def test_no_link_in_the_place_of_the_pid_file_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's `mpsd check` opened what another user's link named: a watchdog then restarts the machine a minute later."""
+    opened: list[str] = []
+    monkeypatch.setattr(probes.os, "read", lambda descriptor, most: opened.append(f"{descriptor}") or b"")
+    (tmp_path / f"{places.PROGRAM}.pid").symlink_to("/dev/full")
+    assert probes.probe_daemon(Config(pipe_directory=str(tmp_path))).grade is Grade.GOOD
+    assert opened == []
+
+
+@pytest.mark.parametrize("number", ["-5", "0", str(2**32), "9" * 31])
+def test_no_number_in_the_pid_file_ends_the_report(tmp_path: Path, number: str) -> None:
+    (tmp_path / f"{places.PROGRAM}.pid").write_text(number)
+    assert probes.probe_daemon(Config(pipe_directory=str(tmp_path))).grade is Grade.GOOD
+
+
 def test_a_control_program_without_a_server_program_is_bad(tmp_path: Path) -> None:
     program = tmp_path / places.PROGRAM
     program.write_text("#!/bin/sh\n")
