@@ -137,9 +137,13 @@ class PublicLog:
 
     def _close_files(self) -> None:
         while self._files:
-            os.close(self._files.popitem()[1])
+            with suppress(OSError):  # a file server reports the lines that it lost; the number is free in any case
+                os.close(self._files.popitem()[1])
 
 
 def _is_removed(file: int) -> bool:
     """Return whether the file has no name, so that its lines would be lost.  After a rotation it has one until SIGHUP."""
-    return os.fstat(file).st_nlink == 0
+    try:
+        return os.fstat(file).st_nlink == 0
+    except OSError:
+        return True  # a file server has removed it (ESTALE)

@@ -41,7 +41,7 @@ class ClientFacts:
             return NOTHING
         for name, value in found.variables.items():
             if len(value) > _READ_CHARACTERS:
-                raise Unreadable(f"pid {process.pid} has {len(value)} characters in {name}; at most {_READ_CHARACTERS} are read")
+                raise Unreadable(f"pid {process.pid} has {len(value)} characters in {name}, and mpsd reads {_READ_CHARACTERS}")
         self._known[process] = _kept(found)
         self._known.move_to_end(process)
         if len(self._known) > _MOST:

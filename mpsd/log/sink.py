@@ -165,7 +165,8 @@ class LogFile:
         with self._directory() as directory:
             descriptor = open_file(directory, self._name, os.O_WRONLY | os.O_APPEND, _MODE)
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            with suppress(OSError):  # a file server reports the lines that it lost; the number is free in any case
+                os.close(self._descriptor)
         found = os.fstat(descriptor)
         self._descriptor, self._bytes, self._written = descriptor, found.st_size, found.st_mtime
         self._identity = identity_of(found)

@@ -1,5 +1,6 @@
 """control.log and server.log where they cannot be opened for a while."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -73,6 +74,32 @@ def test_between_attempts_some_seconds_pass(log: PublicLog, tmp_path: Path, monk
     log.reopen()
     log.write("after")
     wait_for_line(tmp_path / "log", "after")
+
+
+@pytest.mark.parametrize("call", ["close", "fstat"])
+def test_an_error_of_a_file_server_ends_no_log(
+    log: PublicLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """ENOSPC at close, ESTALE at fstat, as NFS has them: the thread ended, and each later line was lost."""
+    log.write("before")
+    wait_for_line(tmp_path / "log", "before")
+    real, failures = getattr(os, call), list[int]()
+    files = {log._files["control.log"]}
+
+    def fail(descriptor: int) -> object:
+        found = real(descriptor)
+        if descriptor in files:
+            files.remove(descriptor)
+            failures.append(descriptor)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found
+
+    monkeypatch.setattr(public_log.os, call, fail)
+    if call == "close":
+        log.reopen()
+    log.write("after")
+    wait_for_line(tmp_path / "log", "after")
+    assert failures
 
 
 def test_no_caller_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

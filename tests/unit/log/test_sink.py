@@ -192,3 +192,25 @@ def test_a_slow_reader_gets_every_byte() -> None:
     os.close(reader)
     os.close(writer)
     assert read == line
+
+
+def test_an_error_of_the_close_loses_no_line_and_closes_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS reports at close what it could not store.  Each later line was lost then, cost a descriptor, and closed the number
+    again, which may be a client's connection by then."""
+    path = tmp_path / "mpsd.log"
+    file = LogFile(str(path), Rotation())
+    file.append(b"one\n")
+    old, close, closed = file._descriptor, os.close, list[int]()
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        closed.append(descriptor)
+        if descriptor == old:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(sink.os, "close", fail)
+    path.rename(tmp_path / "mpsd.log.1")
+    file.append(b"two\n")
+    file.append(b"three\n")
+    assert path.read_bytes() == b"two\nthree\n"
+    assert closed.count(old) == 1
