@@ -4,6 +4,7 @@ A signal that ends a client during a long kernel kills its co-runners, so its GP
 steps and their order, steps.py carries them out, and targets.py finds the processes.  Prose: docs/ending.md.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -40,19 +41,18 @@ class Stopper:
         Raises NoSuchClient, BadRequest.
         """
         target = self._targets.resolve(target, asker)
-        found, others = self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
+        found, others = await self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
         done: dict[ProcessId, Stopped] = {}
         for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
             silent = await self._look()
             if target.kind is TargetKind.PID:
                 self._targets.check_not_needed(found)  # again: a server may have been listed since
             else:
-                found, others = self._targets.find(target, asker)
-            cases = [case for each in found if each not in done and (case := self._open(each, silent, asker))]
-            if not cases:
+                found, others = await self._targets.find(target, asker)
+            left = [each for each in found if each not in done]
+            whole = await self._targets.freezer(target, asker, left) if manner.way is Way.DRAIN else None
+            if not (cases := self._open_all(left, silent, asker)):
                 break
-            is_drain = manner.way is Way.DRAIN
-            whole = self._targets.freezer(target, asker, [case.process for case in cases]) if is_drain else None
             await Steps(manner, whole, self._servers_now, self.release).run(cases)
             done |= {case.process: case.result for case in cases}
         return Report(list(done.values()), others)
@@ -79,6 +79,19 @@ class Stopper:
     async def _servers_now(self, wanted: Sequence[ProcessId]) -> list[Servers]:
         silent = await self._look()
         return [self._servers(process, silent) for process in wanted]
+
+    def _open_all(self, wanted: Sequence[ProcessId], silent: set[str], asker: Asker) -> list[StopCase]:
+        """Open the processes that have not ended; the caller closes their pidfds.  Raises TooMany; then none is open."""
+        cases: list[StopCase] = []
+        try:
+            for process in wanted:
+                if case := self._open(process, silent, asker):
+                    cases.append(case)
+        except TooMany:
+            for case in cases:
+                os.close(case.pidfd)
+            raise
+        return cases
 
     def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> StopCase | None:
         try:

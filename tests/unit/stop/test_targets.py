@@ -1,0 +1,96 @@
+"""Finding the processes that a stop means, for a user who has many and asks often."""
+
+import errno
+import os
+
+import pytest
+import trio
+
+from mpsd.domains.pool import Pool
+from mpsd.errors import TooMany
+from mpsd.host import processes
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Manner, Target, TargetKind
+from mpsd.stop import targets
+from mpsd.stop.stopper import Stopper
+from mpsd.stop.targets import Targets
+from tests.descriptors import descriptors
+
+MANY, CALLERS = 300, 20
+HERE = Target(TargetKind.CGROUP, "/batch")
+
+
+@pytest.fixture
+def me() -> ProcessId:
+    found = processes.process_id(os.getpid())
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[ProcessId]:
+    """Processes in the cgroup, of two users."""
+    monkeypatch.setattr(targets.cgroups, "paths", lambda pid: ("/batch",))
+    monkeypatch.setattr(targets.processes, "is_alive", lambda process: True)
+    monkeypatch.setattr(targets.processes, "sole_uid", lambda pid: 1000 + pid % 2)
+    monkeypatch.setattr(targets.processes, "pid_namespaces", lambda pid: (1,))
+    return [ProcessId(number, 1) for number in range(10_000, 10_000 + MANY)]
+
+
+def a_pool() -> Pool:
+    return Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
+
+
+class LooksInATurn(trio.abc.Instrument):
+    """How many processes are looked at in one turn of the event loop, at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.now, self.most = 0, max(self.most, self.now)
+
+
+async def test_no_number_of_clients_and_callers_blocks_the_event_loop(
+    clients: list[ProcessId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of one user's 64 connections can ask at once: 2,000 clients took 0.33 s of the loop, for each of them."""
+    looks, find = LooksInATurn(), Targets(a_pool(), lambda: clients).find
+    found: list[tuple[list[ProcessId], int]] = []
+
+    def paths(pid: int) -> tuple[str, ...]:
+        looks.now += 1
+        return ("/batch",)
+
+    async def ask() -> None:
+        found.append(await find(HERE, Asker(1000, os.getpid())))
+
+    monkeypatch.setattr(targets.cgroups, "paths", paths)
+    trio.lowlevel.add_instrument(looks)
+    async with trio.open_nursery() as nursery:
+        for _ in range(CALLERS):
+            nursery.start_soon(ask)
+    trio.lowlevel.remove_instrument(looks)
+    mine = [each for each in clients if each.pid % 2 == 0]
+    assert found == [(mine, MANY - len(mine))] * CALLERS
+    assert looks.most <= CALLERS + targets._AT_ONCE  # each caller looks at its own process first
+
+
+async def test_if_one_cannot_be_opened_no_descriptor_stays(
+    clients: list[ProcessId], me: ProcessId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Targets(a_pool(), lambda: clients[:6])
+    opened: list[int] = []
+
+    def open_pidfd(process: ProcessId) -> int:
+        if len(opened) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        opened.append(os.pidfd_open(me.pid))
+        return opened[-1]
+
+    monkeypatch.setattr("mpsd.stop.stopper.processes.open_pidfd", open_pidfd)
+    before = descriptors()
+    with pytest.raises(TooMany, match="Too many open files"):
+        await Stopper(a_pool(), looks).stop(HERE, Manner(), Asker(None, os.getpid()))
+    assert len(opened) == 2
+    assert descriptors() == before
