@@ -106,7 +106,7 @@ async def find_unreachable(home: Path, inspector: Inspector) -> list[ProcessId]:
     homeless = await trio.to_thread.run_sync(_homeless)
     found = [process for process in homeless if await _is_from(home, process, inspector)]
     pids = {process.pid for process in found}
-    return [process for process in found if not pids & _parents(process)]  # a server ends with its daemon
+    return [process for process in found if processes.parent(process.pid) not in pids]  # a server ends with its daemon
 
 
 async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool:
@@ -138,13 +138,6 @@ def _has_removed_files(pid: int) -> bool:
         return bool(processes.numbers(pid, _OPEN_FILES))
     except OSError:
         return False
-
-
-def _parents(process: ProcessId) -> set[int | None]:
-    """Return its parent's pid; empty if it cannot be read."""
-    with suppress(OSError):
-        return {processes.parent(process.pid)}
-    return set()
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:

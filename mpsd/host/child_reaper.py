@@ -55,10 +55,7 @@ def _children() -> list[int]:
 
 
 def _is_dead(pid: int) -> bool:
-    try:
-        return processes.state(pid) == "Z"
-    except OSError:
-        return False  # the next look finds it
+    return processes.state(pid) == "Z"  # if that is not known, the next look finds it
 
 
 def _is_orphan(pid: int) -> bool:

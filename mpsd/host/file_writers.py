@@ -111,14 +111,6 @@ def _lineage_of(pid: int, pidfd: int | None) -> Lineage:
 
 def _lineage(pid: int) -> Lineage:
     found = [pid]
-    while len(found) < _GENERATIONS and found[-1] > 0 and (parent := _parent(found[-1])) is not None:
+    while len(found) < _GENERATIONS and found[-1] > 0 and (parent := processes.parent(found[-1])) is not None:
         found.append(parent if parent != 1 else 0)  # an orphan's parent is init, and no client
     return tuple(found)
-
-
-def _parent(pid: int) -> int | None:
-    """Return the parent's pid; None if the process has ended."""
-    try:
-        return processes.parent(pid)
-    except OSError:
-        return None

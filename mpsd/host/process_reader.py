@@ -190,7 +190,7 @@ class ProcessReader:
         until = time.monotonic() + _DEADLINE_SECONDS
         wait = None
         while not is_readable(process.requests, LOOK_SECONDS):
-            if self._state(process.pid) == _WAITING:
+            if self._state_of(process.pid) == _WAITING:
                 wait = self._wait_of(self._share_of(pid))
                 wait.seconds += LOOK_SECONDS
                 if wait.seconds < MOST_WAIT_SECONDS:
@@ -200,12 +200,6 @@ class ProcessReader:
             self._give_up(process, self._share_of(pid))
             raise Unanswered(errno.ETIMEDOUT, f"pid {pid} was not read: its reader {'waits' if wait else 'does not run'}")
         return self._received(process, pid)
-
-    def _state(self, pid: int) -> str:
-        """Return the state's letter of the reader itself; "" if that is not known."""
-        with suppress(OSError):
-            return self._state_of(pid)
-        return ""
 
     def _received(self, process: InspectorProcess, pid: int) -> bytes:
         if not (answer := process.requests.recv(wire.DATAGRAM_BYTES)):

@@ -78,19 +78,25 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def state(pid: int) -> str:
-    """Return the letter of proc(5); X for a process that has gone.  Raises OSError if it is not known."""
-    found = _status(pid)
+    """Return the letter of proc(5); X for a process that has gone, ? if that is not known, as without a free descriptor."""
+    try:
+        found = _status(pid)
+    except OSError:
+        return "?"
     return _value(found, b"State")[:1].decode() if found else "X"
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether the process has gone, or is a zombie.  Raises OSError if it is not known."""
+    """Return whether the process has gone, or is a zombie; False if that is not known."""
     return state(pid) in "ZX"
 
 
 def parent(pid: int) -> int | None:
-    """Return its parent's pid, 0 if that is in another pid namespace; None if the process has gone.  Raises OSError."""
-    found = _status(pid)
+    """Return its parent's pid, 0 if that is in another pid namespace; None if the process has gone, or that is not known."""
+    try:
+        found = _status(pid)
+    except OSError:
+        return None
     return int(_value(found, b"PPid")) if found else None
 
 

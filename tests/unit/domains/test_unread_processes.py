@@ -6,6 +6,7 @@ Nothing is known of them then, and they count as alive.  An error of such a read
 import errno
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,15 +14,19 @@ import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.log_lines import ServerExited
+from mpsd.domains.rules.log_lines import ServerExited, ServerFault
 from mpsd.domains.rules.server_answers import living
 from mpsd.domains.servers import ensure_server
 from mpsd.domains.strangers import Strangers
 from mpsd.domains.upkeep import Upkeep
+from mpsd.domains.vendor_control import VendorControl, VendorProgram
+from mpsd.domains.vital_signs import look_now
 from mpsd.host import processes
 from mpsd.host.process_reader import Unanswered
-from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.domain import Defaults, DomainState, ServerView
+from mpsd.model.process import ProcessId
 from mpsd.services.server_watch import Servers
+from tests.inspecting import INSPECTOR
 
 GPUS = ("GPU-a",)
 SERVER, CLIENT = 1, os.getppid()
@@ -83,3 +88,21 @@ async def test_a_server_of_members_is_not_taken_for_lost() -> None:
     servers = Servers(None, a_pool(a_domain()))  # type: ignore[arg-type]
     servers._watch(SERVER, "default", frozenset({CLIENT}))
     assert not servers._clients
+
+
+async def test_nothing_ends_while_mpsd_has_no_descriptor_for_a_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Views, vital signs and the news of a log raised OSError then, which ended mpsd, or its watch over the log."""
+
+    def full(path: str, most_bytes: int) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(processes, "_contents", full)
+    domain = a_domain()
+    domain.control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)
+    domain.control.process = ProcessId(SERVER, 1)
+    assert domain.view(Defaults()).state is DomainState.RECYCLING
+    domain.control.pipe_directory.mkdir()
+    (domain.control.pipe_directory / "control").touch()
+    assert not look_now(domain)
+    assert not domain.is_plausible(ServerFault(CLIENT))
+    assert (processes.state(CLIENT), processes.has_ended(CLIENT), processes.parent(CLIENT)) == ("?", False, None)
