@@ -27,7 +27,8 @@ class Child(Struct, eq=False):
     def reap(self) -> int:
         """Wait for its end, and return its exit status; a signal as a negative number."""
         status = 0
-        with suppress(ChildProcessError):  # mpsd's reaper has taken it
-            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with suppress(ChildProcessError):  # mpsd's reaper has taken it, and its pid may be another child's
+            if found := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED):
+                status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         os.close(self.pidfd)
         return status
