@@ -59,13 +59,11 @@ class InstanceLock:
 
     def remake_state(self) -> None:
         """Make and lock the state directory again, after another process removed it.  Raises UnusablePath, AlreadyRunning."""
-        before = self._lock
         try:
             self._make_private()
             self._take_lock()
         except OSError as exc:
             raise UnusablePath(f"the state directory {self.state_directory} cannot be made: {exc.strerror}") from None
-        os.close(before)
 
     def release(self) -> None:
         """Remove the pid file if it is this process's."""
@@ -111,13 +109,17 @@ class InstanceLock:
 
     def _take_lock(self) -> None:
         path = self.state_directory / LOCK
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
+            os.close(lock)
             if exc.errno in (errno.EAGAIN, errno.EACCES):
                 raise AlreadyRunning("An instance of this daemon is already running") from None
             raise UnusablePath(f"{path} cannot be locked: {exc.strerror}") from None
+        if self._lock >= 0:
+            os.close(self._lock)  # of a directory that was removed
+        self._lock = lock
 
     def _running(self) -> int | None:
         """Return the pid of a running daemon that is not mpsd's; None if none runs.
