@@ -71,9 +71,10 @@ class Signals:
         self._audit.configure(new.log)
         old = daemon.pool.settings
         wanted = settings.pool(new, self._invocation, old.home.parent)
-        daemon.pool.settings = replace(wanted, visible_devices=old.visible_devices)  # other GPUs need a restart
+        kept = {"visible_devices": old.visible_devices, "reserved_per_gpu": old.reserved_per_gpu}  # those need a restart
+        daemon.pool.settings = replace(wanted, **kept)
         for domain in daemon.pool.domains.values():
-            domain.capacity = new.domains.clients_per_server
+            domain.capacity = daemon.pool.settings.capacity(domain.gpus)
         daemon.sessions.settings = settings.sessions(new)
         daemon.sessions.tell_suppressed()
         daemon.api.settings = settings.api(new)

@@ -58,6 +58,9 @@ class PoolSettings(Struct, frozen=True):
     reserved_per_gpu: int = 0  # places of each server that a sentinel takes for each GPU
     is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/limit_guard.py)
 
+    def capacity(self, gpus: tuple[str, ...]) -> int:
+        return max(1, self.clients_per_server - self.reserved_per_gpu * len(gpus))
+
 
 class Drained(Struct, frozen=True):
     """Why a GPU takes no new client, and since when, in seconds since the epoch."""
@@ -276,8 +279,7 @@ class Pool:
         self._next_number = max(self._next_number, number + 1)
         name = name or (_FIRST if number == 1 else f"d{number}")
         control = VendorControl(self.program, self.settings.home / name)
-        capacity = self.settings.clients_per_server - self.settings.reserved_per_gpu * len(gpus)
-        domain = Domain(name, number, gpus, control, max(1, capacity))
+        domain = Domain(name, number, gpus, control, self.settings.capacity(gpus))
         domain.sentinel = control.sentinel = self.sentinel_of(domain)
         self.domains[name] = domain
         self.store.save_domain(name, number, gpus, False)

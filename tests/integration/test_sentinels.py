@@ -52,6 +52,16 @@ def test_it_is_stopped_in_the_server_of_the_first_client_and_is_its_users(machin
     assert str(pid) in arrivals[0], "the sentinel had its context before any client came"
 
 
+def test_a_reload_gives_its_place_to_no_client(machine: Machine) -> None:
+    """After SIGHUP each domain took a client more than its server has places: that client got an error."""
+    started(machine)
+    with machine.mpsd() as mpsd:
+        before = [(each.name, each.capacity) for each in mpsd.ask(calls.domain_list()).items]
+        machine.signal_daemon("SIGHUP")
+        machine.wait_for_journal("reload.done")
+        assert [(each.name, each.capacity) for each in mpsd.ask(calls.domain_list()).items] == before
+
+
 def test_a_spare_has_one_before_any_client(machine: Machine) -> None:
     """The first client of that domain then does not wait for it."""
     started(machine)
