@@ -118,9 +118,13 @@ class Daemon(Struct, kw_only=True):
 
     async def quit(self, timeout_seconds: float | None) -> int:
         """End everything but the daemon itself, and let the daemon exit; return the status."""
-        status = await self.ending.quit_all(timeout_seconds)
-        await self.vault.end()
-        self.clean_up()
+        try:
+            status = await self.ending.quit_all(timeout_seconds)
+            await self.vault.end()
+            self.clean_up()
+        except Exception:
+            self.stop.set()  # else mpsd would go on without domains; a caller that is cancelled ends nothing
+            raise
         self.stop.set()
         return status
 
@@ -134,8 +138,7 @@ class Daemon(Struct, kw_only=True):
 
         If they were disconnected instead, they would run without MPS.
         """
-        for name in DOORS:
-            self.pipe.remove(name)
+        self.pipe.remove_last(*DOORS)
         if self.relayed:
             with trio.move_on_after(_REFUSAL_SECONDS):
                 await self.relayed[0].settled()
@@ -149,8 +152,7 @@ class Daemon(Struct, kw_only=True):
 
     def clean_up(self) -> None:
         """Remove what a client or the next daemon could take for a running one, after the domains have ended."""
-        for name in (UI_SOCKET, api_server.SOCKET, *DOORS):
-            self.pipe.remove(name)
+        self.pipe.remove_last(UI_SOCKET, api_server.SOCKET, *DOORS)
         for name in CORE_DIRECTORIES:
             self.pipe.remove_empty(name)
         if self.relayed:

@@ -68,7 +68,7 @@ class InstanceLock:
     def release(self) -> None:
         """Remove the pid file if it is this process's."""
         if self._read_pid() == os.getpid():
-            self.pipe.remove(PID_FILE)
+            self.pipe.remove_last(PID_FILE)
 
     def _open_log_directory(self) -> None:
         """Create and tighten the log directory.

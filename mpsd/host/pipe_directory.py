@@ -105,6 +105,12 @@ class PipeDirectory:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
+    def remove_last(self, *names: str) -> None:
+        """Remove files when mpsd ends.  One that stays, as on a disk that became read-only, names a daemon that has ended."""
+        for name in names:
+            with suppress(OSError):
+                self.remove(name)
+
     def remove_empty(self, name: str) -> None:
         """Remove a directory; one with files stays, since a user may still want to see them."""
         with suppress(OSError):

@@ -135,7 +135,8 @@ class KeeperClient:
         for keeper in self._unreachable:
             with suppress(OSError):
                 processes.kill(keeper)
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # as on a disk that became read-only; the next keeper replaces it
+            self._path.unlink(missing_ok=True)
         if self._process is not None:
             if not self._process.has_ended(_SECONDS):
                 self._process.kill()
