@@ -82,7 +82,10 @@ class KeeperClient:
         successor = KeeperClient(self._inspector, self._program, self._path, self._max)
         await trio.to_thread.run_sync(successor.open)  # not abandoned: it ends within seconds, and may have started a process
         self._socket, self._sequence, self.pid = successor._socket, successor._sequence, successor.pid
-        self._process = successor._process
+        if successor._process is not None:
+            if self._process is not None:
+                os.close(self._process.pidfd)  # it is stopped, or is ending: the reaper of orphans takes it later
+            self._process = successor._process
 
     def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None:
         """Accept a connection at the non-blocking `listener`, and give it to the keeper in the same call.

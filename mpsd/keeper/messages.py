@@ -34,8 +34,6 @@ class Status(IntEnum):
     """The statuses that mpsd reacts to; the header has the others."""
 
     OK = 0
-    NOT_FOUND = 8
-    STALE = 9
     FULL = 10
     NO_ROOM = 11
 

@@ -12,7 +12,9 @@ import trio.testing
 
 from mpsd.errors import KeeperFailed
 from mpsd.host.programs import native_directory
+from mpsd.keeper import connections
 from mpsd.keeper.connections import KeeperClient
+from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
@@ -173,6 +175,20 @@ async def test_the_event_loop_goes_on_while_a_successor_is_sought(short_dir, mon
     assert client.is_there
     assert client.held() == []
     client.stop()
+
+
+async def test_the_successor_of_a_stopped_keeper_costs_no_descriptor(client, monkeypatch):
+    monkeypatch.setattr(connections, "_SECONDS", 0.2)
+    stopped = client.pid
+    os.kill(stopped, signal.SIGSTOP)
+    before = descriptors()
+    try:
+        await client.replace()
+        assert client.pid != stopped
+        assert descriptors() == before
+    finally:
+        os.kill(stopped, signal.SIGKILL)
+        await trio.to_thread.run_sync(os.waitpid, stopped, 0)
 
 
 async def test_stopping_it_ends_the_wait_for_its_death(client):
