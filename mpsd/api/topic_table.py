@@ -127,6 +127,11 @@ TOPICS: Mapping[str, Topic] = {
         "the same",
         3,
     ),
+    "service.share": Topic(
+        "an elastic service was dealt another share; its starter will move it",
+        "the first three, and `from_percent`, `to_percent`, `busy`, `level`, `why`: as of `share` in `service.get`",
+        4,
+    ),
     "service.lost": Topic(
         "a member was promoted, and begins anew: the vault and the process that served have both ended, and with them the "
         "memory and the forward state of the arena",

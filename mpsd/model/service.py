@@ -53,6 +53,14 @@ class Cause(StrEnum):
     FAILED = "failed"  # the previous writer reported a failure, or did not take over in time
 
 
+class Elasticity(StrEnum):
+    """Whether the share of a service moves by need, and the level at which it starts."""
+
+    OFF = "off"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
 class Instruction(Struct, frozen=True):
     """The instruction for a member (service.follow).  serial: grows with each change of any field.
 
@@ -75,7 +83,8 @@ class ServiceSettings(Struct, frozen=True):
 
     sm_percent, memory_bytes: what the starter reserves for each member; None: nothing.  heartbeat_seconds: an active whose
     forward state does not change for so long is silent; 0: never.  until_done: an active that stops of its own accord has no
-    successor; mpsd forgets this setting when it ends.
+    successor; mpsd forgets this setting when it ends.  elastic: the share moves by need, among its owner's elastic
+    services on the GPU.
     """
 
     standbys: int = 1
@@ -83,6 +92,22 @@ class ServiceSettings(Struct, frozen=True):
     memory_bytes: int | None = None
     heartbeat_seconds: float = 0.0
     until_done: bool = False
+    elastic: Elasticity = Elasticity.OFF
+
+
+class Share(Struct, frozen=True):
+    """What the elastic policy has dealt a service.  sm_percent: for each of its members, in place of that of the settings.
+
+    busy: the fraction of that share that it used lately; None: not known.  level: its present one, "interactive" or "batch".
+    why: the last decision, for people.  moved_at: when the share was last changed; 0: never.
+    """
+
+    sm_percent: float
+    busy: float | None = None
+    level: str = "interactive"
+    why: str = ""
+    moved_at: float = 0.0
+    moves: int = 0  # since mpsd began
 
 
 class MemberView(Struct, frozen=True):
@@ -134,7 +159,7 @@ class ServiceView(Struct, frozen=True):
     """A service as clients of the API see it.  revision: grows with each change.
 
     protection: empty, or why a fault would cost the service more than a moment; or why no member serves.  losses: how often a
-    member started anew since mpsd began.  lost: the last time.
+    member started anew since mpsd began.  lost: the last time.  share: None: it is not elastic.
     """
 
     id: int  # the arena's
@@ -152,6 +177,7 @@ class ServiceView(Struct, frozen=True):
     protection: str = ""
     losses: int = 0
     lost: Loss | None = None
+    share: Share | None = None
 
 
 def is_unserved(of: ServiceView) -> bool:

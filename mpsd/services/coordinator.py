@@ -19,7 +19,7 @@ from mpsd.host.process_watch import ProcessWatch
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, ServiceView
+from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, ServiceView, Share
 from mpsd.notify import Changed, Outbox, Signal
 from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
@@ -51,7 +51,7 @@ from mpsd.services.rules.promotion_types import (
 )
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
-from mpsd.services.views import is_emptied, is_protected, loss, protection, view
+from mpsd.services.views import is_emptied, is_protected, loss, own_share, protection, view
 from mpsd.vault.arenas import Arenas
 
 log = structlog.get_logger()
@@ -95,8 +95,8 @@ class Coordinator:
         self.woken = Changed()
         self._store = store
         known = {arena.id: arena for arena in vault.arenas()}
-        for arena_id, asked in store.load(known).items():
-            self.records[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True)
+        for arena_id, (asked, dealt) in store.load(known).items():
+            self.records[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True, share=own_share(asked, dealt))
 
     def begin(self) -> None:
         """Begin the grace period for members of an earlier mpsd, once this one runs."""
@@ -123,13 +123,29 @@ class Coordinator:
 
     def change(self, record: ServiceRecord, settings: ServiceSettings) -> None:
         old = record.settings
+        keeps = (old.elastic, old.sm_percent) == (settings.elastic, settings.sm_percent)
+        share = record.share if keeps else own_share(settings)
         if record.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
-            self._store.save(record.arena.id, settings)
+            self._store.save(record.arena.id, settings, share.sm_percent if share else None)
             record.is_stored = True
-        record.settings = settings
+        record.settings, record.share = settings, share
         if settings.until_done != old.until_done:
             record.service = replace(record.service, until_done=settings.until_done, is_done=False)
         self.tell(record, Elapsed())
+
+    def deal(
+        self, percent: Mapping[ServiceRecord, float], why: str, uses: Mapping[ServiceRecord, tuple[float | None, str]]
+    ) -> None:
+        """Give these services other shares, all or none: their starters carry it out.  Raises UnusablePath."""
+        moved = {each: share for each, share in percent.items() if each.share is not None and each.share.sm_percent != share}
+        self._store.deal({each.arena.id: share for each, share in moved.items()})
+        for record, share in moved.items():
+            before, (busy, level) = record.share, uses[record]
+            assert before is not None
+            record.share = Share(share, busy, level, why, self.parts.clock(), before.moves + 1)
+            facts = {"from_percent": before.sm_percent, "to_percent": share, "busy": busy, "level": level, "why": why}
+            self.events.publish(record, "share", **facts)
+            self.show(record)
 
     def views(self) -> Iterator[ServiceView]:
         return (view(self.records[arena_id]) for arena_id in sorted(self.records))
@@ -173,7 +189,7 @@ class Coordinator:
             self.events.tell(record, before, event, why)
             for decision in decisions:
                 self._carry_out(record, decision)
-            self._show(record)
+            self.show(record)
         return ""
 
     def see(self, seen: Observation) -> None:
@@ -216,7 +232,7 @@ class Coordinator:
             instance.is_gone = True
             if record.service.member(process) is not None:
                 self.tell(record, Ended(process), seen_ns)
-            self._show(record)
+            self.show(record)
             self.leave_if_empty(record)
         self.process_ended.emit(process)
 
@@ -253,7 +269,7 @@ class Coordinator:
             if member.process not in (record.arena.writer, *record.arena.readers):
                 record.instances.pop(member.process, None)
                 self.tell(record, Ended(member.process))
-        self._show(record)
+        self.show(record)
         self.leave_if_empty(record)
 
     # -- decisions -------------------------------------------------------------------------------------------------------
@@ -327,7 +343,7 @@ class Coordinator:
 
     # -- views -----------------------------------------------------------------------------------------------------------
 
-    def _show(self, record: ServiceRecord) -> None:
+    def show(self, record: ServiceRecord) -> None:
         """Publish the new state: to pending long polls, as events, and to the tasks that wait."""
         kept = (record.service.writer, record.cleared)
         for process in [p for p, instance in record.instances.items() if instance.is_gone and p not in kept]:

@@ -1,6 +1,6 @@
 """Whether the writers of services make progress: each step changes the marks of its forward state.
 
-mpsd asks no process and maps no memory: it has a descriptor of the state, and reads sixteen bytes from it
+mpsd asks no process and maps no memory: it has a descriptor of the state, and reads one line from it
 (native/include/mpsd_state.h).
 """
 
@@ -16,11 +16,11 @@ from mpsd.model.service import MemberState, Phase
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ready, Silent
-from mpsd.wire.forward_state import CONTROL_AT, HEAD, parse_head
+from mpsd.wire.forward_state import CONTROL_AT, CONTROL_BYTES, HEAD, Work, parse_control, parse_head
 
 log = structlog.get_logger()
-_MARKS_BYTES = 16
 _LOOKS = 4  # in the time after which a writer is silent
+_ELASTIC_SECONDS = 1.0  # between looks at an elastic service without a heartbeat
 _LEAST_SECONDS = 0.005  # the cost of a round grows with the services: one user may have some hundred
 
 
@@ -37,6 +37,7 @@ class _Pulse(Struct, eq=False):
     marks: bytes
     looked_at: float  # trio time
     still_seconds: float = 0.0
+    work: Work | None = None
 
 
 class Heartbeats:
@@ -58,6 +59,11 @@ class Heartbeats:
             for pulse in self._pulses.values():
                 os.close(pulse.descriptor)
 
+    def work_of(self, record: ServiceRecord) -> Work | None:
+        """Return how long the active has worked in its term, as it says; None: not known."""
+        pulse = self._known(record)
+        return None if pulse is None else pulse.work
+
     async def _round(self, nursery: trio.Nursery) -> None:
         expected = [record for record in self._coordinator.records.values() if _is_expected(record)]
         self._unread &= set(expected)
@@ -65,7 +71,8 @@ class Heartbeats:
             os.close(self._pulses.pop(record).descriptor)
         now, due = trio.current_time(), math.inf
         for record in expected:
-            pause = max(record.heartbeat_seconds / _LOOKS, _LEAST_SECONDS)
+            pause = max((record.heartbeat_seconds or _ELASTIC_SECONDS * _LOOKS) / _LOOKS, _LEAST_SECONDS)
+            pause = min(pause, _ELASTIC_SECONDS) if record.share is not None else pause
             pulse = self._known(record)
             if pulse is None and record not in self._fetching:
                 self._fetching.add(record)
@@ -94,8 +101,9 @@ class Heartbeats:
         writer = record.service.writer
         member = record.service.member(writer)
         try:
-            marks = os.pread(pulse.descriptor, _MARKS_BYTES, CONTROL_AT)
-        except OSError as exc:
+            read = os.pread(pulse.descriptor, CONTROL_BYTES, CONTROL_AT)
+            marks, pulse.work = parse_control(read, self._coordinator.parts.clock_ns())
+        except (BadRequest, OSError) as exc:
             self._cannot_read(record, exc)
             return
         now = trio.current_time()
@@ -109,7 +117,7 @@ class Heartbeats:
                 self._coordinator.tell(record, Ready(writer))
             return
         pulse.still_seconds += passed
-        if not is_silent and pulse.still_seconds >= record.heartbeat_seconds:
+        if not is_silent and pulse.still_seconds >= (record.heartbeat_seconds or math.inf):
             since_ns = self._coordinator.parts.clock_ns() - round(pulse.still_seconds * 1e9)
             self._coordinator.tell(record, Silent(writer), since_ns)
 
@@ -155,4 +163,4 @@ class Heartbeats:
 
 def _is_expected(record: ServiceRecord) -> bool:
     is_served = record.service.phase in (Phase.SERVING, Phase.YIELDING) and not record.is_removed
-    return is_served and record.heartbeat_seconds > 0
+    return is_served and (record.heartbeat_seconds > 0 or record.share is not None)

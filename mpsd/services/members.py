@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Instruction, Loss, MemberState, Order, Phase, Promotion, ServiceSettings, ServiceView
+from mpsd.model.service import Instruction, Loss, MemberState, Order, Phase, Promotion, ServiceSettings, ServiceView, Share
 from mpsd.notify import Changed
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.rules.promotion_types import Service
@@ -57,6 +57,7 @@ class ServiceRecord(Struct, eq=False):
     losses: int = 0
     lost: Loss | None = None
     is_loss_told: bool = False
+    share: Share | None = None  # of an elastic service
     is_removed: bool = False
     is_promoting: bool = False  # the vault is being called
     stopping: ProcessId | None = None  # its writer, which is being ended

@@ -10,6 +10,7 @@ from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import HandedOver, Instruction, MemberState, Order, Phase, ServiceSettings, ServiceView
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.elastic import ElasticShares
 from mpsd.services.enlistment import Enlistment
 from mpsd.services.fencing import Fencing
 from mpsd.services.heartbeats import Heartbeats
@@ -35,6 +36,7 @@ class ServiceRequests:
         self._begun = trio.Event()
         self._due = math.inf  # trio time of the next check
         self.fencing, self._heartbeats = Fencing(coordinator), Heartbeats(coordinator)
+        self._elastic = ElasticShares(coordinator, self._heartbeats.work_of, lambda: coordinator.settings.elastic)
 
     def configure(self, settings: FailoverSettings) -> None:
         self.coordinator.settings = settings
@@ -50,6 +52,7 @@ class ServiceRequests:
             self._begun.set()
             nursery.start_soon(self._servers.run)
             nursery.start_soon(self._heartbeats.run)
+            nursery.start_soon(self._elastic.run)
             nursery.start_soon(self._watch_time)
 
     # -- members ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,12 @@
 
 from msgspec import Struct, field
 
+from mpsd.leases.rules.elastic_shares import Elastic
 from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
+
+LEAST_MOVE = 5.0  # percent of a GPU: a start of processes for less disturbs more than it gives
+FLOOR = 0.5  # of its own share each service keeps, so that it has that at once when its load comes back
 
 
 class FailoverSettings(Struct, frozen=True):
@@ -13,3 +17,4 @@ class FailoverSettings(Struct, frozen=True):
     limits: PromotionLimits = field(default_factory=PromotionLimits)
     settle: Settle = field(default_factory=Settle)
     follow_grace: float = 10.0
+    elastic: Elastic = field(default_factory=lambda: Elastic(5.0, least_move=LEAST_MOVE, floor=FLOOR))

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from mpsd.model.arena import Arena
-from mpsd.model.service import MemberState, MemberView, Phase, ServiceView
+from mpsd.model.service import Elasticity, MemberState, MemberView, Phase, ServiceSettings, ServiceView, Share
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion import successor, why_nobody
 from mpsd.services.rules.promotion_types import Service
@@ -38,6 +38,11 @@ def loss(from_pid: int | None) -> str:
     return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
 
 
+def own_share(of: ServiceSettings, dealt: float | None = None) -> Share | None:
+    """Return the share of an elastic service: that of its settings, unless another one was dealt; None: it has none to move."""
+    return Share(dealt or of.sm_percent, level=of.elastic.value) if of.elastic is not Elasticity.OFF and of.sm_percent else None
+
+
 def is_protected(record: ServiceRecord) -> bool:
     """Return whether a standby would take over if a fault ended the writer, or the writer is being fenced."""
     service = record.service
@@ -62,6 +67,7 @@ def view(record: ServiceRecord) -> ServiceView:
         _unserved(service) or record.protection or _alone(service),
         record.losses,
         record.lost,
+        record.share,
     )
 
 

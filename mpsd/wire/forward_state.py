@@ -1,4 +1,4 @@
-"""Parse the head of a forward state's file; mpsd uses no other part of it.
+"""Parse the head and the control line of a forward state's file; mpsd uses no other part of it.
 
 The specification is native/include/mpsd_state.h.  The reader of the record verifies the rest (clients/c, code/state_reader.h).
 """
@@ -16,6 +16,7 @@ LINE = 64  # bytes
 MOST_BYTES = 1 << 20  # of a record
 CONTROL_AT = 65536
 CONTROL_BYTES = 64
+CONTROL = struct.Struct("=16s16sQQ")  # marks, digests, busy_ns, since_ns; the rest is reserved
 HEAD = struct.Struct("=HHIQQII")  # only readers need what comes after it
 
 
@@ -24,6 +25,26 @@ class StateHead(Struct, frozen=True):
 
     generation: int
     file_bytes: int
+
+
+class Work(Struct, frozen=True):
+    """How long the writer says it has worked in its term."""
+
+    seconds: float
+
+
+def parse_control(data: bytes, now_ns: int) -> tuple[bytes, Work | None]:
+    """Return the marks, and the time of work until now_ns (CLOCK_MONOTONIC); None: the writer has never reported any.
+
+    The writer may have written anything: what began in the future counts as beginning now.  Raise BadRequest.
+    """
+    if len(data) < CONTROL.size:
+        raise BadRequest(f"the control line of a forward state has {CONTROL_BYTES} bytes; found: {len(data)}")
+    marks, _, busy_ns, since_ns = CONTROL.unpack_from(data)
+    if not busy_ns and not since_ns:
+        return marks, None
+    present_ns = max(0, now_ns - since_ns) if since_ns else 0
+    return marks, Work((busy_ns + present_ns) / 1e9)
 
 
 def parse_head(data: bytes) -> StateHead:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from mpsd.model.service import MOST_RANK
+from mpsd.model.service import MOST_RANK, Elasticity
 from mpsd.wire.messages import ID, PATIENCE, PID
-from mpsd.wire.params import boolean, maybe, number, or_zero, owned_word, text, whole
+from mpsd.wire.params import boolean, choice, maybe, number, or_zero, owned_word, text, whole
 
 MOST_STANDBYS = 8
 _NAME = owned_word(128)
@@ -77,6 +77,12 @@ class ChangeService(Struct, frozen=True):
         bool | None, maybe(boolean()),
         "one that serves and stops unasked (`service.yielded`, `service.leave`) has done the work: mpsd promotes no "
         "member then, until one joins, or this is changed. It ends with this mpsd",
+    ] = None
+
+
+    elastic: Annotated[
+        Elasticity | None, maybe(choice(Elasticity)),
+        "the share moves by need, among the owner's elastic services on the GPU; `sm_percent` is what it may claim then", 4,
     ] = None
 
 

@@ -1,6 +1,6 @@
 """The results about services."""
 
-from mpsd.model.service import Cause, Instruction, MemberState, MemberView, Phase, ServiceView
+from mpsd.model.service import Cause, Elasticity, Instruction, MemberState, MemberView, Phase, ServiceView
 from mpsd.wire.fields import BOOLEAN, NUMBER, TEXT, TIME, UUID, WHOLE, Field, Kind, Map, Result, array, choice, maybe, record
 from mpsd.wire.plain import process_facts
 
@@ -32,6 +32,7 @@ SETTINGS = Result(
     Field("heartbeat_seconds", NUMBER, "mpsd treats an active as silent after this time without a publish; 0: never"),
     Field("until_done", BOOLEAN, "mpsd promotes no standby after an active that stops unasked: it has done the work",
           absent="False"),
+    Field("elastic", choice(Elasticity), "whether its share moves by need, and its level at first", 4, absent='"off"'),
 )  # fmt: skip
 
 MEMBER = Result(
@@ -66,6 +67,16 @@ LOSS = Result(
     Field("why", TEXT),
 )  # fmt: skip
 
+SHARE = Result(
+    "ServiceShare", "The share of an elastic service.",
+    Field("sm_percent", NUMBER, "dealt now: the starter's reservation for each member, in place of that of `settings`"),
+    Field("busy", maybe(NUMBER), "the fraction of its time in which the active worked lately; nil: not known"),
+    Field("level", TEXT, '"interactive" or "batch": the present one'),
+    Field("why", TEXT, "the last decision, for people"),
+    Field("moved_at", TIME, "when the share was last changed; 0: not since mpsd was started"),
+    Field("moves", WHOLE, "since mpsd was started"),
+)  # fmt: skip
+
 SERVICE = Result(
     "Service", "An arena with processes that can serve it.",
     Field("id", WHOLE, "the arena's"),
@@ -86,6 +97,7 @@ SERVICE = Result(
     Field("losses", WHOLE, "how often a member had to begin anew since mpsd was started, with neither memory nor a forward "
           "state", 4),
     Field("lost", maybe(record(LOSS)), "the last of them", 4),
+    Field("share", maybe(record(SHARE)), "nil: it is not elastic", 4),
 )  # fmt: skip
 
 HANDED_OVER = Result(

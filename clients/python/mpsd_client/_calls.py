@@ -339,15 +339,16 @@ def service_handover(name: str, to_pid: int | None = None, wait_seconds: float =
 
 def service_change(
     name: str, standbys: int | None = None, *, sm_percent: float | None = None, memory_bytes: int | None = None,
-    heartbeat_seconds: float | None = None, until_done: bool | None = None,
+    heartbeat_seconds: float | None = None, until_done: bool | None = None, elastic: str | None = None,
 ) -> Call[values.Service]:
     """Change how many standbys a service is to have, and what each member gets. name: of the service; its arena has to be
     there. standbys: how many members in addition to the active. sm_percent: the share reserved for each; 0: none.
     memory_bytes: likewise; no more than the arena's GPU has. heartbeat_seconds: one that serves is silent when its
     forward state stands still for so long; 0: never. until_done: one that serves and stops unasked (`service.yielded`,
     `service.leave`) has done the work: mpsd promotes no member then, until one joins, or this is changed. It ends with
-    this mpsd."""
+    this mpsd. elastic: the share moves by need, among the owner's elastic services on the GPU; `sm_percent` is what it
+    may claim then."""
     return _call(
         "service.change", values.Service, name=name, standbys=standbys, sm_percent=sm_percent, memory_bytes=memory_bytes,
-        heartbeat_seconds=heartbeat_seconds, until_done=until_done,
+        heartbeat_seconds=heartbeat_seconds, until_done=until_done, elastic=elastic,
     )

@@ -37,6 +37,7 @@ class ServiceSettings:
     memory_bytes: int | None  # likewise
     heartbeat_seconds: float  # mpsd treats an active as silent after this time without a publish; 0: never
     until_done: bool = False  # mpsd promotes no standby after an active that stops unasked: it has done the work
+    elastic: str = "off"  # whether its share moves by need, and its level at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,18 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceShare:
+    """The share of an elastic service."""
+
+    sm_percent: float  # dealt now: the starter's reservation for each member, in place of that of `settings`
+    busy: float | None  # the fraction of its time in which the active worked lately; None: not known
+    level: str  # "interactive" or "batch": the present one
+    why: str  # the last decision, for people
+    moved_at: float  # when the share was last changed; 0: not since mpsd was started
+    moves: int  # since mpsd was started
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """An arena with processes that can serve it."""
 
@@ -98,6 +111,7 @@ class Service:
     protection: str = ""
     losses: int = 0  # how often a member had to begin anew since mpsd was started, with neither memory nor a forward state
     lost: Loss | None = None  # the last of them
+    share: ServiceShare | None = None  # None: it is not elastic
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,11 @@ class State:
             result = self._set(handle, values, lib.mpsd_state_update) if values else lib.mpsd_state_publish(handle)
         check(result)
 
+    def work(self, is_busy: bool) -> None:
+        """Count the time from `work(True)` to `work(False)` as work, which elastic shares follow.  Raises StateError."""
+        with self._lock:
+            check(lib.mpsd_state_work(self._open(), is_busy))
+
     def set(self, **values: Any) -> None:
         """Set these fields; the next publish makes them visible.  Raises as `publish` does."""
         with self._lock:

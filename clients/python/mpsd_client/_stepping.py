@@ -155,7 +155,8 @@ class Stepping(ABC):
                 self._adopt(term.arena)
             last: Values | None = term.record
             while not term.is_over:
-                values = step(term.arena, last)
+                with term.at_work():
+                    values = step(term.arena, last)
                 if values is None:
                     return True
                 term.publish(**values)

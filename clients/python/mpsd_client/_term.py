@@ -1,7 +1,8 @@
 """A term of a service: the time in which this process is the active.  Prose: mpsd's docs/services.md, "In Python"."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -74,6 +75,15 @@ class Term:
                 images.step_done(self.arena)
 
         return published
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Count the time inside the `with` block as work: elastic shares follow it.  Put the wait for requests outside."""
+        self.state.work(True)
+        try:
+            yield
+        finally:
+            self.state.work(False)
 
     def _wait_until_kept(self) -> None:
         with self._lock:

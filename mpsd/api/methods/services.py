@@ -161,5 +161,6 @@ async def change(call: Call[ChangeService]) -> Map:
         memory_bytes=old.memory_bytes if ask.memory_bytes is None else ask.memory_bytes or None,
         heartbeat_seconds=old.heartbeat_seconds if ask.heartbeat_seconds is None else ask.heartbeat_seconds,
         until_done=old.until_done if ask.until_done is None else ask.until_done,
+        elastic=old.elastic if ask.elastic is None else ask.elastic,
     )
     return service_results.service(failover.change(arena.id, wanted))

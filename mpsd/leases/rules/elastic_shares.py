@@ -4,10 +4,11 @@ Level 0 is interactive, level 1 batch. A lease starts at the level it asked for.
 share busy for long is not interactive and sinks; an idle one rises; and from time to time all return to their first level, so
 that no client is judged for ever by its past use.
 
-The deal: interactive leases first get their recent use and a margin, up to the whole total; batch takes the rest, and at least
-`floor` of its parts. A new deal replaces the one in force only if its gain, over the time that it is expected to hold, exceeds
-the cost of moving: the lost work of the moved clients while they restart. That cost is measured on the machine and given as a
-parameter. Pure: time is given. Prose: docs/leases.md, "The elastic policy".
+The members of a group are leases, which move at their next start, or services, which mpsd moves while they run
+(services/elastic.py). The deal: interactive members first get their recent use and a margin, up to the whole total; batch
+takes the rest, and at least `floor` of its parts. A new deal replaces the one in force only if its gain, over the time that
+it is expected to hold, exceeds the cost of moving: the lost work of the moved clients while they restart. That cost is
+measured for each member, or else given as a parameter. Pure: time is given. Prose: docs/leases.md, "The elastic policy".
 """
 
 from collections.abc import Mapping
@@ -26,11 +27,12 @@ _SAME_PERCENT = 1e-6
 class Elastic(Struct, frozen=True):
     """The settings of the policy.
 
-    cost_seconds: for how long a client that is moved does no work (measured). horizon_seconds: for how long a deal is expected
-    to hold. busy, idle: above and below these fractions of its share a lease counts as busy or at rest; allotment_seconds,
-    rest_seconds: for how long until it sinks or rises. boost_seconds: after this time all return to their first level. air: the
-    margin of an interactive lease above its use. floor: the least part of its share that a lease keeps. worth: the worth of a
-    percent of interactive work, relative to a percent of batch work.
+    cost_seconds: for how long a client that is moved does no work, where it was not measured for the member. least_move: a
+    deal in which no share changes by so many percent of the GPU is not worth a start of processes. horizon_seconds: for how
+    long a deal is expected to hold. busy, idle: above and below these fractions of its share a lease counts as busy or at
+    rest; allotment_seconds, rest_seconds: for how long until it sinks or rises. boost_seconds: after this time all return to
+    their first level. air: the margin of an interactive lease above its use. floor: the least part of its share that a lease
+    keeps. worth: the worth of a percent of interactive work, relative to a percent of batch work.
     """
 
     cost_seconds: float
@@ -43,6 +45,17 @@ class Elastic(Struct, frozen=True):
     air: float = 1.5
     floor: float = 0.25
     worth: float = 2.0
+    least_move: float = 0.0
+
+
+class Weighed(Struct, frozen=True):
+    """A deal with the reason for it.  gain, cost: of the best deal, in percent-seconds."""
+
+    deal: Deal
+    is_new: bool
+    gain: float
+    cost: float
+    why: str
 
 
 class FeedbackPlace(Struct, frozen=True):
@@ -79,10 +92,22 @@ def feed(standing: FeedbackPlace, busy: float, seconds: float, now: float, setti
 
 def deal(group: Group, settings: Elastic) -> Deal:
     """Return the deal to apply: a new one if it is worth its cost, else the one in force."""
+    return weigh(group, settings).deal
+
+
+def weigh(group: Group, settings: Elastic) -> Weighed:
+    """Return the deal to apply, and why it is a new one or the one in force."""
     wanted = aim(group, settings)
-    if gain(group, wanted, settings) > cost(group, wanted) * settings.cost_seconds:
-        return wanted
-    return {member.lease_id: member.in_force for member in group.members}
+    gained, lost = gain(group, wanted, settings), cost(group, wanted, settings)
+    largest = max((abs(wanted[each.lease_id] - each.in_force) for each in group.members), default=0.0)
+    facts = f"a gain of {gained:.0f} percent-seconds in {settings.horizon_seconds:g} s, a cost of {lost:.1f}"
+    if largest < max(settings.least_move, _SAME_PERCENT):
+        why = f"no share would change by {settings.least_move:g} % or more"
+    elif gained <= lost:
+        why = f"a move does not pay: {facts}"
+    else:
+        return Weighed(wanted, True, gained, lost, facts)
+    return Weighed({member.lease_id: member.in_force for member in group.members}, False, gained, lost, why)
 
 
 def aim(group: Group, settings: Elastic) -> dict[int, float]:
@@ -105,10 +130,10 @@ def gain(group: Group, wanted: Deal, settings: Elastic) -> float:
     return (_served(group, wanted, settings) - _served(group, _in_force(group), settings)) * settings.horizon_seconds
 
 
-def cost(group: Group, wanted: Deal) -> float:
-    """Return the percent of work that stops during each second of moving: of the running clients whose share would change."""
+def cost(group: Group, wanted: Deal, settings: Elastic) -> float:
+    """Return the work that the moves stop, in percent-seconds: of the running clients whose share would change."""
     moved = (member for member in group.members if abs(wanted[member.lease_id] - member.in_force) > _SAME_PERCENT)
-    return sum(sum(member.held) for member in moved)
+    return sum(sum(each.held) * (settings.cost_seconds if each.move_seconds is None else each.move_seconds) for each in moved)
 
 
 def _in_force(group: Group) -> Deal:
@@ -119,10 +144,14 @@ def _in_force(group: Group) -> Deal:
 
 
 def _want(member: GroupMember, settings: Elastic) -> float:
-    """Return the need of one part: its use, with a margin; its own part if its use was not measured."""
+    """Return the need of one part: its use, with a margin; its own part if its use was not measured.
+
+    The need of one that keeps its share busy is larger than its use: its own part, or its share where that is more, counts.
+    """
     if member.busy is None:
         return member.part
-    used = member.busy * (sum(member.held) / len(member.held) if member.held else member.in_force)
+    held = sum(member.held) / len(member.held) if member.held else member.in_force
+    used = max(held, member.part) if member.busy >= settings.busy else member.busy * held
     return min(max(used * settings.air, member.part * settings.floor), FULL_PERCENT)
 
 

@@ -22,8 +22,9 @@ class GroupMember(Struct, frozen=True):
 
     part: percent, as reserved; dealt: percent of a part by the last deal. held: the shares of its running clients. starting:
     the number of clients about to run. recent: the number of parts that lost their process so recently that they are kept for
-    it. level and busy are for the elastic policy; busy is the fraction of their share that its clients used lately, None if it
-    was not measured.
+    it. level, busy and move_seconds are for the elastic policy; busy is the fraction of their share that its clients used
+    lately, None if it was not measured; move_seconds, for how long its last move stopped its work, None if it has not moved
+    yet.
     """
 
     lease_id: int
@@ -35,6 +36,7 @@ class GroupMember(Struct, frozen=True):
     recent: int = 0
     level: int = 0
     busy: float | None = None
+    move_seconds: float | None = None
 
     @property
     def present(self) -> int:

@@ -29,7 +29,7 @@ class Kept:
 
     def publish(self) -> None:
         self.n += 1
-        os.pwrite(self.descriptor, struct.pack("=QQ", 2 * self.n, 2 * self.n - 2), CONTROL_AT)
+        os.pwrite(self.descriptor, struct.pack("=QQ48x", 2 * self.n, 2 * self.n - 2), CONTROL_AT)
 
 
 @pytest.fixture(autouse=True)

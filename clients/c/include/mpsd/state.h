@@ -48,6 +48,8 @@ MPSD_API int mpsd_state_changed(struct mpsd_state *state, uint64_t offset, uint6
 MPSD_API int mpsd_state_publish(struct mpsd_state *state);
 /* mpsd_state_changed, then mpsd_state_publish. */
 MPSD_API int mpsd_state_update(struct mpsd_state *state, uint64_t offset, uint64_t bytes);
+/* Counts the time from is_busy != 0 to is_busy == 0 as work: mpsd's elastic shares follow it.  A repeated call changes nothing. */
+MPSD_API int mpsd_state_work(struct mpsd_state *state, int is_busy);
 
 /* fd is borrowed, and may be closed afterwards. schema: must equal the writer's; NULL: any. */
 MPSD_API int mpsd_state_open(int fd, const char *schema, uint64_t least_generation, struct mpsd_state_reader **out);

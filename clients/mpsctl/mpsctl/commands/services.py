@@ -23,6 +23,7 @@ from mpsctl.quantities import (
     parse_percent,
     parse_size,
     show_duration,
+    show_percent,
 )
 from mpsctl.session import Session
 from mpsctl.starter import reports
@@ -128,11 +129,21 @@ def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
         "active": f"{writer}, generation {found.generation}",
         "standbys": f"{ready(found)} ready of {settings.standbys} wanted",
         "each with": reports.reservation(settings.sm_percent, settings.memory_bytes) or "nothing reserved",
+        **({} if found.share is None else _share(session, found.share)),
         "heartbeat": f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none",
         "protected": protection(found),
         "promotions": f"{found.promotions} since mpsd began",
         **({} if last is None else _last(session, last)),
         **({} if found.lost is None else _lost(session, found.lost, found.losses)),
+    }
+
+
+def _share(session: Session, share: values.ServiceShare) -> Mapping[str, object]:
+    used = "not known" if share.busy is None else f"{share.busy:.0%} of the time"
+    when = f"{_ago(session, share.moved_at)} ago, move {share.moves}" if share.moved_at else "not since mpsd began"
+    return {
+        "elastic share": f"{show_percent(share.sm_percent)}, {share.level}; busy {used}; moved {when}",
+        "decision": share.why or "none yet",
     }
 
 
@@ -186,11 +197,11 @@ def hand_over(session: Session) -> int:
 
 def change(session: Session) -> int:
     asked = session.asked
-    session.needs_one_of("standbys", "sm", "memory", "heartbeat")
+    session.needs_one_of("standbys", "sm", "memory", "heartbeat", "elastic")
     changed = session.ask(
         calls.service_change(
             asked.name, standbys=asked.standbys, sm_percent=asked.sm, memory_bytes=asked.memory,
-            heartbeat_seconds=asked.heartbeat,
+            heartbeat_seconds=asked.heartbeat, elastic=asked.elastic,
         )
     )  # fmt: skip
     session.out.document(changed, lambda: _sentence(changed))
@@ -223,7 +234,8 @@ def run(session: Session) -> int:
     environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # members use the same mpsd
     environ.pop("MPSD_PIPE_DIRECTORY", None)
     place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
-    task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done, asked.remove_arena)
+    given = Given(asked.standbys, asked.sm, asked.memory, elastic=asked.elastic)
+    task = Task(given, gpus, manner, asked.until_done, asked.remove_arena)
     return Starter(session, place, task).run()
 
 
@@ -269,6 +281,8 @@ def _trouble(asked: argparse.Namespace) -> str:
 _SERVICE = Argument("name", "of the service, as `mpsctl services` shows it", parse=parse_name)
 _STANDBYS = Argument("--standbys", "the number of standbys, in addition to the active", metavar="N",
                      parse=functools.partial(parse_number_of, 0, MOST_STANDBYS))  # fmt: skip
+_ELASTIC = Argument("--elastic", "let the share move by need among your elastic services on the GPU",
+                    choices=("interactive", "batch", "off"))  # fmt: skip
 _SM_HELP = "the share of the SMs that each member has: 30%"
 _MEMORY_HELP = "the memory that each member has: 4G"
 
@@ -290,6 +304,7 @@ COMMANDS = (
         Argument("--memory", f"{_MEMORY_HELP}; {NONE}: no limit", metavar="SIZE", parse=parse_size_or_none),
         Argument("--heartbeat", f"after so long without a change of its forward state an active counts as hung; {NONE}: never",
                  metavar="DURATION", parse=parse_heartbeat),
+        _ELASTIC,
     ), "Settings that are not named stay. The starter (service run) carries the change out. For another share or other memory "
        "it replaces the members one after the other; a new one takes over before the old one is ended."),
     Command("service run", "Keep the members of a service running: the active and its standbys", run, (
@@ -297,6 +312,7 @@ COMMANDS = (
         _STANDBYS,
         Argument("--sm", _SM_HELP, metavar="PERCENT", parse=parse_percent),
         Argument("--memory", _MEMORY_HELP, metavar="SIZE", parse=parse_size),
+        _ELASTIC,
         Argument("--gpu", "where shares and memory are reserved; otherwise on the service's GPU, or the only one",
                  metavar="GPU[,GPU...]", count="*"),
         Argument("--log-dir", "where NAME-N.log has the output of member N; otherwise it is printed, with a prefix",

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -175,7 +175,8 @@ class Starter:
             self._reporter.report_differences(before, service)
         if service is None:
             if before is not None:  # the next arena of this name gets the settings of this one
-                self._given = Given(**asdict(self._settings), until_done=self._task.until_done)
+                had = before.settings
+                self._given = Given(had.standbys, had.sm_percent, had.memory_bytes, self._task.until_done, had.elastic)
             self._others = self._children.see((), is_same_namespace=True)
             return
         self._take_settings(service)
@@ -197,7 +198,7 @@ class Starter:
                 self._reporter.report("refused", f"the service keeps its settings: {exc.message}", why=exc.message)
             self._changed_at = service.revision
         self._given = Given()
-        found = of_service(service.settings)
+        found = of_service(service)
         if service.revision >= self._changed_at and found != self._settings:
             self._settings, self._restarts = found, Restarts()
             each = reservation(found.sm_percent, found.memory_bytes)

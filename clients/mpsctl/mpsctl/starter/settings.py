@@ -21,6 +21,7 @@ class Given:
     sm_percent: float | None = None
     memory_bytes: int | None = None
     until_done: bool | None = None
+    elastic: str | None = None
 
     def of(self, settings: Settings) -> Settings:
         """Return the settings with the given options in place of theirs."""
@@ -30,8 +31,11 @@ class Given:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def of_service(found: values.ServiceSettings) -> Settings:
-    return Settings(found.standbys, found.sm_percent or None, found.memory_bytes or None)
+def of_service(found: values.Service) -> Settings:
+    """Return the settings to follow: of an elastic service, the share that it was dealt."""
+    asked = found.settings
+    sm_percent = asked.sm_percent if found.share is None else found.share.sm_percent
+    return Settings(asked.standbys, sm_percent or None, asked.memory_bytes or None)
 
 
 def changes(given: Given, found: values.ServiceSettings) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tests.gpu.comparison.sections import (
     crowd,
     failover_cost,
     failover_count,
+    failover_elastic,
     failover_fence,
     failover_llm,
     failover_rehearse,
@@ -86,5 +87,6 @@ SECTIONS = (
     Section("failover_diffusion", 300, failover_runs.run_diffusion),
     Section("failover_training", 300, failover_runs.run_training),
     Section("failover_cost", 250, failover_cost.run),
+    Section("failover_elastic", 590, failover_elastic.run),
     Section("contract", 150, contract.run),
 )

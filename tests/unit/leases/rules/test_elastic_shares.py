@@ -77,7 +77,7 @@ def test_shares_move_only_when_it_is_worth_what_it_costs() -> None:
     wanted = aim(of, SETTINGS)
     worth = gain(of, wanted, SETTINGS)
     assert worth == pytest.approx(35 * 60.0)  # percent, for as long as the deal is expected to hold
-    assert cost(of, wanted) == 100.0  # both start anew
+    assert cost(of, wanted, SETTINGS) == 100.0 * SETTINGS.cost_seconds  # both start anew
     assert deal(of, Elastic(cost_seconds=20.9)) == wanted
     assert deal(of, Elastic(cost_seconds=21.1)) == {1: 50.0, 2: 50.0}
 

@@ -86,4 +86,22 @@ MPSD_API int mpsd_state_update(struct mpsd_state *state, uint64_t offset, uint64
 	return rc < 0 ? rc : mpsd_state_publish(state);
 }
 
+MPSD_API int mpsd_state_work(struct mpsd_state *state, int is_busy)
+{
+	struct timespec now;
+	uint64_t now_ns, since_ns;
+
+	if (!*state->is_ours)
+		return -ECHILD;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	now_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+	since_ns = state->control->since_ns; /* only this process writes it */
+	if (!is_busy == !since_ns)
+		return 0;
+	if (since_ns)
+		MPSD_STATE_STORE(&state->control->busy_ns, state->control->busy_ns + now_ns - since_ns, __ATOMIC_RELAXED);
+	MPSD_STATE_STORE(&state->control->since_ns, is_busy ? now_ns : 0, __ATOMIC_RELAXED);
+	return 0;
+}
+
 #endif
