@@ -86,6 +86,7 @@ class Gpu:
 
     def zero(self, address: int) -> None:
         self.call("cuMemsetD32_v2", c_uint64(address), c_uint(0), c_size_t(4))
+        self.call("cuCtxSynchronize")
 
     def read(self, address: int) -> int:
         value = c_uint64()

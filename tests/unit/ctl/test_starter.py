@@ -265,8 +265,10 @@ def test_members_are_known_again() -> None:
 
 def test_the_command_line_comes_first_and_then_the_service() -> None:
     theirs = values.ServiceSettings(2, 30.0, None, 0.0)
-    assert of_service(theirs) == Settings(2, 30.0, None)
-    assert of_service(values.ServiceSettings(1, 0.0, 0, 0.0)) == Settings(1, None, None)
+    assert of_service(replace(SERVICE, settings=theirs)) == Settings(2, 30.0, None)
+    assert of_service(replace(SERVICE, settings=values.ServiceSettings(1, 0.0, 0, 0.0))) == Settings(1, None, None)
+    dealt = values.ServiceShare(41.2, 0.9, "interactive", "", 0.0, 1)
+    assert of_service(replace(SERVICE, settings=theirs, share=dealt)) == Settings(2, 41.2, None)
     given = Given(standbys=0, memory_bytes=5)
     assert given.of(Settings()) == Settings(0, None, 5)
     assert changes(given, theirs) == {"standbys": 0, "memory_bytes": 5}

@@ -4,6 +4,7 @@ A turn is a quiet time and a burst; turns with fixed shares and elastic ones fol
 and the load is steady: no share may move then.
 """
 
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,6 +154,7 @@ def run(stage: Stage) -> None:
         _report(stage, kinds)
         if stage.left() > seconds + END_SECONDS:
             _steady(stage, mix, full, min(seconds, stage.left() - END_SECONDS))
+        _check(stage, mix)
     finally:
         end_all(mix.starters, END_SECONDS)
     for name in (CHAT, *BATCH):
@@ -207,6 +209,15 @@ def _report(stage: Stage, kinds: dict[str, Found]) -> None:
         )  # fmt: skip
     what = "shares moved in the elastic turns, of the three services"
     stage.add(what, mpsd=str(elastic.moves), remark=f"fixed: {fixed.moves}")
+
+
+def _check(stage: Stage, mix: Mix) -> None:
+    """What each next active found in GPU memory is what was published, or one more: a step that was not published yet."""
+    lines = [line for each in mix.starters for line in each.other if '"promoted"' in line]
+    found = [json.loads(line[line.index("{") :]) for line in lines]
+    good = sum(each["value"] - each["n"] in (0, 1) for each in found)
+    what = "terms that found in GPU memory the steps that were published"
+    stage.add(what, mpsd=figures.of(good, len(found)), goal=figures.of(len(found), len(found)), met=good == len(found) > 3)
 
 
 def _tail(latencies: list[float]) -> str:
