@@ -98,7 +98,8 @@ async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
             "standbys": 2, "sm_percent": 30.0, "memory_bytes": 1 << 30, "heartbeat_seconds": 0.0, "until_done": False,
             "elastic": "off",
         }  # fmt: skip
-        changed = await caller.ask("service.change", name="weights", sm_percent=0, heartbeat_seconds=1.5, until_done=True, elastic="batch")
+        others = {"heartbeat_seconds": 1.5, "until_done": True, "elastic": "batch"}
+        changed = await caller.ask("service.change", name="weights", sm_percent=0, **others)
         assert changed["settings"] == {
             "standbys": 2, "sm_percent": None, "memory_bytes": 1 << 30, "heartbeat_seconds": 1.5, "until_done": True,
             "elastic": "batch",

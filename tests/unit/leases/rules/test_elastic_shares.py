@@ -4,7 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.leases.rules.elastic_shares import BATCH, INTERACTIVE, Elastic, FeedbackPlace, aim, begin, cost, deal, feed, gain
+from mpsd.leases.rules.elastic_shares import (
+    BATCH,
+    INTERACTIVE,
+    Elastic,
+    FeedbackPlace,
+    aim,
+    begin,
+    cost,
+    deal,
+    feed,
+    gain,
+    weigh,
+)
 from mpsd.leases.rules.group_shares import Group, GroupMember
 
 SETTINGS = Elastic(cost_seconds=5.0)
@@ -146,3 +158,30 @@ def test_whatever_it_deals_the_sum_stays_within_what_is_reserved(
     out = sum(shares[member.lease_id] * member.present for member in members)
     assert out <= of.total + 1e-6
     assert all(-1e-9 <= share <= 100.0 + 1e-9 for share in shares.values())
+
+
+def test_a_saturated_one_gets_its_own_part_back_at_once() -> None:
+    """Its use is bounded by its share, so its need is not known: step by step it would take many moves."""
+    of = group(interactive(1, 40, 1.0, held=(10.0,), dealt=10.0), batch(2, 60, held=(90.0,), dealt=90.0))
+    assert aim(of, SETTINGS)[1] == pytest.approx(60.0)  # its part, and the margin
+
+
+def test_the_measured_cost_of_a_move_replaces_the_general_one() -> None:
+    """A start that takes minutes does not pay; a measured handover of some milliseconds does."""
+    slow = Elastic(cost_seconds=600.0)
+    still = weigh(group(interactive(1, 50, 0.2), batch(2, 50)), slow)
+    assert (still.is_new, still.deal) == (False, {1: 50, 2: 50})
+    assert "does not pay" in still.why
+    moved = weigh(group(interactive(1, 50, 0.2, move_seconds=0.008), batch(2, 50, move_seconds=0.008)), slow)
+    assert (moved.is_new, moved.cost) == (True, pytest.approx(0.8))
+
+
+@pytest.mark.parametrize(("busy", "is_new"), [(0.60, False), (0.62, False), (0.70, False), (0.78, True), (0.5, True)])
+def test_small_changes_move_nothing(busy: float, is_new: bool) -> None:
+    """However cheap a move is: it starts a process, and the measure fluctuates."""
+    settings = Elastic(cost_seconds=0.0, least_move=5.0)
+    of = group(interactive(1, 33, busy), batch(2, 33), batch(3, 33))
+    found = weigh(of, settings)
+    assert found.is_new is is_new
+    if not is_new:
+        assert found.why == "no share would change by 5 % or more"
