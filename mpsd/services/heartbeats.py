@@ -37,7 +37,6 @@ class _Pulse(Struct, eq=False):
     marks: bytes
     looked_at: float  # trio time
     still_seconds: float = 0.0
-    work: Work | None = None
 
 
 class Heartbeats:
@@ -62,7 +61,18 @@ class Heartbeats:
     def work_of(self, record: ServiceRecord) -> Work | None:
         """Return how long the active has worked in its term, as it says; None: not known."""
         pulse = self._known(record)
-        return None if pulse is None else pulse.work
+        if pulse is None:
+            return None
+        try:
+            return self._read(pulse)[1]
+        except (BadRequest, OSError) as exc:
+            self._cannot_read(record, exc)
+            return None
+
+    def _read(self, pulse: _Pulse) -> tuple[bytes, Work | None]:
+        """Return the marks, and the work up to this moment.  Raise BadRequest or OSError."""
+        line = os.pread(pulse.descriptor, CONTROL_BYTES, CONTROL_AT)
+        return parse_control(line, self._coordinator.parts.clock_ns())
 
     async def _round(self, nursery: trio.Nursery) -> None:
         expected = [record for record in self._coordinator.records.values() if _is_expected(record)]
@@ -101,8 +111,7 @@ class Heartbeats:
         writer = record.service.writer
         member = record.service.member(writer)
         try:
-            read = os.pread(pulse.descriptor, CONTROL_BYTES, CONTROL_AT)
-            marks, pulse.work = parse_control(read, self._coordinator.parts.clock_ns())
+            marks, _ = self._read(pulse)
         except (BadRequest, OSError) as exc:
             self._cannot_read(record, exc)
             return

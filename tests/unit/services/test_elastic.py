@@ -1,0 +1,193 @@
+"""Elastic services: what their actives say of their work, which shares they are dealt, and when a pool stands still."""
+
+import os
+import struct
+
+import pytest
+import trio
+from msgspec.structs import replace
+from trio.testing import MockClock
+
+from mpsd.errors import BadRequest, UnusablePath
+from mpsd.model.service import Elasticity, ServiceSettings
+from mpsd.wire.forward_state import CONTROL, CONTROL_AT, HEAD, MAGIC, parse_control
+
+CHAT, FIRST, SECOND = 1, 2, 3
+LEVELS = {CHAT: Elasticity.INTERACTIVE, FIRST: Elasticity.BATCH, SECOND: Elasticity.BATCH}
+
+
+class Load:
+    """Three elastic services with 33 % each, and how busy each active is, from now on."""
+
+    def __init__(self, machine) -> None:
+        self.machine, self.busy = machine, dict.fromkeys(LEVELS, 1.0)
+        self.worked_ns, self.states, self.n = dict.fromkeys(LEVELS, 0), {}, 0
+
+    async def begin(self) -> None:
+        for arena_id, level in LEVELS.items():
+            self.machine.failover.change(arena_id, ServiceSettings(standbys=0, sm_percent=33.0, elastic=level))
+            await self.serve(arena_id)
+
+    async def serve(self, arena_id: int) -> None:
+        """Let another process serve the arena, with a state of its own."""
+        machine, vault = self.machine, self.machine.vault
+        process, before = machine.process(f"{arena_id}{len(machine.processes)}"), vault.made[arena_id].writer
+        vault.open(process, arena_id)
+        await machine.failover.join(arena_id, process, 0, 0.0)
+        machine.failover.ready(arena_id, process)
+        if before is not None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(machine.failover.handover, arena_id, process.pid, 10.0)
+                await trio.sleep(0.004)
+                machine.failover.yielded(arena_id, vault.made[arena_id].generation, before)
+                await trio.sleep(0.003)
+                machine.failover.serving(arena_id, vault.made[arena_id].generation, process)
+            machine.failover.leave(arena_id, before)
+        else:
+            machine.failover.serving(arena_id, vault.made[arena_id].generation, process)
+        arena = vault.made[arena_id]
+        state = self.states[arena_id] = os.memfd_create("state")
+        os.pwrite(state, HEAD.pack(1, 1, MAGIC, arena.generation, 0, 8, 0), 0)
+        self.worked_ns[arena_id] = 1
+        self.write()
+        vault.descriptors[arena_id] = state
+        facts = {"state_serial": arena.state_serial + 1, "state_generation": arena.generation}
+        vault.become("state", replace(vault.made[arena_id], **facts))
+
+    def write(self) -> None:
+        self.n += 1
+        for arena_id, state in self.states.items():
+            marks = struct.pack("=QQ", 2 * self.n, 2 * self.n - 2)
+            os.pwrite(state, CONTROL.pack(marks, b"", self.worked_ns[arena_id], 0) + bytes(16), CONTROL_AT)
+
+    async def work(self, seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            await trio.sleep(0.1)
+            for arena_id, busy in self.busy.items():
+                self.worked_ns[arena_id] += round(busy * 1e8)
+            self.write()
+
+    def shares(self) -> list[float]:
+        return [self.machine.coordinator.records[each].share.sm_percent for each in LEVELS]
+
+    def why(self) -> str:
+        return self.machine.coordinator.records[CHAT].share.why
+
+    def moved(self) -> list[tuple[object, object]]:
+        return [(facts["name"], facts["to_percent"]) for facts in self.machine.topics("share")]
+
+
+@pytest.fixture
+def load(machine, monkeypatch):
+    machine.vault.create("first")
+    machine.vault.create("second")
+    found = machine.vault.state_descriptor
+
+    async def state_descriptor(arena_id: int) -> int:
+        descriptor = await found(arena_id)
+        return os.dup(descriptor) if descriptor >= 0 else -1
+
+    monkeypatch.setattr(machine.vault, "state_descriptor", state_descriptor)
+    monkeypatch.setattr(machine, "check_nobody_writes", lambda: None)  # it knows one arena only
+    made = Load(machine)
+    yield made
+    for descriptor in made.states.values():
+        os.close(descriptor)
+
+
+async def test_shares_follow_need_and_come_back(load: Load, autojump_clock: MockClock) -> None:
+    """A quiet time, then a burst.  Each move waits for the starters' handovers."""
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 0.2
+        await load.work(8)
+        assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
+        for arena_id in LEVELS:
+            await load.serve(arena_id)
+        load.busy[CHAT] = 1.0
+        await load.work(8)
+        assert load.shares() == pytest.approx([49.5, 24.7, 24.7], abs=0.11)
+        assert sum(load.shares()) <= 99.0
+        assert len(load.moved()) == 6
+
+
+async def test_nothing_moves_before_the_starters_have_done_it(load: Load, autojump_clock: MockClock) -> None:
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 0.2
+        await load.work(8)
+        await load.serve(FIRST)
+        load.busy[CHAT] = 1.0
+        await load.work(30)
+        assert load.why() == "stands still: service llm has not been moved to its last share yet, by a handover of its starter"
+        assert len(load.moved()) == 3
+
+
+async def test_a_steady_load_moves_nothing(load: Load, autojump_clock: MockClock) -> None:
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 0.64
+        await load.work(120)
+        assert (load.shares(), load.moved()) == ([33.0] * 3, [])
+        assert load.why() == "stands still: no share would change by 5 % or more"
+
+
+async def test_one_that_says_nothing_moves_nothing(load: Load, autojump_clock: MockClock) -> None:
+    """A program of an earlier version has no time of work in its state: it must not count as idle."""
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 0.0
+        load.worked_ns[CHAT] = 0
+        await load.work(20)
+        assert load.moved() == []
+        assert "has been seen for less than" in load.why()
+
+
+async def test_a_liar_only_takes_from_its_owner_and_sinks(load: Load, autojump_clock: MockClock) -> None:
+    """It says more work than there was time: that counts as busy all the time, and such a one is no interactive one."""
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 50.0
+        await load.work(8)
+        assert load.shares() == pytest.approx([49.5, 24.7, 24.7], abs=0.11)
+        for _ in range(2):
+            for arena_id in LEVELS:
+                await load.serve(arena_id)
+            await load.work(14)
+        assert load.machine.coordinator.records[CHAT].share.level == "batch"
+        assert load.shares() == pytest.approx([33.0] * 3, abs=0.11)
+
+
+async def test_a_killed_mpsd_knows_what_it_has_dealt(load: Load, autojump_clock: MockClock) -> None:
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 0.2
+        await load.work(8)
+        dealt = load.shares()
+        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), heartbeat_seconds=5.0))
+    async with load.machine.mpsd():
+        assert load.shares() == dealt != [33.0] * 3
+        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), elastic=Elasticity.OFF))
+    async with load.machine.mpsd():
+        assert load.machine.coordinator.records[CHAT].share is None
+
+
+async def test_a_deal_that_cannot_be_stored_is_none(load: Load, autojump_clock: MockClock, monkeypatch) -> None:
+    async with load.machine.mpsd():
+        await load.begin()
+
+        def deal(percent: object) -> None:
+            raise UnusablePath("the disk is full")
+
+        monkeypatch.setattr(load.machine.coordinator._store, "deal", deal)
+        load.busy[CHAT] = 0.2
+        await load.work(8)
+        assert (load.shares(), load.moved(), load.why()) == ([33.0] * 3, [], "stands still: the disk is full")
+
+
+def test_the_time_of_work_is_bounded() -> None:
+    line = CONTROL.pack(b"m" * 16, b"", 3 * 10**9, 5 * 10**9) + bytes(16)
+    assert parse_control(line, 7 * 10**9)[1].seconds == 5.0  # type: ignore[union-attr]
+    assert parse_control(line, 4 * 10**9)[1].seconds == 3.0  # type: ignore[union-attr]
+    with pytest.raises(BadRequest, match="found: 3"):
+        parse_control(b"abc", 0)
