@@ -17,7 +17,6 @@ from mpsd.faults.sources.kmod_records import Mode
 from mpsd.host.inspector import Inspector
 from mpsd.host.programs import own_program
 from mpsd.host.rules.descriptor_budget import Budget
-from mpsd.leases.rules.elastic_shares import Elastic
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.metrics.server import MetricsSettings
 from mpsd.model.device import Device
@@ -29,7 +28,7 @@ from mpsd.relay.conversation import RelaySettings
 from mpsd.sentinel.protection import SentinelSettings
 from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
-from mpsd.services.settings import FLOOR, LEAST_MOVE, FailoverSettings
+from mpsd.services.settings import FailoverSettings, elastic_policy
 from mpsd.uvm.status import UvmSettings
 from mpsd.vault.rules.settings import Eviction, VaultSettings
 
@@ -198,8 +197,7 @@ def failover(config: Config) -> FailoverSettings:
         fence_seconds=config.services.fence_seconds,
     )
     settle = Settle(config.services.settle_sm, config.services.settle_mmu)
-    cost, horizon = config.admission.move_cost_seconds, config.admission.horizon_seconds
-    elastic = Elastic(cost, horizon, least_move=LEAST_MOVE, floor=FLOOR)
+    elastic = elastic_policy(config.admission.move_cost_seconds, config.admission.horizon_seconds)
     return FailoverSettings(limits, settle, config.services.follow_grace, elastic)
 
 

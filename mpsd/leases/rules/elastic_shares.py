@@ -32,7 +32,8 @@ class Elastic(Struct, frozen=True):
     long a deal is expected to hold. busy, idle: above and below these fractions of its share a lease counts as busy or at
     rest; allotment_seconds, rest_seconds: for how long until it sinks or rises. boost_seconds: after this time all return to
     their first level. air: the margin of an interactive lease above its use. floor: the least part of its share that a lease
-    keeps. worth: the worth of a percent of interactive work, relative to a percent of batch work.
+    keeps. worth: the worth of a percent of interactive work, relative to a percent of batch work. surplus: that of a percent
+    of batch work beyond its own part: below 1, what one that sank has in excess returns to the others.
     """
 
     cost_seconds: float
@@ -46,6 +47,7 @@ class Elastic(Struct, frozen=True):
     floor: float = 0.25
     worth: float = 2.0
     least_move: float = 0.0
+    surplus: float = 1.0
 
 
 class Weighed(Struct, frozen=True):
@@ -156,10 +158,12 @@ def _want(member: GroupMember, settings: Elastic) -> float:
 
 
 def _served(group: Group, shares: Deal, settings: Elastic) -> float:
-    """Return how much of the need the shares cover, weighted; batch needs everything."""
+    """Return how much of the need the shares cover, weighted; batch needs everything, and most of all its own part."""
     served = 0.0
     for member in group.members:
         is_interactive = member.level == INTERACTIVE
         want, worth = (_want(member, settings), settings.worth) if is_interactive else (FULL_PERCENT, 1.0)
-        served += min(want, shares[member.lease_id]) * member.present * worth
+        share = min(want, shares[member.lease_id])
+        own = share if is_interactive else min(share, member.part)
+        served += (own + (share - own) * settings.surplus) * member.present * worth
     return served
