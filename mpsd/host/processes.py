@@ -54,8 +54,12 @@ def find(pid: int) -> ProcessId | None:
 def find_of(pid: int, at_ns: int) -> ProcessId | None:
     """Return the process as `find` does, if it was there at this time of CLOCK_MONOTONIC: its pid may be another's by now."""
     found = find(pid)
-    at = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic_ns() - at_ns) / 1e9
-    return found if found and found.start_time <= at * os.sysconf("SC_CLK_TCK") else None
+    return found if found and found.start_time <= ticks_at(time.monotonic_ns() - at_ns) else None
+
+
+def ticks_at(ns_ago: int = 0) -> int:
+    """Return a time in clock ticks after boot, as ProcessId.start_time."""
+    return int((time.clock_gettime(time.CLOCK_BOOTTIME) - ns_ago / 1e9) * os.sysconf("SC_CLK_TCK"))
 
 
 def lives(pid: int) -> bool:

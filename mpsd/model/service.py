@@ -110,6 +110,17 @@ class Share(Struct, frozen=True):
     moves: int = 0  # since mpsd began
 
 
+class Dealt(Struct, frozen=True):
+    """The last change of an elastic service's share.  before: the share that its members had until then.
+
+    ticks: when, in clock ticks after boot: a process that started before this has the share that it got earlier.
+    """
+
+    sm_percent: float
+    before: float
+    ticks: int
+
+
 class MemberView(Struct, frozen=True):
     """A process of a service.  is_apart: no other member is in its fault domain.  since_at: when it joined."""
 

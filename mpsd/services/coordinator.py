@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
 from mpsd.host.process_watch import ProcessWatch
+from mpsd.host.processes import ticks_at
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
@@ -51,7 +52,7 @@ from mpsd.services.rules.promotion_types import (
 )
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
-from mpsd.services.views import is_emptied, is_protected, loss, own_share, protection, view
+from mpsd.services.views import changed_to, is_emptied, is_protected, loss, own_share, protection, view
 from mpsd.vault.arenas import Arenas
 
 log = structlog.get_logger()
@@ -64,7 +65,7 @@ class ServiceParts(Struct, frozen=True):
 
     domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  is_contained:
     whether an exception was contained in a domain.  gpus_of: of a domain; empty: not known.  end: ends a process, its GPU work
-    first; raises MpsdError.  outbox: events that wait for the decisions.  clock: seconds since the epoch.
+    first; raises MpsdError.  outbox: events that wait for the decisions.  clock: seconds since the epoch.  ticks: after boot.
     """
 
     domain_of: Callable[[ProcessId], str]
@@ -76,6 +77,7 @@ class ServiceParts(Struct, frozen=True):
     outbox: Outbox = field(default_factory=Outbox)
     clock: Callable[[], float] = time.time
     clock_ns: Callable[[], int] = time.monotonic_ns
+    ticks: Callable[[], int] = ticks_at
 
 
 class Coordinator:
@@ -96,7 +98,8 @@ class Coordinator:
         self._store = store
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, (asked, dealt) in store.load(known).items():
-            self.records[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True, share=own_share(asked, dealt))
+            share = own_share(asked, dealt)
+            self.records[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True, share=share, dealt=dealt)
 
     def begin(self) -> None:
         """Begin the grace period for members of an earlier mpsd, once this one runs."""
@@ -124,11 +127,13 @@ class Coordinator:
     def change(self, record: ServiceRecord, settings: ServiceSettings) -> None:
         old = record.settings
         keeps = (old.elastic, old.sm_percent) == (settings.elastic, settings.sm_percent)
-        share = record.share if keeps else own_share(settings)
+        share, dealt = record.share, record.dealt
+        if not keeps:
+            share, dealt = own_share(settings), changed_to(record, settings.sm_percent, self.parts.ticks())
         if record.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
-            self._store.save(record.arena.id, settings, share.sm_percent if share else None)
+            self._store.save(record.arena.id, settings, dealt)
             record.is_stored = True
-        record.settings, record.share = settings, share
+        record.settings, record.share, record.dealt = settings, share, dealt
         if settings.until_done != old.until_done:
             record.service = replace(record.service, until_done=settings.until_done, is_done=False)
         self.tell(record, Elapsed())
@@ -138,10 +143,13 @@ class Coordinator:
     ) -> None:
         """Give these services other shares, all or none: their starters carry it out.  Raises UnusablePath."""
         moved = {each: share for each, share in percent.items() if each.share is not None and each.share.sm_percent != share}
-        self._store.deal({each.arena.id: share for each, share in moved.items()})
+        ticks = self.parts.ticks()
+        deals = {each: dealt for each, share in moved.items() if (dealt := changed_to(each, share, ticks)) is not None}
+        self._store.deal({each.arena.id: dealt for each, dealt in deals.items()})
         for record, share in moved.items():
             before, (busy, level) = record.share, uses[record]
             assert before is not None
+            record.dealt = deals[record]
             record.share = Share(share, busy, level, why, self.parts.clock(), before.moves + 1)
             facts = {"from_percent": before.sm_percent, "to_percent": share, "busy": busy, "level": level, "why": why}
             self.events.publish(record, "share", **facts)

@@ -3,7 +3,8 @@
 Each second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).  The policy
 (leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU.  A new deal changes
 what the services want for their members; their starters carry it out by a planned handover, as every other change.  While a
-move is under way, or a service of the pool is not served, the pool stands still.  Prose: docs/services.md, "Elastic shares".
+move is under way, or a service of the pool is not served, the pool stands still; after LATE_SECONDS that service is left out,
+and the others are dealt what it leaves.  Prose: docs/services.md, "Elastic shares".
 """
 
 import math
@@ -27,7 +28,9 @@ log = structlog.get_logger()
 LOOK_SECONDS = 1.0
 WINDOW_SECONDS = 2.0  # a use is the mean over so long
 SETTLE_SECONDS = 2.0  # of a term must have been seen before the next deal
+LATE_SECONDS = 120.0  # for so long the pool waits for one service: several times what starting a large model takes
 PEAK_SECONDS = 10.0  # the largest use in so long counts: a share grows at once, and shrinks after a rest
+_TENTH = 0.1  # shares are dealt in tenths of a percent
 _NAMES: Mapping[int, str] = {number: name for name, number in LEVELS.items()}
 
 
@@ -42,6 +45,8 @@ class _Usage(Struct, eq=False):
     samples: list[tuple[float, float]] = field(default_factory=list)
     uses: list[tuple[float, float]] = field(default_factory=list)
     move_seconds: float | None = None
+    waits_since: float | None = None  # since when the pool has waited for it
+    is_told: bool = False  # that it is left out
 
     @property
     def seconds(self) -> float:
@@ -53,7 +58,6 @@ class _Usage(Struct, eq=False):
         if not self.seconds:
             return None
         return min(1.0, max(0.0, (self.samples[-1][1] - self.samples[0][1]) / self.seconds))
-
 
     def peak(self, sm_percent: float) -> float | None:
         """Return the largest recent use, as a fraction of this share, of which all may have been used."""
@@ -123,27 +127,60 @@ class ElasticShares:
     # -- to deal ---------------------------------------------------------------------------------------------------------
 
     def _deal(self, pool: Sequence[ServiceRecord]) -> None:
-        if why := next(filter(None, map(self._hindrance, pool)), ""):
-            self._show(pool, f"stands still: {why}")
+        """Deal the pool, without the services that it has waited for too long."""
+        hindrances = {each: why for each in pool if (why := self._hindrance(each))}
+        late = [each for each in pool if self._is_late(each, hindrances.get(each, ""))]
+        rest = [each for each in pool if each not in late]
+        for each in late:
+            self._show([each], f"left out for now: {hindrances[each]}")
+        if why := next((hindrances[each] for each in rest if each in hindrances), ""):
+            self._show(rest, f"stands still: {why}")
+        elif rest:
+            self._weigh(rest, sum(map(_part, pool)) - sum(map(_most, late)))
+
+    def _weigh(self, rest: Sequence[ServiceRecord], total: float) -> None:
+        members, policy = [self._member(each) for each in rest], self._policy()
+        if total < policy.floor * sum(each.part for each in members):
+            self._show(rest, "stands still: the services that are left out may have the rest")
             return
-        members = [self._member(each) for each in pool]
-        weighed = elastic_shares.weigh(Group(sum(each.part for each in members), members), self._policy())
-        if not weighed.is_new:
-            self._show(pool, f"stands still: {weighed.why}")
+        group = Group(total, members)
+        weighed = elastic_shares.weigh(group, policy)
+        deal, why = weighed.deal, weighed.why
+        if sum(each.in_force for each in members) > total + _TENTH:  # it may be for a while: one was left out, or changed
+            deal, why = elastic_shares.aim(group, policy), f"they have {total:.1f} % together now"
+        elif not weighed.is_new:
+            self._show(rest, f"stands still: {why}")
             return
-        percent = {each: math.floor(weighed.deal[each.arena.id] * 10) / 10 for each in pool}
+        percent = {each: math.floor(deal[each.arena.id] * 10) / 10 for each in rest}
         try:
-            self._coordinator.deal(percent, f"moved: {weighed.why}", self._usages(pool))
+            self._coordinator.deal(percent, f"moved: {why}", self._usages(rest))
         except UnusablePath as exc:
             log.error("store.failed", statement="the shares of services", why=str(exc))
-            self._show(pool, f"stands still: {exc}")
+            self._show(rest, f"stands still: {exc}")
+
+    def _is_late(self, record: ServiceRecord, hindrance: str) -> bool:
+        """Return whether the pool has waited too long for this service.
+
+        Its starter may have died, or its program may not report its work.
+        """
+        usage, now = self._usage[record], trio.current_time()
+        if not hindrance:
+            usage.waits_since = None
+            return False
+        if usage.waits_since is None:
+            usage.waits_since = now
+        is_late = now - usage.waits_since >= LATE_SECONDS
+        if is_late and not usage.is_told:
+            log.warning("service.left_out", service=record.arena.name, why=hindrance)
+        usage.is_told = is_late
+        return is_late
 
     def _hindrance(self, record: ServiceRecord) -> str:
         """Return why no share of the pool may be changed now; empty if it may."""
-        share, usage, name = record.share, self._usage[record], record.arena.name
-        if record.service.phase is not Phase.SERVING:
+        usage, name, writer = self._usage[record], record.arena.name, record.service.writer
+        if record.service.phase is not Phase.SERVING or writer is None:
             return f"service {name} is {record.service.phase}"
-        if share is not None and share.moved_at and (record.last is None or record.last.at < share.moved_at):
+        if record.dealt is not None and writer.start_time < record.dealt.ticks:
             return f"service {name} has not been moved to its last share yet, by a handover of its starter"
         if usage.seconds < SETTLE_SECONDS:
             return f"the use of service {name} has been seen for less than {SETTLE_SECONDS:g} s"
@@ -169,3 +206,13 @@ class ElasticShares:
             if shown != record.share:
                 record.share = shown
                 self._coordinator.show(record)
+
+
+def _part(record: ServiceRecord) -> float:
+    return record.settings.sm_percent or 0.0
+
+
+def _most(record: ServiceRecord) -> float:
+    """Return the most that its active may have: which share it was started with is not known if it waits for a move."""
+    dealt = record.dealt
+    return max(_part(record), dealt.sm_percent, dealt.before) if dealt else _part(record)

@@ -8,7 +8,18 @@ from msgspec.structs import replace
 
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Instruction, Loss, MemberState, Order, Phase, Promotion, ServiceSettings, ServiceView, Share
+from mpsd.model.service import (
+    Dealt,
+    Instruction,
+    Loss,
+    MemberState,
+    Order,
+    Phase,
+    Promotion,
+    ServiceSettings,
+    ServiceView,
+    Share,
+)
 from mpsd.notify import Changed
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.rules.promotion_types import Service
@@ -58,6 +69,7 @@ class ServiceRecord(Struct, eq=False):
     lost: Loss | None = None
     is_loss_told: bool = False
     share: Share | None = None  # of an elastic service
+    dealt: Dealt | None = None  # None: its share has not changed
     is_removed: bool = False
     is_promoting: bool = False  # the vault is being called
     stopping: ProcessId | None = None  # its writer, which is being ended

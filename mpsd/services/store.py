@@ -14,13 +14,14 @@ from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Elasticity, ServiceSettings
+from mpsd.model.service import Dealt, Elasticity, ServiceSettings
 from mpsd.storage.database import close, open_database, read, write
 
 SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
-                       heartbeat_seconds REAL NOT NULL, elastic TEXT NOT NULL, dealt_percent REAL);
+                       heartbeat_seconds REAL NOT NULL, elastic TEXT NOT NULL, dealt_percent REAL,
+                       dealt_before REAL, dealt_ticks INTEGER);
 CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
                        enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
 """
@@ -46,8 +47,8 @@ class ServiceStore:
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
 
-    def load(self, arenas: Collection[int]) -> dict[int, tuple[ServiceSettings, float | None]]:
-        """Return the stored settings by arena, and the share that was dealt last, if any.
+    def load(self, arenas: Collection[int]) -> dict[int, tuple[ServiceSettings, Dealt | None]]:
+        """Return the stored settings by arena, and what was dealt last, if anything.
 
         Settings of arenas that no longer exist are deleted."""
         found = self._read("SELECT * FROM services")
@@ -55,20 +56,24 @@ class ServiceStore:
             if arena_id not in arenas:
                 self.forget(arena_id)
         return {
-            arena_id: (ServiceSettings(standbys, sm_percent, memory, heartbeat, elastic=Elasticity(elastic)), dealt)
-            for arena_id, standbys, sm_percent, memory, heartbeat, elastic, dealt in found
+            arena_id: (
+                ServiceSettings(standbys, sm_percent, memory, heartbeat, elastic=Elasticity(elastic)),
+                None if dealt[0] is None else Dealt(*dealt),
+            )
+            for arena_id, standbys, sm_percent, memory, heartbeat, elastic, *dealt in found
             if arena_id in arenas
         }
 
-    def save(self, arena_id: int, of: ServiceSettings, dealt_percent: float | None = None) -> None:
-        values = (arena_id, of.standbys, of.sm_percent, of.memory_bytes, of.heartbeat_seconds, of.elastic.value, dealt_percent)
-        self._write("INSERT OR REPLACE INTO services VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    def save(self, arena_id: int, of: ServiceSettings, dealt: Dealt | None = None) -> None:
+        facts = (None, None, None) if dealt is None else (dealt.sm_percent, dealt.before, dealt.ticks)
+        values = (arena_id, of.standbys, of.sm_percent, of.memory_bytes, of.heartbeat_seconds, of.elastic.value, *facts)
+        self._write("INSERT OR REPLACE INTO services VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
-    def deal(self, percent: Mapping[int, float]) -> None:
+    def deal(self, deals: Mapping[int, Dealt]) -> None:
         """Store the shares of these services, all or none."""
-        statement = "UPDATE services SET dealt_percent = ? WHERE arena_id = ?"
+        statement = "UPDATE services SET dealt_percent = ?, dealt_before = ?, dealt_ticks = ? WHERE arena_id = ?"
         try:
-            write(self._db, [(statement, (share, arena_id)) for arena_id, share in percent.items()])
+            write(self._db, [(statement, (of.sm_percent, of.before, of.ticks, arena_id)) for arena_id, of in deals.items()])
         except sqlite3.Error as exc:
             raise UnusablePath(f"{self._path} cannot be written: {exc}") from None
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from mpsd.model.arena import Arena
-from mpsd.model.service import Elasticity, MemberState, MemberView, Phase, ServiceSettings, ServiceView, Share
+from mpsd.model.service import Dealt, Elasticity, MemberState, MemberView, Phase, ServiceSettings, ServiceView, Share
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion import successor, why_nobody
 from mpsd.services.rules.promotion_types import Service
@@ -38,9 +38,19 @@ def loss(from_pid: int | None) -> str:
     return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
 
 
-def own_share(of: ServiceSettings, dealt: float | None = None) -> Share | None:
+def own_share(of: ServiceSettings, dealt: Dealt | None = None) -> Share | None:
     """Return the share of an elastic service: that of its settings, unless another one was dealt; None: it has none to move."""
-    return Share(dealt or of.sm_percent, level=of.elastic.value) if of.elastic is not Elasticity.OFF and of.sm_percent else None
+    if of.elastic is Elasticity.OFF or not of.sm_percent:
+        return None
+    return Share(dealt.sm_percent if dealt else of.sm_percent, level=of.elastic.value)
+
+
+def changed_to(record: ServiceRecord, percent: float | None, ticks: int) -> Dealt | None:
+    """Return what is dealt once its share is this one; None: its members had none before, or will have none."""
+    before = record.share.sm_percent if record.share else record.settings.sm_percent
+    if not percent or not before:
+        return None
+    return record.dealt if percent == before else Dealt(percent, before, ticks)
 
 
 def is_protected(record: ServiceRecord) -> bool:

@@ -191,7 +191,7 @@ class FakeMachine:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
         facts = (self.domain_of, self.faulted.get, self.contained.__contains__, lambda domain: ("GPU-a",))
-        parts = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns)
+        parts = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns, ticks=self.ticks)
         try:
             self.registry = ServiceRegistry()
             self.coordinator = Coordinator(self.vault, parts, store, self.settings, self.registry)
@@ -215,10 +215,14 @@ class FakeMachine:
     def now_ns() -> int:
         return 10**12 + round(trio.current_time() * 1e9)
 
+    @staticmethod
+    def ticks() -> int:
+        return 7 + round(trio.current_time() * 100)
+
     # -- processes -------------------------------------------------------------------------------------------------------
 
     def process(self, domain: str) -> ProcessId:
-        made = ProcessId(100 + len(self.processes), 7)
+        made = ProcessId(100 + len(self.processes), self.ticks())
         self.processes[made] = Process(made, domain)
         return made
 
