@@ -269,7 +269,30 @@ def fail(_: int) -> dict[str, Any]:
     return found | {"saved": len(scene.saved)}
 
 
-VERBS = {"fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
+def shared(_: int) -> dict[str, Any]:
+    """Take an image of which the store has all blocks but one, and another changes before the barrier."""
+    scene = Scene()
+    new, changed, *_others = BLOCKS
+    asked: dict[int, bytes] = {}
+
+    def share(offset: int, sums: bytes) -> bool:
+        asked[offset // BLOCK_BYTES] = sums
+        return offset // BLOCK_BYTES != new
+
+    image = Taking(scene.copier, scene.memory, scene.save, share=share)
+    image.prepare()
+    copied = sorted(scene.saved)
+    scene.client.write(changed, 99)
+    expected = scene.client.contents()
+    image.stage()
+    image.finish()
+    right = all(scene.saved[block] == expected[block] for block in scene.saved)
+    unchanged = [block for block in BLOCKS if block != changed]
+    hashes = all(asked[block] == struct.pack("=4Q", *expected_hash(expected[block], KEY)) for block in unchanged)
+    return {"copied": copied == [new], "saved": sorted(scene.saved) == sorted([new, changed]), "right": right, "hashes": hashes}
+
+
+VERBS = {"shared": shared, "fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
 VERBS |= {"barrier": write_at_the_barrier, "changing": write_what_kept_changing, "early": early}
 
 if __name__ == "__main__":

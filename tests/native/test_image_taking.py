@@ -69,3 +69,7 @@ def test_a_client_that_writes_what_was_staged_unseen_gets_no_image(machine: Mach
 
 def test_what_was_expected_to_change_and_did_not_is_not_staged(machine: Machine) -> None:
     assert run(machine, "early") == {"staged": 1, "wrong": 0}
+
+
+def test_blocks_that_an_earlier_image_has_are_not_copied_again_unless_they_change(machine: Machine) -> None:
+    assert run(machine, "shared") == {"copied": True, "saved": True, "right": True, "hashes": True}

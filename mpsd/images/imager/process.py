@@ -14,7 +14,8 @@ from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.requests import Channel, Progress, Request, read_file
 from mpsd.images.imager.serving import FAILURES
 from mpsd.images.imager.taking import SLOTS, ClientWroteError, Copier, Taking
-from mpsd.images.rules.manifest import ArenaFacts
+from mpsd.images.rules.block_hash import BlockHash
+from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts
 from mpsd.images.rules.membership import Epoch
 from mpsd.images.store import Images
 from mpsd.images.writer import ImageWriter
@@ -45,13 +46,18 @@ class OpenArena:
         gone = set(request.asked["offsets"])
         self._memory.keep([each for each in self._memory.allocations.items() if each[0] not in gone])
 
-    def prepare(self, writer: ImageWriter, progress: Progress) -> None:
+    def prepare(self, writer: ImageWriter, hash_of: BlockHash, progress: Progress) -> None:
         def save(offset: int, sums: bytes, data: memoryview) -> None:
             writer.add(self._asked["arena"], offset, data, sums)
             progress.add(len(data))
 
+        def share(offset: int, sums: bytes) -> bool:
+            is_known = writer.share(self._asked["arena"], offset, hash_of.name_of(sums))
+            progress.add(BLOCK_BYTES if is_known else 0)
+            return is_known
+
         self._gpu.set_current()
-        self._taking, self._facts = Taking(self._copier, self._memory, save, progress.expect), None
+        self._taking, self._facts = Taking(self._copier, self._memory, save, progress.expect, share), None
         self._taking.prepare()
 
     def facts(self, request: Request) -> None:
@@ -127,7 +133,7 @@ class Imager:
         self._writer = self._images.begin(asked["name"], asked["group"], SLOTS, epoch)
         self._progress.begin()
         for each in self._arenas.values():
-            each.prepare(self._writer, self._progress)
+            each.prepare(self._writer, self._images.directory.hash_of, self._progress)
         self._channel.answer("prepared")
 
     def stage(self, request: Request) -> None:

@@ -42,6 +42,7 @@ SPARE = 4  # the part of the GPU's free memory that staging leaves to others
 
 BLOCK = numpy.uint64(BLOCK_BYTES)
 Save = Callable[[int, bytes, memoryview], None]  # an offset, the sums of the bytes, the bytes
+Share = Callable[[int, bytes], bool]  # an offset, the sums: whether the store has a block of this hash, and takes it
 
 
 class ClientWroteError(MpsdError):
@@ -170,10 +171,12 @@ class Taking:
     """One image of one arena.  The methods are called in the order above; `close` at any time."""
 
     def __init__(
-        self, copier: Copier, memory: ArenaMemory, save: Save, expect: Callable[[int], None] = lambda size: None
-    ) -> None:
-        """save: called for each block, in several threads.  expect: called with the bytes to be saved, before they are."""
-        self._copier, self._memory, self._save, self._expect = copier, memory, save, expect
+        self, copier: Copier, memory: ArenaMemory, save: Save, expect: Callable[[int], None] = lambda size: None,
+        share: Share = lambda offset, sums: False,
+    ) -> None:  # fmt: skip
+        """save: called for each block, in several threads.  expect: called with the bytes to be saved, before they are.  share:
+        called for each block before that."""
+        self._copier, self._memory, self._save, self._expect, self._share = copier, memory, save, expect, share
         self._staging: DeviceMemory | None = None
         self._staged_places: BlockTable | None = None
         self._table: BlockTable | None = None
@@ -212,8 +215,8 @@ class Taking:
         """Tell of each block whether its saved bytes have another hash than now."""
         return ~self._is_saved[numbers] | (now != self._saved[numbers]).any(axis=1)
 
-    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE) -> None:
-        """Save these blocks from these addresses."""
+    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE, *, is_expected: bool = False) -> None:
+        """Save these blocks from these addresses.  is_expected: their bytes were announced before."""
 
         def done(index: int, sums: bytes, data: memoryview) -> None:
             number = numbers[index]
@@ -221,20 +224,34 @@ class Taking:
             self._save(int(self._offsets[number]), sums, data)
             self._saved[number], self._is_saved[number] = numpy.frombuffer(sums, numpy.uint64), True
 
-        self._expect(len(numbers) * BLOCK_BYTES)
+        self._expect(0 if is_expected else len(numbers) * BLOCK_BYTES)
         self._copier.save(addresses.tolist(), done, rate=rate)
 
-    def _copy_from_arena(self, numbers: Any, rate: float = MOST_RATE) -> None:
-        self._copy(numbers, self._memory.base + self._offsets[numbers], rate)
+    def _copy_from_arena(self, numbers: Any, rate: float = MOST_RATE, *, is_expected: bool = False) -> None:
+        self._copy(numbers, self._memory.base + self._offsets[numbers], rate, is_expected=is_expected)
+
+    def _share_known(self) -> Any:
+        """Take the blocks that the store has from an earlier image; return the numbers of the others.
+
+        A block may change after this hash: the barrier compares it with the block that was taken, as with a copy."""
+        every = numpy.arange(len(self._offsets))
+        self._expect(len(every) * BLOCK_BYTES)
+        now = self._hashes(every)
+        known = [self._share(int(offset), sums.tobytes()) for offset, sums in zip(self._offsets, now, strict=True)]
+        self._is_saved = numpy.array(known, bool)
+        self._saved[self._is_saved] = now[self._is_saved]
+        return every[~self._is_saved]
 
     def prepare(self) -> int:
-        """Copy all blocks, and those that change meanwhile as long as they become fewer.
+        """Copy all blocks that no earlier image has, and those that change meanwhile as long as they become fewer.
 
         Return the bytes that were dirty at last: about as many are copied at the barrier."""
         self._look()
-        dirty = numpy.arange(len(self._offsets))
+        dirty = self._share_known()
+        is_expected = True
         for _ in range(ROUNDS):
-            self._copy_from_arena(dirty)
+            self._copy_from_arena(dirty, is_expected=is_expected)
+            is_expected = False
             before, every = len(dirty), numpy.arange(len(self._offsets))
             dirty = every[self._differ(every, self._hashes(every))]
             if not len(dirty) or len(dirty) > before // 2:
