@@ -292,7 +292,28 @@ def shared(_: int) -> dict[str, Any]:
     return {"copied": copied == [new], "saved": sorted(scene.saved) == sorted([new, changed]), "right": right, "hashes": hashes}
 
 
-VERBS = {"shared": shared, "fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
+def lose_what_was_staged(_: int) -> dict[str, Any]:
+    """Let the GPU fail after the barrier without a word: its copies do nothing, and leave what a slot of the ring had."""
+    scene = Scene()
+    scene.taking.prepare()
+    for block in BLOCKS:
+        scene.client.write(block, 50 + block)
+    scene.taking.stage()
+
+    def failed(function: Callable[..., Any], *arguments: Any) -> Any:
+        return None if function is driver.cuMemcpyDtoHAsync else call(function, *arguments)
+
+    taking.call = failed
+    scene.copier.hash = lambda *_: None  # type: ignore[assignment,method-assign]
+    try:
+        scene.taking.finish()
+    except OSError as exc:
+        return {"refused": str(exc)}
+    return {}
+
+
+VERBS = {"lost": lose_what_was_staged, "shared": shared}
+VERBS |= {"fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
 VERBS |= {"barrier": write_at_the_barrier, "changing": write_what_kept_changing, "early": early}
 
 if __name__ == "__main__":

@@ -73,3 +73,7 @@ def test_what_was_expected_to_change_and_did_not_is_not_staged(machine: Machine)
 
 def test_blocks_that_an_earlier_image_has_are_not_copied_again_unless_they_change(machine: Machine) -> None:
     assert run(machine, "shared") == {"copied": True, "saved": True, "right": True, "hashes": True}
+
+
+def test_what_a_failed_gpu_gives_for_the_staged_copies_is_no_image(machine: Machine) -> None:
+    assert "has changed: has the GPU failed?" in run(machine, "lost")["refused"]

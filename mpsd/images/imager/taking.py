@@ -155,6 +155,7 @@ class BlockTable:
     def hashes(self, count: int, to: int = 0) -> Any:
         """Hash the first `count` blocks; return an array with a row for each.  to: copy them there, and hash the copies."""
         if count:
+            self._host.view[: count * SUMS_BYTES] = bytes(count * SUMS_BYTES)  # a GPU that fails may leave what was there
             self._copier.hash(self.table.address, count, self.out.address, to)
             size, queue = count * SUMS_BYTES, self._copier.stream
             call(driver.cuMemcpyDtoHAsync, self._host.address, self.out.address, size, queue)
@@ -186,6 +187,7 @@ class Taking:
         self._is_saved = numpy.zeros(0, bool)
         self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks
         self._staged_at = numpy.zeros(0, numpy.int64)  # the place of each
+        self._staged_hashes = numpy.zeros((0, SUMS), numpy.uint64)
         self._changing = numpy.zeros(0, numpy.int64)  # numbers of the blocks that changed while they were copied last
 
     def _look(self) -> None:
@@ -308,12 +310,16 @@ class Taking:
         fresh = numpy.flatnonzero(self._differ(early, copies))
         self._staged = numpy.concatenate([early[fresh], late])
         self._staged_at = numpy.concatenate([fresh, len(early) + numpy.arange(len(late))])
+        self._staged_hashes = numpy.concatenate([copies[fresh], late_copies])
         return len(self._staged) * BLOCK_BYTES, len(rest) * BLOCK_BYTES
 
     def finish(self) -> None:
-        """Copy what was staged to the host, and free its memory."""
+        """Copy what was staged to the host, and free its memory.  Raises OSError if that is not what was staged any more, as
+        when the GPU fails."""
         first = self._staging.address if self._staging else 0
         self._copy(self._staged, first + self._staged_at.astype(numpy.uint64) * BLOCK)
+        if (self._saved[self._staged] != self._staged_hashes).any():
+            raise OSError("what was copied inside the GPU at the barrier has changed: has the GPU failed?")
         self.close()
 
     def close(self) -> None:
