@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mpsd_client import _calls as calls
 from mpsd_client import _values as values
@@ -18,7 +18,8 @@ from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, MpsdError, Refused
 from mpsd_client._imager import START_SECONDS, ImageError, ImagerProcess, NoSuchImage, Told, images_directory
 from mpsd_client._native import ffi, lib
-from mpsd_client._state_reader import check
+from mpsd_client._record import Record
+from mpsd_client._state_reader import StateReader, check
 
 KILLED_TTL = 60.0  # an arena that is not restored yet expires so soon after the end of this process
 FILL_SECONDS = 6 * 3600.0  # for all bytes, from a slow disk
@@ -74,19 +75,45 @@ class ImageSource:
         self._stack = ExitStack()
         self.imager = ImagerProcess()
         self._stack.callback(self.imager.close)
+        self._files: list[int] = []
+        self._stack.callback(self._take, {"has_layout": False, "has_state": False}, [])
         try:
             asked = {"image": image, "arena": arena, "directory": str(place.absolute()), "gpu": gpu}
             self.imager.begin({"do": "restore", **asked})
-            self._facts, files = self.imager.answer_with_files("found", START_SECONDS)
-            for each in files:
-                self._stack.callback(os.close, each)
+            self._take(*self.imager.answer_with_files("found", START_SECONDS))
         except BaseException:
             self.close()
             raise
-        self.layout = files[0] if self._facts["has_layout"] else None
-        self._state = files[-1] if self._facts["has_state"] else None
         self.blocks = 0
-        self.done = self._file()  # a byte for each block
+        self.done = os.memfd_create("restore", os.MFD_CLOEXEC)  # a byte for each block
+        self._stack.callback(os.close, self.done)
+
+    def _take(self, facts: dict[str, Any], files: list[int]) -> None:
+        """Take over what the imager has answered, in place of the image before.  Owns the descriptors."""
+        while self._files:
+            os.close(self._files.pop())
+        self._facts, self._files = facts, files
+        self.layout = files[0] if facts["has_layout"] else None
+        self._state = files[-1] if facts["has_state"] else None
+
+    @property
+    def image(self) -> tuple[str, float]:
+        """The image's name and moment."""
+        return self._facts["image"], self._facts["instant"]
+
+    def renew(self) -> "array[int] | None":
+        """Go on with the newest image of the arena.  Return the numbers of the blocks to `fill`; None if that image has other
+        allocations, for which another source has to be made.  Raises ImageError: it is as before then."""
+        self.imager.ask({"do": "renew"})
+        facts, files = self.imager.answer_with_files("renewed", START_SECONDS)
+        if not facts["is_same_memory"]:
+            return None
+        differ = files.pop()
+        self._take(facts, files)
+        try:
+            return array("I", os.pread(differ, os.fstat(differ).st_size, 0))
+        finally:
+            os.close(differ)
 
     def wanted(self, name: str, gpu: str) -> tuple[str, str, int, int]:
         """Return the name, the GPU, the capacity and the window of the new arena."""
@@ -112,17 +139,22 @@ class ImageSource:
 
     def fill(self, order: Iterable[int]) -> None:
         """Let the imager copy the blocks in this order; the answer is `filled`."""
-        numbers = self._file()
-        os.write(numbers, array("I", order))
-        self.imager.ask({"do": "fill"}, [numbers, self.done])
+        numbers = os.memfd_create("order", os.MFD_CLOEXEC)
+        try:
+            os.write(numbers, array("I", order))
+            self.imager.ask({"do": "fill"}, [numbers, self.done])
+        finally:
+            os.close(numbers)
 
     def state(self, generation: int) -> "_State | None":
         return None if self._state is None else _State(self._state, generation)
 
-    def _file(self) -> int:
-        made = os.memfd_create("restore", os.MFD_CLOEXEC)
-        self._stack.callback(os.close, made)
-        return made
+    def record(self) -> Record | None:
+        """Return the last record of the image's forward state.  Raises StateError if it is damaged."""
+        if self._state is None:
+            return None
+        with StateReader.open(self._state) as reader:
+            return reader.read()
 
     def close(self) -> None:
         self._stack.close()
@@ -149,7 +181,7 @@ def restore_if_missing(
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
         with Client(path, program="mpsd_client") as mpsd:
-            if _is_missing(mpsd, name):
+            if is_missing(mpsd, name):
                 restore_image(mpsd, "", name, arena=name, gpu=gpu, mode=mode, ttl=ttl, directory=directory)
     except NoSuchImage:
         pass
@@ -172,7 +204,7 @@ def _open_lock(place: Path) -> int:
     raise ImageError(f"{place}, or its lock, belongs to another user, who could keep this process waiting")
 
 
-def _is_missing(mpsd: Asks, name: str) -> bool:
+def is_missing(mpsd: Asks, name: str) -> bool:
     try:
         found = mpsd.ask(calls.arena_get(name))
     except Refused as exc:

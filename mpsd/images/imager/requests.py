@@ -15,9 +15,12 @@ Or, to make an arena of an image:
                                     -> found: the arena's facts; descriptors: the layout, the state
     make         gpu, done: allocations that the starter has     -> made: items: [offset, bytes] each; a descriptor for each
     fill         descriptors: the order, the blocks that are done     -> filled
+    renew        -> renewed: image, instant, is_same_memory; descriptors: the layout, the state, the numbers of the blocks that
+                 differ; without is_same_memory none
 
 The order is a file with the numbers of all blocks, 4 bytes each, as they are to be filled; the other file has a byte for each
 block, which becomes 1 when the block is in the GPU's memory.  A block's number is its place among those of all allocations.
+`renew` goes on with the newest image of the arena, if that has the same allocations: `fill` then makes the memory the same.
 
 An answer has `is`. A failure is the answer `failed` with `why` and `is_missing` (no such image), and the image of `prepare` is
 given up.  The imager ends when the process closes its end, but finishes an image that is staged.  A process that stops waiting

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from mpsd.images.imager.device import ExportedMemory, Gpu, runs
 from mpsd.images.imager.filling import Filling
 from mpsd.images.imager.lanes import Lanes
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
 from mpsd.images.rules.block_hash import BlockHash
-from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.rules.manifest import BLOCK_BYTES, read_places
 from mpsd.images.store import Images
 
 THREADS = 12
@@ -49,13 +50,13 @@ class Start:
 
 
 class Restorer:
-    """One arena of an image.  The starter makes the arena, and asks for its memory."""
+    """One arena of an image, or of one image after the other.  The starter makes the arena, and asks for its memory."""
 
     def __init__(self, channel: Channel, request: Request) -> None:
         """Answer with the arena's facts, and files with the layout and the forward state."""
         asked = request.asked
         self._channel, self._progress = channel, Progress(request)
-        images = Images.open_existing(Path(asked["directory"]))
+        self._images = images = Images.open_existing(Path(asked["directory"]))
         self._image = images.reader(asked["image"] or images.newest(asked["arena"]).name)
         self._arena = self._image.arena(asked["arena"] or None)
         self._facts = facts = self._image.manifest.arenas[self._arena].facts
@@ -65,14 +66,43 @@ class Restorer:
         if asked.get("gpu") in ("", facts.gpu):  # else it is the ordinal of one, or another version's request
             self._start = Start(facts.gpu, self._hash_of)
         self._blocks: list[tuple[int, int]] = []  # of each: its offset, and its address here
+        self._filled: set[int] = set()  # numbers of the blocks that the memory has as the image has them
+        self._answer("found")
+
+    def _answer(self, kind: str, *more: bytes, **facts: Any) -> None:
+        """Answer with the facts of the arena in the image, and files with the layout, the state and what else is given."""
+        of, manifest = self._facts, self._image.manifest
         with ExitStack() as stack:
-            files = [_memory_file(data) for data in (facts.layout, facts.state) if data]
+            files = [_memory_file(data) for data in (*filter(None, (of.layout, of.state)), *more)]
             for each in files:
                 stack.callback(os.close, each)
-            channel.answer(
-                "found", files, arena=facts.name, gpu=facts.gpu, window_bytes=facts.window_bytes,
-                capacity_bytes=facts.capacity_bytes, has_layout=bool(facts.layout), has_state=bool(facts.state),
+            self._channel.answer(
+                kind, files, arena=of.name, gpu=of.gpu, window_bytes=of.window_bytes, capacity_bytes=of.capacity_bytes,
+                has_layout=bool(of.layout), has_state=bool(of.state), image=manifest.name, instant=manifest.instant, **facts,
             )  # fmt: skip
+
+    def renew(self, request: Request) -> None:
+        """Go on with the newest image of the arena, and answer what of it the memory lacks."""
+        image = self._images.reader(self._images.newest(self._facts.name).name)
+        arena = image.arena(self._facts.name)
+        found = image.manifest.arenas[arena]
+        if found.facts.allocations != self._facts.allocations:
+            image.close()
+            self._channel.answer("renewed", is_same_memory=False)
+            return
+        before = self._ids()
+        self._image.close()
+        self._image, self._arena, self._facts = image, arena, found.facts
+        pairs = zip(before, self._ids(), strict=True)
+        differ = [number for number, (old, new) in enumerate(pairs) if number not in self._filled or old != new]
+        self._filled.difference_update(differ)
+        self._progress.begin()
+        self._progress.expect(len(differ) * BLOCK_BYTES)
+        self._answer("renewed", array("I", differ).tobytes(), is_same_memory=True)
+
+    def _ids(self) -> list[bytes]:
+        """Return the hashes of the image's blocks, by their numbers."""
+        return [place.id for place in read_places(self._image.manifest.arenas[self._arena].places)]
 
     def make(self, request: Request) -> None:
         """Answer with new memory for the allocations after the first `done`; none at the end."""
@@ -100,9 +130,11 @@ class Restorer:
         def note_done(numbers: Sequence[int]) -> None:
             for _, count, number in runs(numbers, 1):
                 os.pwrite(done, b"\1" * count, number)
+            self._filled.update(numbers)
             self._progress.add(len(numbers) * BLOCK_BYTES)
 
         numbers = array("I", os.pread(order, 4 * len(self._blocks), 0))
+        self._filled.difference_update(numbers)
         filling = Filling(self._image, self._arena, self._blocks, numbers, note_done, lambda: not self._channel.has_ended)
         if filling.run(self._start.gpu(), self._start.lanes().lanes):
             self._channel.answer("filled")

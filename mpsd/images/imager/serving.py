@@ -11,7 +11,7 @@ from mpsd.images.rules.refusals import NoSuchImage
 FAILURES = (MpsdError, OSError, ValueError, LookupError, MemoryError)
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
-REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "make", "fill")  # methods of these
+REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "make", "fill", "renew")  # methods of these
 
 
 def serve(descriptor: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mpsd_client import Call, ErrorCode, ImageError, Refused
-from mpsd_client._restoring import _is_missing, restore_if_missing
+from mpsd_client._restoring import is_missing, restore_if_missing
 
 
 @pytest.mark.root
@@ -42,4 +42,4 @@ class AnothersArena:
 
 
 def test_an_arena_that_cannot_be_removed_is_there() -> None:
-    assert not _is_missing(AnothersArena(), "weights")
+    assert not is_missing(AnothersArena(), "weights")
