@@ -188,6 +188,7 @@ PANELS = (
         ("sum by (instance, phase) (mpsd_services)", "{{instance}} {{phase}}"),
         ("mpsd_services_unserved", "{{instance}} nobody serves"),
         ("mpsd_services_unprotected", "{{instance}} unprotected"),
+        ("mpsd_services_replicated", "{{instance}} with a replica"),
     ),
     graph("Their processes", "", ("sum by (instance, standing) (mpsd_service_members)", "{{instance}} {{standing}}")),
     graph(

@@ -186,6 +186,8 @@ METHODS: dict[str, Method] = {
         "Let another member serve", told=services.told_handover, may_be_given_up=True),
     "service.change": _of_owner(service_messages.ChangeService, service_results.SERVICE, services.change,
         "Change how many standbys a service is to have, and what each member gets"),
+    "service.replicate": _of_holder(service_messages.ReplicateService, service_results.REPLICA_ORDER, services.replicate,
+        "Report how far a replica of a service is, and wait for its turn", may_be_given_up=True),
     "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, daemon_results.SUBSCRIBED, events.subscribe,
         "Subscribe to events from now on"),
     "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, daemon_results.UNSUBSCRIBED, events.unsubscribe,

@@ -132,6 +132,19 @@ TOPICS: Mapping[str, Topic] = {
         "the first three, and `from_percent`, `to_percent`, `busy`, `level`, `why`: as of `share` in `service.get`",
         4,
     ),
+    "service.behind": Topic(
+        "the replica on another GPU is older than its bound, and lacks publishes of the active",
+        "the first three, and `pid` of its process, `seconds` (nil: it has no image yet), `steps` (nil: not known), `bytes`, "
+        "`bound`",
+        4,
+    ),
+    "service.unreplicated": Topic("the process that keeps the replica has ended", "the first three, and `pid`", 4),
+    "service.moved": Topic(
+        "the replica serves in place of the arena on a GPU that failed",
+        "the first three, and `from_gpu`, `to_gpu`, `pid`, `at`: the moment of the image, `steps`: publishes that are lost at "
+        "most (nil: not known), `why`",
+        4,
+    ),
     "service.lost": Topic(
         "a member was promoted, and begins anew: the vault and the process that served have both ended, and with them the "
         "memory and the forward state of the arena",

@@ -183,6 +183,10 @@ def _of_services(source: MetricsSource) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpsd_services_unserved", "Services with members and without an active member.", unserved)
     unprotected = sum(each.phase is Phase.SERVING and bool(each.protection) for each in services)
     yield GaugeMetricFamily("mpsd_services_unprotected", "Services that a fault would interrupt for longer.", unprotected)
+    replicas = [each.replica for each in services if each.replica]
+    yield GaugeMetricFamily("mpsd_services_replicated", "Services with a replica on another GPU.", len(replicas))
+    behind = sum(each.is_behind for each in replicas)
+    yield GaugeMetricFamily("mpsd_services_behind", "Services whose replica is further behind than its bound.", behind)
     standings = {standing.value: 0 for standing in MemberState}
     standings |= Counter(member.standing.value for each in services for member in each.members)
     yield _gauge("mpsd_service_members", "Processes of services, the active ones too.", "standing", standings)

@@ -166,6 +166,44 @@ class HandedOver(Struct, frozen=True):
     seconds: float
 
 
+class ReplicaReport(Struct, frozen=True):
+    """What the process that keeps a replica knows.  at: the moment of the image that the replica has; None: none yet.
+
+    generation, sequence: of that image's record, 0 without one.  behind_bytes: that it has still to copy from a newer image.
+    bound_seconds: a replica that is older is too far behind.  has_gpu_failed: mpsd, perhaps an earlier one, has told it so."""
+
+    at: float | None
+    generation: int
+    sequence: int
+    behind_bytes: int
+    bound_seconds: float
+    has_gpu_failed: bool = False
+
+
+class ReplicaOrder(Struct, frozen=True):
+    """The order to the process that keeps a replica: standby or serve.  steps: publishes that the replica lacks; None: not
+    known.  has_gpu_failed: the service's GPU, for the next report.  generation: in which it writes its arena."""
+
+    order: Order
+    generation: int
+    why: str
+    steps: int | None
+    has_gpu_failed: bool = False
+
+
+class ReplicaView(Struct, frozen=True):
+    """A replica, as of its last report.  arena, gpu: its own."""
+
+    arena: str
+    gpu: str
+    process: ProcessId
+    at: float | None
+    steps: int | None
+    behind_bytes: int
+    bound_seconds: float
+    is_behind: bool
+
+
 class ServiceView(Struct, frozen=True):
     """A service as clients of the API see it.  revision: grows with each change.
 
@@ -189,6 +227,7 @@ class ServiceView(Struct, frozen=True):
     losses: int = 0
     lost: Loss | None = None
     share: Share | None = None
+    replica: ReplicaView | None = None  # changes no revision
 
 
 def is_unserved(of: ServiceView) -> bool:

@@ -65,7 +65,7 @@ class ServiceParts(Struct, frozen=True):
 
     domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  is_contained:
     whether an exception was contained in a domain.  gpus_of: of a domain; empty: not known.  end: ends a process, its GPU work
-    first; raises MpsdError.  outbox: events that wait for the decisions.  clock: seconds since the epoch.  ticks: after boot.
+    first; raises MpsdError.  is_drained: whether a GPU has to be reset.  clock: seconds since the epoch.  ticks: after boot.
     """
 
     domain_of: Callable[[ProcessId], str]
@@ -75,6 +75,7 @@ class ServiceParts(Struct, frozen=True):
     end: Callable[[ProcessId], Awaitable[object]]
     publish: Callable[[str, Mapping[str, Any]], None]
     outbox: Outbox = field(default_factory=Outbox)
+    is_drained: Callable[[str], bool] = lambda gpu: False
     clock: Callable[[], float] = time.time
     clock_ns: Callable[[], int] = time.monotonic_ns
     ticks: Callable[[], int] = ticks_at

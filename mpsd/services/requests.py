@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import trio
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import Arena
@@ -15,6 +16,7 @@ from mpsd.services.enlistment import Enlistment
 from mpsd.services.fencing import Fencing
 from mpsd.services.heartbeats import Heartbeats
 from mpsd.services.members import Instance, ServiceRecord
+from mpsd.services.replicas import Replicas
 from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Failed, Finished, Joined, Promoted, Ready, Silent
 from mpsd.services.server_watch import Servers
 from mpsd.services.settings import FailoverSettings
@@ -35,7 +37,7 @@ class ServiceRequests:
         self.coordinator, self.enlistment, self._servers, self._ready = coordinator, enlistment, servers, ready
         self._begun = trio.Event()
         self._due = math.inf  # trio time of the next check
-        self.fencing, self._heartbeats = Fencing(coordinator), Heartbeats(coordinator)
+        self.fencing, self._heartbeats, self.replicas = Fencing(coordinator), Heartbeats(coordinator), Replicas(coordinator)
         self._elastic = ElasticShares(coordinator, self._heartbeats.work_of, lambda: coordinator.settings.elastic)
 
     def configure(self, settings: FailoverSettings) -> None:
@@ -53,6 +55,7 @@ class ServiceRequests:
             nursery.start_soon(self._servers.run)
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._elastic.run)
+            nursery.start_soon(self.replicas.run)
             nursery.start_soon(self._watch_time)
 
     # -- members ---------------------------------------------------------------------------------------------------------
@@ -182,10 +185,10 @@ class ServiceRequests:
         with trio.move_on_after(wait_seconds if after is not None else 0):
             while after is not None and record.revision <= after and not record.is_removed:
                 await record.changed.wait()
-        return view(self._find(arena_id))
+        return replace(view(self._find(arena_id)), replica=self.replicas.view(arena_id))
 
     def services(self) -> Sequence[ServiceView]:
-        return list(self.coordinator.views())
+        return [replace(each, replica=self.replicas.view(each.id)) for each in self.coordinator.views()]
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
         """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""

@@ -242,6 +242,14 @@ class Arenas:
         self._check_begun()
         return self._writers.step_down(self._catalog.find_id(arena_id), generation, process)
 
+    def replace(self, arena_id: int, by_id: int, generation: int, process: ProcessId) -> tuple[Arena, Arena]:
+        """Let the arena `by_id`, which the process writes in this generation, have the name of an arena without a writer.
+
+        Return it, and the other one under its new name, which is sealed and expires.  Raise StaleGeneration, NoSuchArena or
+        ArenaBusy."""
+        self._check_begun()
+        return self._writers.replace(self._catalog.find_id(arena_id), self._catalog.find_id(by_id), generation, process)
+
     def hurry(self, process: ProcessId) -> None:
         """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
         self._holders.hurry(process)

@@ -158,6 +158,9 @@ class Catalog:
         old = entry.arena
         arena = entry.become(row)
         self.account.change(old, arena)
+        if old.name != arena.name:
+            del self.by_name[old.name]
+            self.by_name[arena.name] = entry
         if _window(old) != _window(arena):
             self._windows.remove(_window(old))
             insort(self._windows, _window(arena))

@@ -47,7 +47,7 @@ CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER 
                      bytes INTEGER NOT NULL);
 """
 _CHANGING = (
-    "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
+    "name", "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
 )  # fmt: skip
 _SOME = 2000  # rows that are deleted at a time, so that other tasks can run in between
@@ -103,6 +103,10 @@ class VaultStore:
 
     def change(self, row: Row) -> None:
         self._write([_changed(row)])
+
+    def replace(self, old: Row, new: Row) -> None:
+        """Store that an arena has another name now, and a second one the name that it had."""
+        self._write([_changed(old), _changed(new)])
 
     def hold(self, row: Row, process: ProcessId, access: Access) -> None:
         """Store that the process has the arena open, with this access."""

@@ -21,6 +21,8 @@ from mpsd.vault.fencing import ArenaHolders
 from mpsd.vault.live_arena import LiveArena, without
 from mpsd.vault.store import VaultStore
 
+_REPLACED_TTL = 60.0  # how long an arena stays that a replica has replaced, once no process has it open
+
 
 class Writers:
     """Guards that an arena has one writer at a time, and that the next one comes after the last one can write no more.
@@ -153,6 +155,23 @@ class Writers:
             arena = self._demote(entry, process, is_sealed=True)
         self._catalog.tell("sealed", arena, generation=generation)
         return arena
+
+    def replace(self, old: LiveArena, new: LiveArena, generation: int, process: ProcessId) -> tuple[Arena, Arena]:
+        """Give the new arena the name of the old one, which no process can write from now on, and which expires, and a
+        generation after those of both.
+
+        Takes no lock, as `promote`.  Raise StaleGeneration unless the process is the new one's writer, ArenaBusy if the old one
+        has a writer."""
+        new.check_writer(generation, process)
+        arena, name = old.arena, f"{old.arena.name[:100]}.replaced-{old.arena.id}"
+        if arena.writer is not None:
+            raise ArenaBusy(self._why_busy(arena))
+        gone = old.with_facts(name=name, is_sealed=True, generation=arena.generation + 1, ttl_seconds=_REPLACED_TTL)
+        row = new.with_facts(name=arena.name, generation=max(arena.generation, generation) + 1)
+        self._store.replace(gone, row)
+        found = self._catalog.change(old, gone), self._catalog.change(new, row)
+        self._catalog.tell("sealed", found[0], generation=found[0].generation)
+        return found[1], found[0]
 
     def _demote(self, entry: LiveArena, process: ProcessId, **facts: object) -> Arena:
         """Make the writer a reader, and roll back what it did not commit."""

@@ -43,6 +43,7 @@ METHODS: Mapping[str, int] = {
     "service.list": 3,
     "service.handover": 3,
     "service.change": 3,
+    "service.replicate": 4,
 }
 
 CODES: Mapping[str, int] = {

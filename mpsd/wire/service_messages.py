@@ -91,3 +91,18 @@ class KeepState(Struct, frozen=True):
 
     id: Annotated[int, ID, "of the arena"]
     generation: Annotated[int, _GENERATION, "yours, and the state's"]
+
+
+class ReplicateService(Struct, frozen=True):
+    id: Annotated[int, ID, "of the replica: an arena on another GPU, which you write"]
+    generation: Annotated[int, _GENERATION, "yours"]
+    of: Annotated[str, _NAME, "the name of the service"]
+    at: Annotated[float | None, maybe(number(0, 1e12)), "the moment of the image that the replica has; nil: none yet"] = None
+    state_generation: Annotated[int, _GENERATION, "of the record in that image; 0: it has none"] = 0
+    sequence: Annotated[int, _SERIAL, "likewise"] = 0
+    behind_bytes: Annotated[int, whole(0, 2**50), "what is still to be copied of a newer image"] = 0
+    bound_seconds: Annotated[
+        float, number(0.1, 86400), "mpsd publishes `service.behind` when the replica is older, and lacks publishes"
+    ] = 60.0
+    has_gpu_failed: Annotated[bool, boolean(), "as mpsd, perhaps an earlier one, answered last"] = False
+    wait_seconds: Annotated[float, PATIENCE, "answer when the order changes, or when so much time has passed"] = 0.0

@@ -1,6 +1,6 @@
 """The results about services."""
 
-from mpsd.model.service import Cause, Elasticity, Instruction, MemberState, MemberView, Phase, ServiceView
+from mpsd.model.service import Cause, Elasticity, Instruction, MemberState, MemberView, Phase, ReplicaOrder, ServiceView
 from mpsd.wire.fields import BOOLEAN, NUMBER, TEXT, TIME, UUID, WHOLE, Field, Kind, Map, Result, array, choice, maybe, record
 from mpsd.wire.plain import process_facts
 
@@ -77,6 +77,27 @@ SHARE = Result(
     Field("moves", WHOLE, "since mpsd was started"),
 )  # fmt: skip
 
+REPLICA = Result(
+    "Replica", "A copy of a service's arena on another GPU.",
+    Field("arena", TEXT, "its name"),
+    Field("gpu", UUID),
+    Field("pid", WHOLE, "the process that keeps it, and that would serve"),
+    Field("at", maybe(TIME), "the moment of the image that it has; nil: none yet"),
+    Field("steps", maybe(WHOLE), "how often the active has published since; nil: not known"),
+    Field("behind_bytes", WHOLE, "what it has still to copy of a newer image"),
+    Field("bound_seconds", NUMBER, "the age from which on it is too far behind"),
+    Field("is_behind", BOOLEAN, "it is"),
+)  # fmt: skip
+
+REPLICA_ORDER = Result(
+    "ReplicaOrder", "The current order to the process that keeps a replica.",
+    Field("order", TEXT, '"standby": follow; "serve": your arena has the name of the service now; complete it, and join'),
+    Field("generation", WHOLE, "yours; with serve a later one than before"),
+    Field("why", TEXT, "for people"),
+    Field("steps", maybe(WHOLE), "how often the active has published after the record of the replica; nil: not known"),
+    Field("has_gpu_failed", BOOLEAN, "the GPU of the service has: say so in your next call, as a later mpsd does not know"),
+)  # fmt: skip
+
 SERVICE = Result(
     "Service", "An arena with processes that can serve it.",
     Field("id", WHOLE, "the arena's"),
@@ -98,6 +119,7 @@ SERVICE = Result(
           "state", 4),
     Field("lost", maybe(record(LOSS)), "the last of them", 4),
     Field("share", maybe(record(SHARE)), "nil: it is not elastic", 4),
+    Field("replica", maybe(record(REPLICA)), "the one that is behind least; its changes change no `revision`", 4),
 )  # fmt: skip
 
 HANDED_OVER = Result(
@@ -114,7 +136,12 @@ def instruction(of: Instruction) -> Map:
 
 def service(of: ServiceView) -> Map:
     members = [_member(each) for each in of.members]
-    return SERVICE.of(of, writer_pid=of.writer.pid if of.writer else None, members=members)
+    replica = None if of.replica is None else REPLICA.of(of.replica, pid=of.replica.process.pid)
+    return SERVICE.of(of, writer_pid=of.writer.pid if of.writer else None, members=members, replica=replica)
+
+
+def replica_order(of: ReplicaOrder) -> Map:
+    return REPLICA_ORDER.of(of)
 
 
 def _member(of: MemberView) -> Map:

@@ -352,3 +352,19 @@ def service_change(
         "service.change", values.Service, name=name, standbys=standbys, sm_percent=sm_percent, memory_bytes=memory_bytes,
         heartbeat_seconds=heartbeat_seconds, until_done=until_done, elastic=elastic,
     )
+
+
+def service_replicate(
+    arena_id: int, generation: int, of: str, at: float | None = None, *, state_generation: int = 0, sequence: int = 0,
+    behind_bytes: int = 0, bound_seconds: float = 60.0, has_gpu_failed: bool = False, wait_seconds: float = 0.0,
+) -> Call[values.ReplicaOrder]:
+    """Report how far a replica of a service is, and wait for its turn. generation: yours. of: the name of the service. at:
+    the moment of the image that the replica has; None: none yet. state_generation: of the record in that image; 0: it has
+    none. sequence: likewise. behind_bytes: what is still to be copied of a newer image. bound_seconds: mpsd publishes
+    `service.behind` when the replica is older, and lacks publishes. has_gpu_failed: as mpsd, perhaps an earlier one,
+    answered last. wait_seconds: answer when the order changes, or when so much time has passed."""
+    return _call(
+        "service.replicate", values.ReplicaOrder, id=arena_id, generation=generation, of=of, at=at,
+        state_generation=state_generation, sequence=sequence, behind_bytes=behind_bytes, bound_seconds=bound_seconds,
+        has_gpu_failed=has_gpu_failed, wait_seconds=wait_seconds,
+    )

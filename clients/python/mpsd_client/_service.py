@@ -28,6 +28,7 @@ from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
 from mpsd_client._record import Record, Schema
 from mpsd_client._rehearsal import TIMES, rehearse
+from mpsd_client._replica import Replica
 from mpsd_client._schedule import ImageSchedule
 from mpsd_client._service_arena import ServiceArena
 from mpsd_client._state import State
@@ -38,7 +39,7 @@ from mpsd_client._values import Instruction
 AGAIN_SECONDS = 0.5  # between two attempts to map new memory
 _PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
-_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # opened by this process
+opened_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # opened by this process
 
 
 class Service(Stepping):
@@ -49,7 +50,8 @@ class Service(Stepping):
     State.create.  rank: mpsd prefers the ready standby with the lowest rank.  heartbeat: seconds after which mpsd treats an
     active that has published nothing as lost; 0: never.  gpu: mpsd's ordinal or a UUID; None: the GPU of the current context.
     window, mode, ttl, path: as for Arena.create.  images: when the active takes images of the arena, at a `publish` of values;
-    `open` restores the newest one if the arena does not exist.
+    `open` restores the newest one if the arena does not exist.  replica_lag: if the arena is on another GPU than this process's
+    context, keep a replica there, which serves when the other GPU is lost; mpsd warns when it is older, in seconds.
 
     Any thread may use it; only one thread at a time may call `standby`.  A forked child cannot use it.
 
@@ -70,11 +72,13 @@ class Service(Stepping):
         ttl: float = 0.0,
         path: Path = None,
         images: ImageSchedule | None = None,
+        replica_lag: float | None = None,
     ) -> None:
         self.name, self.capacity, self.rank, self.heartbeat = name, capacity, rank, heartbeat
         self.schema = schema if isinstance(schema, Schema) else Schema.of(schema)
         self._path = socket_path(path)  # before enlisting, which may change the directory that CUDA uses
-        self._place = ServiceArena(name, capacity, gpu, window, mode, ttl, self._path, images)
+        self._place = ServiceArena(name, capacity, gpu, window, mode, ttl, self._path, images, replica_lag)
+        self._replica: Replica | None = None  # until its turn to serve
         self._pid = os.getpid()
         self._lock = threading.RLock()  # protects the fields below
         self._waiting = threading.Lock()  # held by the thread inside standby() or rehearse(); never taken with _lock held
@@ -97,16 +101,25 @@ class Service(Stepping):
         with self._lock:
             if self._arena is None:
                 State.create(self.schema, generation=1).close()  # find errors now, and make the next one faster
-                arena = self._place.open()
-                following = Following(self._path, arena, self.rank, self.heartbeat)
-                try:
-                    following.start()
-                except BaseException:
-                    arena.close()
-                    raise
-                self._arena, self._following = arena, following
-                _services.add(self)
+                self._place.restore()
+                self._replica = self._place.replica()
+                if self._replica is not None:
+                    self._arena = self._replica.open()
+                else:
+                    self._join(self._place.open())
+                opened_services.add(self)
+            assert self._arena is not None
             return self._arena
+
+    def _join(self, arena: Arena) -> Following:
+        following = Following(self._path, arena, self.rank, self.heartbeat)
+        try:
+            following.start()
+        except BaseException:
+            arena.close()
+            raise
+        self._arena, self._following = arena, following
+        return following
 
     def on_commit(self, call: Adopt) -> Adopt:
         """Register a function that `standby` calls with the arena, in its own thread, after it has mapped a commit of the
@@ -133,7 +146,20 @@ class Service(Stepping):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._as_waiter() as (arena, following):
+            if following is None and (following := self._wait_as_replica(arena, deadline)) is None:
+                return None
             return self._wait(arena, following, deadline)
+
+    def _wait_as_replica(self, arena: Arena, deadline: float | None) -> Following | None:
+        """Keep the replica until this process is to serve, and join the service then.  Return None at the deadline."""
+        assert self._replica is not None
+        if not self._replica.wait(deadline, lambda: self._is_closed, self._adopt):
+            if self._is_closed:
+                raise Dismissed(f"service {self.name} was closed")
+            return None
+        with self._lock:
+            self._replica = None
+            return self._join(arena)
 
     def rehearse(self, step: Callable[[], object], *, writes: Iterable[str] | None = None, times: int = TIMES) -> bool:
         """Run `step` on private copies of the arena's memory, mapped at its addresses: this loads, allocates and caches what
@@ -156,7 +182,7 @@ class Service(Stepping):
         with self._as_waiter(is_nested=True) as (arena, following):
 
             def may_go_on() -> bool:
-                return not self._is_closed and following.told.what.order == STANDBY
+                return not self._is_closed and (following is None or following.told.what.order == STANDBY)
 
             return arena.layout is not None and may_go_on() and rehearse(arena, step, writes, times, may_go_on)
 
@@ -192,6 +218,8 @@ class Service(Stepping):
             term.end("the service was closed")
         if arena is not None:
             arena.close()
+        if self._replica is not None:
+            self._replica.close()
 
     def __enter__(self) -> "Service":
         return self
@@ -215,12 +243,13 @@ class Service(Stepping):
             raise RuntimeError(f"service {self.name} is closed")
 
     @contextmanager
-    def _as_waiter(self, is_nested: bool = False) -> Iterator[tuple[Arena, Following]]:
-        """Make this thread the only one that waits or rehearses.  is_nested: it may be waiting, and be in a callback."""
+    def _as_waiter(self, is_nested: bool = False) -> Iterator[tuple[Arena, Following | None]]:
+        """Make this thread the only one that waits or rehearses.  is_nested: it may be waiting, and be in a callback.  A
+        replica follows no orders yet."""
         self._check()
         with self._lock:
             arena, following = self._arena, self._following
-            if arena is None or following is None:
+            if arena is None or (following is None and self._replica is None):
                 raise RuntimeError(f"service {self.name} is not open")
             is_waiting = is_nested and self._waiter == threading.get_ident()
             if self._term is not None or not (is_waiting or self._waiting.acquire(blocking=False)):
@@ -278,7 +307,9 @@ class Service(Stepping):
             call(arena)
 
     def _last_record(self) -> Record | None:
-        return None if self._following is None else self._following.last_record()
+        if self._following is None:
+            return None if self._replica is None else self._replica.record
+        return self._following.last_record()
 
     def _promote(self, arena: Arena, following: Following, told: Told) -> Term:
         """Begin a term without any request to mpsd: memory is mapped, the record is in shared memory, and the other thread
@@ -343,21 +374,6 @@ class Service(Stepping):
             self._arena._yielded()
         self._following.say_yielded(term)
         term.state.close()
-
-
-@contextmanager
-def capturing() -> Iterator[None]:
-    """Map the arenas of services writable inside the `with` block.  A capture runs nothing, but CUDA refuses (error 1) to
-    capture a copy into memory that is mapped read-only.  What a rehearsal writes is mapped writable already."""
-    opened = [service._arena for service in list(_services) if service._arena is not None and not service._is_closed]
-    arenas = [arena for arena in opened if not arena._is_rehearsing]
-    before = [(arena, arena._set_writable(True)) for arena in arenas]
-    try:
-        yield
-    finally:
-        for arena, was_writable in before:
-            if not was_writable:
-                arena._set_writable(False)
 
 
 def _is_emptied(told: Instruction) -> bool:

@@ -1,5 +1,6 @@
 """The arena of a service's member: it exists, or the member restores it from an image, or creates it."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from mpsd_client import _calls as calls
@@ -7,6 +8,7 @@ from mpsd_client import _cuda
 from mpsd_client._arena import Arena
 from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, Refused
+from mpsd_client._replica import Replica
 from mpsd_client._restoring import restore_if_missing
 from mpsd_client._schedule import ImageSchedule
 
@@ -23,11 +25,42 @@ class ServiceArena:
     ttl: float
     path: str
     images: ImageSchedule | None
+    replica_lag: float | None = None
 
-    def open(self) -> Arena:
-        """Open the arena for reading; restore or create it if it does not exist."""
+    def __post_init__(self) -> None:
+        if self.replica_lag is not None and (self.images is None or ":" in self.name):
+            raise ValueError("replica_lag needs `images`, which bring the contents, and a service of this process's user")
+
+    def replica(self) -> Replica | None:
+        """Return a replica to keep, if that is wanted and the arena is on another GPU than this process's.
+
+        Raises ValueError if this process sees the arena's GPU too: it would be lost with it."""
+        if self.replica_lag is None or self.images is None:
+            return None
+        with Client(self.path, program="mpsd_client") as mpsd:
+            try:
+                found = mpsd.ask(calls.arena_get(self.name))
+            except Refused as exc:
+                if exc.code != ErrorCode.NO_SUCH_ARENA:
+                    raise
+                return None
+            ours = self._gpu()
+            uuids = [each.uuid for each in mpsd.pages(calls.device_list()) if ours in (str(each.ordinal), each.uuid)]
+        if found.gpu in uuids:
+            return None
+        with suppress(LookupError):
+            _cuda.device_of(found.gpu)
+            raise ValueError(f"a replica of {self.name} must not see {found.gpu}, its GPU: set CUDA_VISIBLE_DEVICES={ours}")
+        bound = self.replica_lag
+        return Replica(self.name, self.path, self.images, bound, self.capacity, ours, self.window, self.mode, self.ttl)
+
+    def restore(self) -> None:
+        """Make the arena of the newest image if it does not exist."""
         if self.images:
             restore_if_missing(self.name, self._gpu(), self.path, self.images.directory, mode=self.mode, ttl=self.ttl)
+
+    def open(self) -> Arena:
+        """Open the arena for reading; create it if it does not exist."""
         refused: Refused | None = None
         for _ in range(2):
             try:

@@ -91,6 +91,31 @@ class ServiceShare:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """A copy of a service's arena on another GPU."""
+
+    arena: str  # its name
+    gpu: str
+    pid: int  # the process that keeps it, and that would serve
+    at: float | None  # the moment of the image that it has; None: none yet
+    steps: int | None  # how often the active has published since; None: not known
+    behind_bytes: int  # what it has still to copy of a newer image
+    bound_seconds: float  # the age from which on it is too far behind
+    is_behind: bool  # it is
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOrder:
+    """The current order to the process that keeps a replica."""
+
+    order: str  # "standby": follow; "serve": your arena has the name of the service now; complete it, and join
+    generation: int  # yours; with serve a later one than before
+    why: str  # for people
+    steps: int | None  # how often the active has published after the record of the replica; None: not known
+    has_gpu_failed: bool  # the GPU of the service has: say so in your next call, as a later mpsd does not know
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """An arena with processes that can serve it."""
 
@@ -112,6 +137,7 @@ class Service:
     losses: int = 0  # how often a member had to begin anew since mpsd was started, with neither memory nor a forward state
     lost: Loss | None = None  # the last of them
     share: ServiceShare | None = None  # None: it is not elastic
+    replica: Replica | None = None  # the one that is behind least; its changes change no `revision`
 
 
 @dataclass(frozen=True, slots=True)

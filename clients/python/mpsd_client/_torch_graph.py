@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mpsd_client import _cuda
-from mpsd_client._service import capturing
+from mpsd_client._capturing import capturing
 from mpsd_client._session import CudaError
 
 WARM_UPS = 3  # as in PyTorch's page on CUDA graphs: the first loads kernels, later ones reuse memory

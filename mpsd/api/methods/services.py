@@ -10,7 +10,7 @@ from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
 from mpsd.model.arena import Arena
 from mpsd.model.arena_names import split
 from mpsd.model.reach import reaches
-from mpsd.model.service import Instruction, ServiceSettings, ServiceView
+from mpsd.model.service import Instruction, ReplicaReport, ServiceSettings, ServiceView
 from mpsd.services.requests import ServiceRequests
 from mpsd.wire import service_results
 from mpsd.wire.fields import Map
@@ -22,6 +22,7 @@ from mpsd.wire.service_messages import (
     GetService,
     Handover,
     JoinService,
+    ReplicateService,
     ServiceId,
     ServiceName,
     ServiceTerm,
@@ -98,6 +99,19 @@ async def failed(call: Call[FailedMember]) -> Map:
 async def leave(call: Call[ServiceId]) -> Map:
     failover_of(call.services).leave(call.ask.id, call.process())
     return {}
+
+
+async def replicate(call: Call[ReplicateService]) -> Map:
+    ask = call.ask
+    of = find_named(arenas_of(call.services), ask.of)
+    check_whose(call.peer, ask.of, of)
+    if not may_write(call.peer, of):
+        raise NotAllowed(f"arena {of.name} is user {of.owner_uid}'s; its mode {of.mode:03o} does not let you write it")
+    sizes = ask.behind_bytes, ask.bound_seconds, ask.has_gpu_failed
+    report = ReplicaReport(ask.at, ask.state_generation, ask.sequence, *sizes)
+    replicas = failover_of(call.services).replicas
+    told = await replicas.follow(ask.id, ask.generation, call.process(), of, report, ask.wait_seconds)
+    return service_results.replica_order(told)
 
 
 # -- status, and the owner's changes ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import (
     Cause,
@@ -16,6 +17,9 @@ from mpsd.model.service import (
     Order,
     Phase,
     Promotion,
+    ReplicaOrder,
+    ReplicaReport,
+    ReplicaView,
     ServiceSettings,
     ServiceView,
 )
@@ -24,12 +28,22 @@ from tests.unit.api.fake_arenas import FakeArenas
 NOW = 1_700_000_000.0
 
 
+class FakeReplicas:
+    async def follow(
+        self, arena_id: int, generation: int, process: ProcessId, of: Arena, report: ReplicaReport, wait_seconds: float
+    ) -> ReplicaOrder:
+        if process not in (of.writer, *of.readers):
+            raise StaleGeneration(f"pid {process.pid} does not write arena {arena_id}")
+        return ReplicaOrder(Order.STANDBY, generation, "", 3)
+
+
 @dataclass
 class FakeFailover:
     arenas: FakeArenas
     views: dict[int, ServiceView] = field(default_factory=dict)
     enlisted_for: dict[ProcessId, int] = field(default_factory=dict)  # the owner's user
     said: list[tuple[object, ...]] = field(default_factory=list)
+    replicas: FakeReplicas = field(default_factory=FakeReplicas)
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
         self.enlisted_for[process] = owner_uid
@@ -115,5 +129,5 @@ def furnish(failover: FakeFailover) -> None:
     last = Promotion(NOW, Cause.FIRST, None, 586, 7, promote_ms=0.5)
     failover.views[1] = ServiceView(
         1, arena.name, arena.owner_uid, arena.gpu, Phase.SERVING, 7, writer, 12, ServiceSettings(), (member,), 1, last,
-        "it has no standby",
+        "it has no standby", replica=ReplicaView("weights.replica", "GPU-b", ProcessId(587, 5870), NOW, 3, 0, 60.0, False),
     )  # fmt: skip

@@ -74,6 +74,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "service.list": {},
     "service.handover": {"name": "weights"},
     "service.change": {"name": "weights", "standbys": 2},
+    "service.replicate": {"id": 1, "generation": 7, "of": "weights"},
     "events.subscribe": {"topics": ["*"]},
     "events.unsubscribe": {},
 }
@@ -114,7 +115,7 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
         "arena.put", "arena.drop", "arena.commit", "arena.take", "arena.layout", "arena.keep_state", "arena.state",
         "arena.close", "arena.seal",
         "service.join", "service.ready", "service.follow", "service.serving", "service.yielded", "service.failed",
-        "service.leave",
+        "service.leave", "service.replicate",
     } == NEEDS_HOLDER  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from mpsd_client import Dismissed, ErrorCode, Refused, Service, State, Term
 from mpsd_client import _enlisting as enlisting
 from mpsd_client import _service as module
-from mpsd_client._service import capturing
+from mpsd_client._capturing import capturing
 
 from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from mpsd_client import Service
+from mpsd_client._capturing import capturing
 from mpsd_client._rehearsal import kept_generators
-from mpsd_client._service import capturing
 
 from tests.unit.client.fake_mpsd import FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401

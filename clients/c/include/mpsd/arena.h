@@ -107,6 +107,8 @@ MPSD_API int mpsd_arena_restore(struct mpsd_arena *arena, uint64_t *state_serial
 /* Gives up writing, before the request service.yielded: waits for the GPU; then this process cannot write here. -EBUSY: some
  * memory is not committed. After a failure it is still the writer. For a reader: 0. */
 MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena);
+/* mpsd has given the arena another name: it serves in place of one on a GPU that was lost (service.replicate). */
+MPSD_API int mpsd_arena_renamed(struct mpsd_arena *arena, const char *name);
 
 /* Left free on either side of each further allocation; rounded up to MPSD_GRANULE. */
 MPSD_API int mpsd_arena_set_guard(struct mpsd_arena *arena, uint64_t guard_bytes);

@@ -24,6 +24,7 @@ from mpsctl.quantities import (
     parse_size,
     show_duration,
     show_percent,
+    show_size,
 )
 from mpsctl.session import Session
 from mpsctl.starter import reports
@@ -132,6 +133,7 @@ def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
         **({} if found.share is None else _share(session, found.share)),
         "heartbeat": f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none",
         "protected": protection(found),
+        **({} if found.replica is None else {"replica": _replica(session, found.replica, names)}),
         "promotions": f"{found.promotions} since mpsd began",
         **({} if last is None else _last(session, last)),
         **({} if found.lost is None else _lost(session, found.lost, found.losses)),
@@ -154,6 +156,15 @@ def _lost(session: Session, lost: values.Loss, losses: int) -> Mapping[str, obje
         f"generation {lost.generation}",
         "because": lost.why,
     }
+
+
+def _replica(session: Session, of: values.Replica, names: Mapping[str, str]) -> str:
+    """Return where the replica is, and how far behind."""
+    lacks = "an unknown number of publishes" if of.steps is None else f"{of.steps} publishes"
+    age = "it has no image yet" if of.at is None else f"{_ago(session, of.at)} old, lacks {lacks}"
+    copying = f", {show_size(of.behind_bytes)} to copy" if of.behind_bytes else ""
+    late = f"; TOO FAR BEHIND, the bound is {of.bound_seconds:g} s" if of.is_behind else ""
+    return f"pid {of.pid} on GPU {words.gpus((of.gpu,), names)}: {age}{copying}{late}"
 
 
 def _last(session: Session, last: values.Promotion) -> Mapping[str, object]:

@@ -149,6 +149,21 @@ static inline int mpsd_yielded_locked(struct mpsd_arena *arena)
 	return rc;
 }
 
+MPSD_API int mpsd_arena_renamed(struct mpsd_arena *arena, const char *name)
+{
+	int rc = mpsd_arena_lock(arena);
+
+	if (rc < 0)
+		return rc;
+	if (strlen(name) < sizeof(arena->name))
+		strcpy(arena->name, name);
+	else
+		rc = mpsd_fail(arena->session, -EINVAL, 0, 0, "arena %s: a name is shorter than %zu bytes", arena->name,
+			       sizeof(arena->name));
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
 MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena)
 {
 	int rc = mpsd_arena_lock(arena);

@@ -1,0 +1,210 @@
+"""Replicas of services: arenas on another GPU, each kept at the last image by the process that writes it.
+
+    FOLLOWING ──the service has no active and cannot get one, and its GPU has failed──▶ REPLACED
+
+A replica replaces the service's arena in one transaction of the vault: it takes over the name, and no process can write the
+old arena any more.  Its writer then completes it from the image, joins, and serves.  A service that a member on its own GPU can
+still serve is never replaced.  Prose: docs/services.md, "A standby on another GPU".
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+
+import trio
+from msgspec import Struct
+
+from mpsd.errors import BadRequest, MpsdError, NotAllowed, StaleGeneration
+from mpsd.model.arena import Arena
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView
+from mpsd.services.coordinator import Coordinator
+from mpsd.services.members import ServiceRecord
+from mpsd.services.rules.promotion import successor
+from mpsd.services.rules.promotion_types import Ended
+from mpsd.wire.forward_state import CONTROL_AT
+
+_LOOK_SECONDS = 0.5
+_MARKS = struct.Struct("=QQ")
+
+
+class Replica(Struct, eq=False):
+    """One replica.  since_ns, since_at: when it began to follow.  steps: publishes of the active after the replica's record;
+    None: not known.  is_behind: the bound was exceeded, and that was published."""
+
+    arena_id: int
+    process: ProcessId
+    of: int  # the service's arena
+    since_ns: int
+    since_at: float
+    last: ReplicaReport
+    steps: int | None = None
+    is_behind: bool = False
+
+
+class Replicas:
+    """Guards that a service is replaced only after its last active is fenced, and only once."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._by_arena: dict[int, Replica] = {}  # by the id of the replica's arena
+
+    async def run(self) -> None:
+        """Look for replicas that have ended, or are too far behind.  Run as long as mpsd."""
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            for replica in list(self._by_arena.values()):
+                self._look(replica)
+
+    def view(self, arena_id: int) -> ReplicaView | None:
+        """Return the replica of a service that is behind least; None without one."""
+        views = [self._view(each) for each in self._of(arena_id)]
+        return min(views, key=lambda each: -(each.at or 0.0), default=None)
+
+    async def follow(
+        self, arena_id: int, generation: int, process: ProcessId, of: Arena, report: ReplicaReport, wait_seconds: float
+    ) -> ReplicaOrder:
+        """Take a report of the process that keeps the replica, and return its order once that is to serve, or the time is up.
+
+        Raises StaleGeneration (it is not the arena's writer), BadRequest, NotAllowed.
+        """
+        coordinator = self._coordinator
+        ours = coordinator.vault.find_id(arena_id)
+        if ours.writer != process or (ours.generation != generation and of.id != arena_id):
+            raise StaleGeneration(f"pid {process.pid} does not write {ours.name} in generation {generation}")
+        if of.id == arena_id:  # the last answer was lost
+            return ReplicaOrder(Order.SERVE, ours.generation, "it has replaced the service's arena", None)
+        if of.owner_uid != ours.owner_uid:
+            raise NotAllowed(f"arena {ours.name} is user {ours.owner_uid}'s, and service {of.name} is user {of.owner_uid}'s")
+        if of.gpu == ours.gpu:
+            raise BadRequest(f"a replica of {of.name} has to be on another GPU than {of.gpu}")
+        coordinator.process_watch.watch(process)
+        replica = self._by_arena.get(arena_id)
+        if replica is None or replica.process != process or replica.of != of.id:
+            replica = Replica(arena_id, process, of.id, coordinator.parts.clock_ns(), coordinator.parts.clock(), report)
+            self._by_arena[arena_id] = replica
+        replica.last, replica.steps = report, await self._steps(of, report)
+        self._look(replica)
+        with trio.move_on_after(wait_seconds):
+            while not self._why_replace(replica) and self._has_failed(replica) == report.has_gpu_failed:
+                record = coordinator.records.get(of.id)
+                with trio.move_on_after(_LOOK_SECONDS):  # a GPU may be drained without a change of the service
+                    if record is None:
+                        await trio.sleep_forever()
+                    await record.changed.wait()
+        if self._why_replace(replica):
+            replica.steps = await self._steps(coordinator.vault.find_id(of.id), report)  # the active has ended
+        if why := self._why_replace(replica):
+            return self._replace(replica, generation, why)
+        return ReplicaOrder(Order.STANDBY, generation, "", replica.steps, self._has_failed(replica))
+
+    # -- how far behind ----------------------------------------------------------------------------------------------------
+
+    def _of(self, arena_id: int) -> Iterator[Replica]:
+        return (each for each in self._by_arena.values() if each.of == arena_id)
+
+    def _view(self, replica: Replica) -> ReplicaView:
+        arena, last = self._coordinator.vault.find_id(replica.arena_id), replica.last
+        return ReplicaView(
+            arena.name, arena.gpu, replica.process, last.at, replica.steps, last.behind_bytes, last.bound_seconds,
+            replica.is_behind,
+        )  # fmt: skip
+
+    def _look(self, replica: Replica) -> None:
+        """Forget a replica that has no process any more, and publish when one exceeds its bound."""
+        coordinator = self._coordinator
+        known = {arena.id: arena for arena in coordinator.vault.arenas()}
+        ours, record = known.get(replica.arena_id), coordinator.records.get(replica.of)
+        if ours is None or ours.writer != replica.process or replica.of not in known:
+            self._by_arena.pop(replica.arena_id, None)
+            if record is not None:
+                coordinator.events.publish(record, "unreplicated", pid=replica.process.pid)
+            return
+        lag = coordinator.parts.clock() - (replica.last.at or replica.since_at)
+        is_served = record is not None and record.service.phase is Phase.SERVING
+        is_behind = is_served and replica.steps != 0 and lag > replica.last.bound_seconds
+        if is_behind and not replica.is_behind and record is not None:
+            facts = {"pid": replica.process.pid, "bytes": replica.last.behind_bytes, "steps": replica.steps}
+            seconds = None if replica.last.at is None else round(lag, 3)
+            coordinator.events.publish(record, "behind", seconds=seconds, bound=replica.last.bound_seconds, **facts)
+        replica.is_behind = is_behind
+
+    async def _steps(self, of: Arena, report: ReplicaReport) -> int | None:
+        """Return how often the active has published after the replica's record; None: not known."""
+        try:
+            descriptor = await self._coordinator.vault.state_descriptor(of.id)
+        except MpsdError:  # the keeper has died
+            return None
+        if descriptor < 0:
+            return None
+        try:
+            if of.state_generation != report.generation:
+                return None
+            first, second = _MARKS.unpack(os.pread(descriptor, _MARKS.size, CONTROL_AT))
+            return max(0, int(max(first, second)) // 2 - report.sequence)
+        except (OSError, struct.error):
+            return None
+        finally:
+            os.close(descriptor)
+
+    # -- to replace --------------------------------------------------------------------------------------------------------
+
+    def _why_replace(self, replica: Replica) -> str:
+        """Return why the replica has to serve now; empty: it need not, or may not yet."""
+        coordinator = self._coordinator
+        of = next((each for each in coordinator.vault.arenas() if each.id == replica.of), None)
+        if of is None or replica.last.at is None:
+            return ""
+        if not self._has_failed(replica):
+            return ""
+        is_drained = coordinator.parts.is_drained(of.gpu)
+        record = coordinator.records.get(of.id)
+        if record is not None and is_drained and record.service.phase is Phase.FENCING and record.service.writer is not None:
+            coordinator.process_watch.kill(record.service.writer)  # it has no co-runners that this could harm
+            coordinator.vault.hurry(record.service.writer)
+        if of.writer is not None:
+            return ""
+        if record is not None and (record.service.writer or record.service.holder or successor(record.service)):
+            return ""
+        if not is_drained and self._may_come(of, record):
+            return ""
+        return f"GPU {of.gpu} has failed, and no member there can serve"
+
+    def _has_failed(self, replica: Replica) -> bool:
+        """Return whether the service's GPU has failed since the replica began to follow, as this mpsd or an earlier one saw."""
+        parts, evidence = self._coordinator.parts, self._coordinator.evidence
+        of = next((each for each in self._coordinator.vault.arenas() if each.id == replica.of), None)
+        if of is None:
+            return False
+        is_seen = parts.is_drained(of.gpu) or evidence.has_gpu_failed("", (of.gpu,), replica.since_ns)
+        return is_seen or replica.last.has_gpu_failed
+
+    def _may_come(self, of: Arena, record: ServiceRecord | None) -> bool:
+        """Return whether a process that is starting may serve on the service's own GPU, which may work again."""
+        if record is not None and record.service.members:
+            return True
+        replicas = {each.process for each in self._of(of.id)}
+        plans = self._coordinator.registry.plans.items()
+        return any((plan.name, plan.uid) == (of.name, of.owner_uid) for process, plan in plans if process not in replicas)
+
+    def _replace(self, replica: Replica, generation: int, why: str) -> ReplicaOrder:
+        """Let the replica be the service's arena, and dismiss the members of the old one.  Raises MpsdError, and changes
+        nothing."""
+        coordinator = self._coordinator
+        old = coordinator.records.get(replica.of)
+        lag = self._view(replica)
+        arena, gone = coordinator.vault.replace(replica.of, replica.arena_id, generation, replica.process)
+        del self._by_arena[replica.arena_id]
+        if old is not None:
+            settings = old.settings
+            for process, instance in list(old.instances.items()):
+                instance.dismissed = instance.dismissed or f"the service has moved to GPU {arena.gpu}: {why}"
+                if old.service.member(process) is not None:
+                    coordinator.tell(old, Ended(process))
+            old.instruct()
+        record = coordinator.record(arena.id)
+        if old is not None:
+            coordinator.change(record, settings)
+        facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
+        coordinator.events.publish(record, "moved", why=why, **facts)
+        return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps)
