@@ -156,6 +156,17 @@ class FakeVault:
         self.machine.processes[process].may_write = False
         return self.become("opened", replace(arena, writer=None, readers=(*arena.readers, process)))
 
+    def replace(self, arena_id: int, by_id: int, generation: int, process: ProcessId) -> tuple[Arena, Arena]:
+        old, new = self.made[arena_id], self.made[by_id]
+        if old.writer is not None:
+            raise ArenaBusy("another writes")
+        if (new.writer, new.generation) != (process, generation):
+            raise StaleGeneration("it is another's")
+        self.machine.check_nobody_writes()
+        self.made[by_id] = replace(new, name=old.name, generation=max(old.generation, generation) + 1)
+        self.become("sealed", replace(old, name=f"{old.name}.replaced", is_sealed=True))
+        return self.made[by_id], self.made[arena_id]
+
     def hurry(self, process: ProcessId) -> None:
         self.hurried.append(process)
 
@@ -178,6 +189,7 @@ class FakeMachine:
         self.processes: dict[ProcessId, Process] = {}
         self.faulted: dict[str, float] = {}
         self.contained: set[str] = set()
+        self.drained: set[str] = set()  # GPUs
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.ended: list[ProcessId] = []  # that mpsd was asked to end
         self.is_stubborn = False  # who is to be ended does not
@@ -191,7 +203,8 @@ class FakeMachine:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
         facts = (self.domain_of, self.faulted.get, self.contained.__contains__, lambda domain: ("GPU-a",))
-        parts = ServiceParts(*facts, self._end, self._publish, clock=trio.current_time, clock_ns=self.now_ns, ticks=self.ticks)
+        clocks = {"clock": trio.current_time, "clock_ns": self.now_ns, "ticks": self.ticks}
+        parts = ServiceParts(*facts, self._end, self._publish, is_drained=self.drained.__contains__, **clocks)  # type: ignore[arg-type]
         try:
             self.registry = ServiceRegistry()
             self.coordinator = Coordinator(self.vault, parts, store, self.settings, self.registry)
@@ -285,6 +298,14 @@ class FakeMachine:
 
     def xid(self, number: int, domain: str) -> None:
         self.see(Source.KERNEL_LOG, domain, xid=number)
+
+    def of_gpu(self, number: int, gpu: str) -> Observation:
+        """An Xid that names the GPU and no domain."""
+        return Observation(Source.KERNEL_LOG, self.now_ns(), FaultClass.DEVICE, gpu=gpu, xid=number)
+
+    def see_fault(self, process: ProcessId) -> None:
+        """All contexts of its domain are lost; the process has not noticed."""
+        self.coordinator.fault(self.processes[process].domain, self.now_ns())
 
     def uvm_event(self, process: ProcessId) -> None:
         domain = self.processes[process].domain

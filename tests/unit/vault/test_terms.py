@@ -8,6 +8,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mpsd_client import State
+from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import GRANULE, Access, Arena
@@ -294,3 +295,32 @@ async def test_the_daemon_is_told_of_all_that_happens_to_an_arena(machine, write
         writer.kill()
         await until(lambda: ("fenced", None, ()) in told)
         assert [what for what, *_ in told] == ["created", "opened", "committed", "opened", "fenced", "fenced"]
+
+
+async def test_an_arena_takes_the_name_and_the_place_of_one_without_a_writer(machine, writer, other):
+    async with machine.vault() as vault:
+        first = await committed(vault, writer.process)
+        second = await opened(vault, other.process, replace(SPEC, name="copy"))
+        await put(vault, second, other.process, 1)
+        with pytest.raises(ArenaBusy):
+            vault.arenas.replace(first.id, second.id, 1, other.process)
+        await vault.arenas.close(first.id, writer.process)
+        with pytest.raises(StaleGeneration):
+            vault.arenas.replace(first.id, second.id, 1, writer.process)
+        assert vault.arenas.find("model").id == first.id
+        arena, gone = vault.arenas.replace(first.id, second.id, 1, other.process)
+        assert (arena.id, arena.name, arena.generation, arena.writer) == (second.id, "model", 2, other.process)
+        assert (gone.id, gone.is_sealed, gone.ttl_seconds) == (first.id, True, 60.0)
+        with pytest.raises(StaleGeneration):
+            await put(vault, second, other.process, 2)  # in the generation before
+        with pytest.raises(NoSuchArena):
+            vault.arenas.find("copy")
+    async with machine.vault() as vault:  # after a kill -9
+        arena, gone = vault.arenas.find("model"), vault.arenas.find(f"model.replaced-{first.id}")
+        assert (arena.id, arena.generation, arena.writer) == (second.id, 2, other.process)
+        assert gone.is_sealed
+        with pytest.raises(ArenaSealed):
+            await vault.arenas.open(gone.id, Access.WRITE, writer.process, 0)
+        assert (await vault.arenas.commit(arena.id, 2, other.process, None)).allocations == 1
+        await vault.arenas.remove(gone.id)
+        assert vault.arenas.find("model").id == second.id

@@ -1,0 +1,147 @@
+"""When a replica on another GPU serves: only after a fault of the service's GPU, and after the last active is fenced."""
+
+import pytest
+import trio
+from msgspec.structs import replace
+from trio.testing import MockClock
+
+from mpsd.errors import BadRequest, NotAllowed, StaleGeneration
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Order, Phase, ReplicaOrder, ReplicaReport, ServiceSettings
+from tests.unit.services.fake_machine import FakeMachine
+
+REPORT = ReplicaReport(at=0.0, generation=1, sequence=5, behind_bytes=0, bound_seconds=10.0)
+HERE, THERE = "GPU-a", "GPU-b"
+
+
+def keep(machine: FakeMachine) -> ProcessId:
+    """Return a process that writes an arena on the other GPU."""
+    process = machine.process("far")
+    arena = machine.vault.create("llm.replica")
+    machine.vault.made[arena.id] = replace(arena, gpu=THERE)
+    machine.vault.open_to_write(process, arena.id)
+    machine.processes[process].may_write = False  # in the arena of the service
+    return process
+
+
+async def ask(machine: FakeMachine, process: ProcessId, wait: float = 0.0, **facts: object) -> ReplicaOrder:
+    vault = machine.vault
+    of = next(each for each in vault.arenas() if each.name == "llm")
+    report = replace(REPORT, at=trio.current_time(), **facts)
+    return await machine.failover.replicas.follow(2, 1, process, of, report, wait)
+
+
+async def test_a_replica_serves_once_the_gpu_has_failed_and_the_active_is_fenced(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        machine.failover.change(1, ServiceSettings(standbys=3))
+        assert (await ask(machine, far)).order is Order.STANDBY
+        machine.drained.add(HERE)
+        told = await ask(machine, far)
+        assert (told.order, told.has_gpu_failed) == (Order.STANDBY, True), "the active still serves"
+        machine.see_fault(active)
+        assert machine.phase is Phase.FENCING
+        assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.STANDBY
+        assert machine.processes[active].was_killed, "nothing that shares its GPU could be harmed"
+        machine.vault.fenced(active)
+        told = await ask(machine, far, has_gpu_failed=True)
+        assert (told.order, told.generation) == (Order.SERVE, 2)
+        assert {each.id: each.name for each in machine.vault.arenas()} == {1: "llm.replaced", 2: "llm"}
+        again = await ask(machine, far)
+        assert (again.order, again.generation) == (Order.SERVE, 2), "the answer may have been lost"
+        await machine.failover.join(2, far, 0, 0)
+        [view] = [each for each in machine.failover.services() if each.id == 2]
+        assert (view.phase, view.writer, view.settings.standbys, view.replica) == (Phase.SERVING, far, 3, None)
+        [moved] = machine.topics("moved")
+        assert (moved["from_gpu"], moved["to_gpu"], moved["pid"]) == (HERE, THERE, far.pid)
+
+
+async def test_a_standby_on_the_same_gpu_goes_first(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        active, near, far = await machine.serves("a"), await machine.member("b"), keep(machine)
+        await ask(machine, far)
+        machine.coordinator.see(machine.of_gpu(48, HERE))
+        await machine.die(active)
+        machine.vault.fenced(active)
+        assert machine.order(near) == "serve"
+        assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.STANDBY
+        machine.serving(near)
+        await machine.die(near)
+        machine.vault.fenced(near)
+        assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.SERVE
+
+
+async def test_a_process_that_may_serve_where_the_memory_is_goes_first(machine, autojump_clock: MockClock):
+    """Unless that GPU has to be reset."""
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        await ask(machine, far)
+        machine.coordinator.see(machine.of_gpu(48, HERE))
+        starting = machine.process("c")
+        await machine.failover.enlist("llm", machine.vault.made[1].owner_uid, starting, 1000)
+        await machine.die(active)
+        machine.vault.fenced(active)
+        assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.STANDBY
+        machine.drained.add(HERE)
+        assert (await ask(machine, far, has_gpu_failed=True)).order is Order.SERVE
+
+
+async def test_without_a_fault_of_the_gpu_no_replica_serves(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        machine.coordinator.see(machine.of_gpu(48, HERE))  # before the replica followed
+        await trio.sleep(1)
+        await ask(machine, far)
+        machine.coordinator.see(machine.of_gpu(79, THERE))
+        await machine.die(active)
+        machine.vault.fenced(active)
+        assert (await ask(machine, far, 5.0)).order is Order.STANDBY
+
+
+async def test_what_an_mpsd_saw_of_the_gpu_the_next_one_hears_from_the_replica(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        await ask(machine, far)
+        machine.coordinator.see(machine.of_gpu(79, HERE))
+        told = await ask(machine, far, 30.0)
+        assert told.has_gpu_failed
+        assert trio.current_time() < 10, "it is told at once: mpsd may be killed next"
+        machine.end(active)
+    machine.vault.fenced(active)
+    async with machine.mpsd():
+        assert (await ask(machine, far, has_gpu_failed=True)).order is Order.SERVE
+
+
+async def test_a_replica_that_is_too_far_behind_is_told_once(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        await ask(machine, far)
+        await trio.sleep(9)
+        assert not machine.topics("behind")
+        await trio.sleep(10)
+        assert [facts["pid"] for facts in machine.topics("behind")] == [far.pid]
+        assert machine.failover.replicas.view(1).is_behind
+        await ask(machine, far)
+        assert not machine.failover.replicas.view(1).is_behind
+        await machine.die(active)
+        machine.vault.fenced(active)
+        await trio.sleep(30)
+        assert len(machine.topics("behind")) == 1, "nothing is lost while no member serves"
+        machine.vault.fenced(far)
+        await trio.sleep(1)
+        assert machine.failover.replicas.view(1) is None
+
+
+async def test_only_the_writer_of_an_arena_of_this_user_on_another_gpu_keeps_a_replica(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        far, stranger = keep(machine), machine.process("b")
+        with pytest.raises(StaleGeneration):
+            await ask(machine, stranger)
+        arena = machine.vault.made[2]
+        machine.vault.made[2] = replace(arena, gpu=HERE)
+        with pytest.raises(BadRequest, match="another GPU"):
+            await ask(machine, far)
+        machine.vault.made[2] = replace(arena, owner_uid=4711)
+        with pytest.raises(NotAllowed, match="4711"):
+            await ask(machine, far)
