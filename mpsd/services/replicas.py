@@ -58,7 +58,8 @@ class Replicas:
 
     def view(self, arena_id: int) -> ReplicaView | None:
         """Return the replica of a service that is behind least; None without one."""
-        views = [self._view(each) for each in self._of(arena_id)]
+        known = {arena.id for arena in self._coordinator.vault.arenas()}  # one may have been removed a moment ago
+        views = [self._view(each) for each in self._of(arena_id) if each.arena_id in known]
         return min(views, key=lambda each: -(each.at or 0.0), default=None)
 
     async def follow(

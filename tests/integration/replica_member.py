@@ -77,7 +77,8 @@ def main(name: str, directory: str, device: str, every: str = "0.3") -> None:
         while True:
             while (term := service.standby(LOOK_SECONDS)) is None:
                 if arena.layout is not None and (record := service._last_record()):  # of a replica: it copies nothing now
-                    say(event="has", pid=os.getpid(), step=record["step"], found=found(arena))
+                    step, has = int(str(record["step"])), found(arena)
+                    say(event="has", pid=os.getpid(), step=step, found=has, right=has == expected(step))
             with term:
                 step = begin(term, was_replica)
                 while not term.is_over:

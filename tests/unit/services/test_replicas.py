@@ -132,6 +132,16 @@ async def test_a_replica_that_is_too_far_behind_is_told_once(machine, autojump_c
         assert machine.failover.replicas.view(1) is None
 
 
+async def test_a_replica_whose_arena_is_removed_is_not_shown(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        far = keep(machine)
+        await ask(machine, far)
+        assert machine.view().replica is not None
+        del machine.vault.made[2]
+        assert machine.view().replica is None
+
+
 async def test_only_the_writer_of_an_arena_of_this_user_on_another_gpu_keeps_a_replica(machine, autojump_clock: MockClock):
     async with machine.mpsd():
         await machine.serves("a")
