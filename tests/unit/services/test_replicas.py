@@ -1,5 +1,8 @@
 """When a replica on another GPU serves: only after a fault of the service's GPU, and after the last active is fenced."""
 
+import os
+import struct
+
 import pytest
 import trio
 from msgspec.structs import replace
@@ -8,6 +11,7 @@ from trio.testing import MockClock
 from mpsd.errors import BadRequest, NotAllowed, StaleGeneration
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Order, Phase, ReplicaOrder, ReplicaReport, ServiceSettings
+from mpsd.wire.forward_state import CONTROL_AT
 from tests.unit.services.fake_machine import FakeMachine
 
 REPORT = ReplicaReport(at=0.0, generation=1, sequence=5, behind_bytes=0, bound_seconds=10.0)
@@ -71,6 +75,36 @@ async def test_a_standby_on_the_same_gpu_goes_first(machine, autojump_clock: Moc
         assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.SERVE
 
 
+async def test_a_service_whose_members_die_of_their_work_does_not_lose_the_replica_too(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        active, _, far = await machine.serves("a"), await machine.member("b"), keep(machine)
+        limits = replace(machine.settings.limits, most_promotions=0)  # as many as there have been
+        machine.failover.configure(replace(machine.settings, limits=limits))
+        await ask(machine, far)
+        machine.drained.add(HERE)
+        await machine.die(active)
+        machine.vault.fenced(active)
+        assert machine.phase is Phase.IDLE
+        assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.STANDBY
+
+
+async def test_an_old_replica_that_has_the_last_record_is_not_behind(machine, autojump_clock: MockClock):
+    async with machine.mpsd():
+        await machine.serves("a")
+        far, state = keep(machine), os.memfd_create("state")
+        machine.vault.made[1] = replace(machine.vault.made[1], state_generation=1)
+        os.pwrite(state, struct.pack("=QQ", 10, 8), CONTROL_AT)  # the fifth publish, as in the report
+        machine.vault.descriptors[1] = os.dup(state)
+        assert (await ask(machine, far)).steps == 0
+        await trio.sleep(30)
+        assert not machine.topics("behind")
+        os.pwrite(state, struct.pack("=QQ", 14, 15), CONTROL_AT)  # two more, and the next one is being written
+        machine.vault.descriptors[1] = state
+        assert (await ask(machine, far)).steps == 2
+        await trio.sleep(30)
+        assert [facts["steps"] for facts in machine.topics("behind")] == [2]
+
+
 async def test_a_process_that_may_serve_where_the_memory_is_goes_first(machine, autojump_clock: MockClock):
     """Unless that GPU has to be reset."""
     async with machine.mpsd():
@@ -107,8 +141,9 @@ async def test_what_an_mpsd_saw_of_the_gpu_the_next_one_hears_from_the_replica(m
         assert told.has_gpu_failed
         assert trio.current_time() < 10, "it is told at once: mpsd may be killed next"
         machine.end(active)
-    machine.vault.fenced(active)
     async with machine.mpsd():
+        assert (await ask(machine, far, 1.0, has_gpu_failed=True)).order is Order.STANDBY, "the active may still write"
+        machine.vault.fenced(active)
         assert (await ask(machine, far, has_gpu_failed=True)).order is Order.SERVE
 
 
