@@ -43,7 +43,7 @@ class Replica(Struct, eq=False):
 
 
 class Replicas:
-    """Guards that a service is replaced only after its last active is fenced, and only once."""
+    """Guards that a service is replaced only after its last active has ended or was killed, and only once."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -160,12 +160,12 @@ class Replicas:
             return ""
         is_drained = coordinator.parts.is_drained(of.gpu)
         record = coordinator.records.get(of.id)
-        if record is not None and is_drained and record.service.phase is Phase.FENCING and record.service.writer is not None:
-            coordinator.process_watch.kill(record.service.writer)  # it has no co-runners that this could harm
-            coordinator.vault.hurry(record.service.writer)
-        if of.writer is not None:
+        killed = self._killed(of, record) if is_drained else None
+        if of.writer not in (None, killed):
             return ""
-        if record is not None and (record.service.writer or record.service.holder or successor(record.service)):
+        if record is not None and (
+            record.service.writer not in (None, killed) or record.service.holder or successor(record.service)
+        ):
             return ""
         if not is_drained and self._may_come(of, record):
             return ""
@@ -180,6 +180,17 @@ class Replicas:
         is_seen = parts.is_drained(of.gpu) or evidence.has_gpu_failed("", (of.gpu,), replica.since_ns)
         return is_seen or replica.last.has_gpu_failed
 
+    def _killed(self, of: Arena, record: ServiceRecord | None) -> ProcessId | None:
+        """Kill the active of a service that is being fenced, and that no standby there can succeed, and return it.
+
+        Its GPU has to be reset, so that there are no co-runners that this could harm, and a process may hang in the driver and
+        not end.  It writes no memory of the replica, and publishes no more."""
+        coordinator = self._coordinator
+        if record is None or record.service.phase is not Phase.FENCING or successor(record.service) is not None:
+            return None
+        writer = record.service.writer
+        return writer if writer is not None and coordinator.process_watch.kill(writer) else None
+
     def _may_come(self, of: Arena, record: ServiceRecord | None) -> bool:
         """Return whether a process that is starting may serve on the service's own GPU, which may work again."""
         if record is not None and record.service.members:
@@ -193,8 +204,8 @@ class Replicas:
         nothing."""
         coordinator = self._coordinator
         old = coordinator.records.get(replica.of)
-        lag = self._view(replica)
-        arena, gone = coordinator.vault.replace(replica.of, replica.arena_id, generation, replica.process)
+        lag, of = self._view(replica), coordinator.vault.find_id(replica.of)
+        arena, gone = coordinator.vault.replace(of.id, replica.arena_id, generation, replica.process, of.writer)
         del self._by_arena[replica.arena_id]
         if old is not None:
             settings = old.settings

@@ -242,13 +242,17 @@ class Arenas:
         self._check_begun()
         return self._writers.step_down(self._catalog.find_id(arena_id), generation, process)
 
-    def replace(self, arena_id: int, by_id: int, generation: int, process: ProcessId) -> tuple[Arena, Arena]:
-        """Let the arena `by_id`, which the process writes in this generation, have the name of an arena without a writer.
+    def replace(
+        self, arena_id: int, by_id: int, generation: int, process: ProcessId, fenced: ProcessId | None
+    ) -> tuple[Arena, Arena]:  # fmt: skip
+        """Let the arena `by_id`, which the process writes in this generation, have the name of another one.
 
-        Return it, and the other one under its new name, which is sealed and expires.  Raise StaleGeneration, NoSuchArena or
-        ArenaBusy."""
+        Return it, and the other one under its new name, which is sealed and expires.  fenced: the writer of that one, which was
+        killed; its work may still write that one's memory.  Raise StaleGeneration, NoSuchArena, or ArenaBusy for another
+        writer."""
         self._check_begun()
-        return self._writers.replace(self._catalog.find_id(arena_id), self._catalog.find_id(by_id), generation, process)
+        old, new = self._catalog.find_id(arena_id), self._catalog.find_id(by_id)
+        return self._writers.replace(old, new, generation, process, fenced)
 
     def hurry(self, process: ProcessId) -> None:
         """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""

@@ -104,9 +104,11 @@ class VaultStore:
     def change(self, row: Row) -> None:
         self._write([_changed(row)])
 
-    def replace(self, old: Row, new: Row) -> None:
-        """Store that an arena has another name now, and a second one the name that it had."""
-        self._write([_changed(old), _changed(new)])
+    def replace(self, old: Row, new: Row, fenced: ProcessId | None) -> None:
+        """Store that an arena has another name now, and a second one the name that it had; and that the writer of the first one
+        no longer has it open, and what that one did not commit is gone."""
+        released = [] if fenced is None else [_released(old, fenced)]
+        self._write([_changed(old), *released, *_rolled_back(old), _changed(new)])
 
     def hold(self, row: Row, process: ProcessId, access: Access) -> None:
         """Store that the process has the arena open, with this access."""

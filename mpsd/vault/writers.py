@@ -156,19 +156,28 @@ class Writers:
         self._catalog.tell("sealed", arena, generation=generation)
         return arena
 
-    def replace(self, old: LiveArena, new: LiveArena, generation: int, process: ProcessId) -> tuple[Arena, Arena]:
+    def replace(
+        self, old: LiveArena, new: LiveArena, generation: int, process: ProcessId, fenced: ProcessId | None
+    ) -> tuple[Arena, Arena]:  # fmt: skip
         """Give the new arena the name of the old one, which no process can write from now on, and which expires, and a
         generation after those of both.
 
-        Takes no lock, as `promote`.  Raise StaleGeneration unless the process is the new one's writer, ArenaBusy if the old one
-        has a writer."""
+        Takes no lock, as `promote`.  fenced: the writer of the old one, which was killed.  Raise StaleGeneration unless the
+        process is the new one's writer, ArenaBusy if the old one has another writer."""
         new.check_writer(generation, process)
         arena, name = old.arena, f"{old.arena.name[:100]}.replaced-{old.arena.id}"
-        if arena.writer is not None:
+        if arena.writer not in (None, fenced):
             raise ArenaBusy(self._why_busy(arena))
-        gone = old.with_facts(name=name, is_sealed=True, generation=arena.generation + 1, ttl_seconds=_REPLACED_TTL)
+        gone = old.with_facts(
+            name=name, is_sealed=True, generation=arena.generation + 1, ttl_seconds=_REPLACED_TTL, writer=None,
+            unheld_since=None if arena.readers else self._catalog.parts.clock(),
+        )  # fmt: skip
         row = new.with_facts(name=arena.name, generation=max(arena.generation, generation) + 1)
-        self._store.replace(gone, row)
+        self._store.replace(gone, row, arena.writer)
+        self._allocations.roll_back(old)
+        if arena.writer is not None:
+            self._holders.expel(arena.writer)
+            old.openings.pop(arena.writer, None)
         found = self._catalog.change(old, gone), self._catalog.change(new, row)
         self._catalog.tell("sealed", found[0], generation=found[0].generation)
         return found[1], found[0]

@@ -156,15 +156,18 @@ class FakeVault:
         self.machine.processes[process].may_write = False
         return self.become("opened", replace(arena, writer=None, readers=(*arena.readers, process)))
 
-    def replace(self, arena_id: int, by_id: int, generation: int, process: ProcessId) -> tuple[Arena, Arena]:
+    def replace(
+        self, arena_id: int, by_id: int, generation: int, process: ProcessId, fenced: ProcessId | None
+    ) -> tuple[Arena, Arena]:  # fmt: skip
         old, new = self.made[arena_id], self.made[by_id]
-        if old.writer is not None:
+        if old.writer not in (None, fenced):
             raise ArenaBusy("another writes")
+        alive = [each for each in self.machine.processes.values() if each.may_write and each.is_alive]
+        assert not alive, "a process may still publish"
         if (new.writer, new.generation) != (process, generation):
             raise StaleGeneration("it is another's")
-        self.machine.check_nobody_writes()
         self.made[by_id] = replace(new, name=old.name, generation=max(old.generation, generation) + 1)
-        self.become("sealed", replace(old, name=f"{old.name}.replaced", is_sealed=True))
+        self.become("sealed", replace(old, name=f"{old.name}.replaced", is_sealed=True, writer=None))
         return self.made[by_id], self.made[arena_id]
 
     def hurry(self, process: ProcessId) -> None:

@@ -303,12 +303,12 @@ async def test_an_arena_takes_the_name_and_the_place_of_one_without_a_writer(mac
         second = await opened(vault, other.process, replace(SPEC, name="copy"))
         await put(vault, second, other.process, 1)
         with pytest.raises(ArenaBusy):
-            vault.arenas.replace(first.id, second.id, 1, other.process)
+            vault.arenas.replace(first.id, second.id, 1, other.process, None)
         await vault.arenas.close(first.id, writer.process)
         with pytest.raises(StaleGeneration):
-            vault.arenas.replace(first.id, second.id, 1, writer.process)
+            vault.arenas.replace(first.id, second.id, 1, writer.process, None)
         assert vault.arenas.find("model").id == first.id
-        arena, gone = vault.arenas.replace(first.id, second.id, 1, other.process)
+        arena, gone = vault.arenas.replace(first.id, second.id, 1, other.process, None)
         assert (arena.id, arena.name, arena.generation, arena.writer) == (second.id, "model", 2, other.process)
         assert (gone.id, gone.is_sealed, gone.ttl_seconds) == (first.id, True, 60.0)
         with pytest.raises(StaleGeneration):
@@ -324,3 +324,18 @@ async def test_an_arena_takes_the_name_and_the_place_of_one_without_a_writer(mac
         assert (await vault.arenas.commit(arena.id, 2, other.process, None)).allocations == 1
         await vault.arenas.remove(gone.id)
         assert vault.arenas.find("model").id == second.id
+
+
+async def test_a_killed_writer_of_a_replaced_arena_opens_none_and_leaves_no_change(machine, writer, other):
+    async with machine.vault() as vault:
+        first = await committed(vault, writer.process)
+        await put(vault, first, writer.process, 1)
+        second = await opened(vault, other.process, replace(SPEC, name="copy"))
+        _, gone = vault.arenas.replace(first.id, second.id, 1, other.process, writer.process)
+        assert (gone.writer, gone.used_bytes, gone.allocations) == (None, GRANULE, 1)
+        with pytest.raises(ArenaSealed):
+            await put(vault, first, writer.process, 2)
+        with pytest.raises(NotAllowed):
+            await vault.arenas.open(second.id, Access.READ, writer.process, 0)
+    async with machine.vault() as vault:
+        assert vault.arenas.find_id(first.id).writer is None
