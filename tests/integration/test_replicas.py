@@ -206,6 +206,27 @@ def test_the_replica_serves_when_the_gpu_is_lost(cast: Cast, xid: int) -> None:
     assert not machine.bugs()
 
 
+def test_the_service_returns_to_the_first_gpu_when_the_second_one_is_lost(cast: Cast) -> None:
+    machine = cast.machine
+    _, standby = cast.pair()
+    first, second = machine.uuids()
+    fail(machine, first, 48)  # it need not be reset
+    away = standby.first("term")
+    standby.first("step")
+    at = time.time()
+    back = cast.start(0)
+    assert back.first("open") == {"event": "open", "pid": back.pid, "arena": "llm.replica", "gpu": first}
+    back.wait("a replica of what the second GPU has", lambda: is_replicated(machine, at))
+    fail(machine, second, 79)
+    term = back.first("term")
+    assert term["found"] == expected(term["step"])
+    assert term["step"] > away["step"]
+    assert (term["gpu"], term["name"]) == (first, "llm")
+    assert term["generation"] > away["generation"]
+    back.first("step")
+    assert not machine.bugs()
+
+
 def test_a_fault_that_a_standby_on_the_same_gpu_survives_does_not_move_the_service(cast: Cast) -> None:
     machine = cast.machine
     active, replica_ = cast.pair()
