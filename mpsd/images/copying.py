@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 
 from mpsd.images.reader import ImageReader
-from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest, block_offsets
+from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest, block_offsets, check_has_blocks
 from mpsd.images.store import Images
 
 THREADS = 8  # each hashes two times: once for either directory, since their keys differ
@@ -19,6 +19,7 @@ def copy(image: ImageReader, to: Images, name: str, told: Callable[[int], None] 
     told: called with the bytes of each block.  After ImageDamaged, BadRequest (the name is taken), NoRoom or OSError the image
     is not in `to`.
     """
+    check_has_blocks(image.manifest)  # the hashes of its members' blocks are made with the key of its directory
     arenas = [each.facts for each in image.manifest.arenas]
     with ExitStack() as stack:
         new = stack.enter_context(to.begin(name, image.manifest.group, THREADS, image.manifest.epoch))

@@ -14,7 +14,14 @@ from mpsd.images.blocks import read_block
 from mpsd.images.directory import Held, ImageDirectory
 from mpsd.images.pack import Pack
 from mpsd.images.rules.block_hash import Bytes
-from mpsd.images.rules.manifest import BLOCK_BYTES, BlockNumbers, BlockPlace, block_offsets, read_places
+from mpsd.images.rules.manifest import (
+    BLOCK_BYTES,
+    BlockNumbers,
+    BlockPlace,
+    block_offsets,
+    check_has_blocks,
+    read_places,
+)
 from mpsd.images.rules.refusals import ImageDamaged
 
 
@@ -58,6 +65,7 @@ class ImageReader:
 
     def arena(self, name: str | None = None) -> int:
         """Return the number of the arena of that name; None: of the only one.  Raise BadRequest."""
+        check_has_blocks(self.manifest)
         names = [each.facts.name for each in self.manifest.arenas]
         if name is None and len(names) > 1:
             raise BadRequest(f"image {self.manifest.name} has the arenas {', '.join(names)}: choose one")

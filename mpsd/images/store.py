@@ -82,9 +82,9 @@ class Images:
         return self.directory.read(name)
 
     def newest(self, arena: str) -> Manifest:
-        """Return the newest image that has an arena of this name.  Raise NoSuchImage."""
+        """Return the newest image that has the blocks of an arena of this name.  Raise NoSuchImage."""
         for each in reversed(self.listing().images):
-            if any(one.facts.name == arena for one in each.arenas):
+            if not each.members and any(one.facts.name == arena for one in each.arenas):
                 return each
         raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}")
 

@@ -20,6 +20,7 @@ from mpsd.images.rules.manifest import (
     ArenaImage,
     BlockPlace,
     Manifest,
+    MemberImage,
     block_offsets,
     check_facts,
     digest_of,
@@ -148,16 +149,20 @@ class ImageWriter:
             if at not in self._being_written:
                 self._free.append(at)
 
-    def finish(self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes] = ()) -> Manifest:
+    def finish(
+        self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes] = (), members: Sequence[MemberImage] = ()
+    ) -> Manifest:
         """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.
 
-        origins: of each arena, if the image was received (ArenaImage).
+        origins: of each arena, if the image was received (ArenaImage).  members: of which the arenas are the parity.
         Blocks that were added outside the arenas' allocations are dropped.  Raise BadRequest if a block is missing, or an image
         of the name was finished meanwhile; NoRoom.
         """
         if self._failure is not None:
             raise self._failure
         check_facts(arenas)
+        if members:
+            check_facts([each.facts for each in members])
         wanted = [(each.name, offset) for each in arenas for offset in block_offsets(each)]
         for arena, offset in wanted:
             if (arena, offset) not in self._places:
@@ -168,18 +173,20 @@ class ImageWriter:
             pack.sync()
         with self._directory.locked():
             self._share_with_later()
-            manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas))
+            manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas), members)
             self._directory.publish(manifest)
         self._is_finished = True
         self.close()
         return manifest
 
-    def _manifest(self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes]) -> Manifest:
+    def _manifest(
+        self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes], members: Sequence[MemberImage]
+    ) -> Manifest:
         places = [[self._places[each.name, offset] for offset in block_offsets(each)] for each in arenas]
         named = zip(arenas, places, origins, strict=True)
         made = tuple(ArenaImage(facts, write_places(each), origin) for facts, each, origin in named)
         digest = digest_of((place for each in places for place in each), self._directory.hash_of)
-        return Manifest(self._name, self._group, instant, time.time(), digest, made, self._epoch)
+        return Manifest(self._name, self._group, instant, time.time(), digest, made, self._epoch, tuple(members))
 
     def _share_with_later(self) -> None:
         """Share blocks with images that were completed since this one was begun.  The directory's lock is held."""

@@ -45,9 +45,9 @@ def run(machine: Machine, verb: str, *words: str, status: int = 0, seconds: floa
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def mpsctl(machine: Machine, *words: str) -> "subprocess.CompletedProcess[str]":
+def mpsctl(machine: Machine, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "mpsctl", *words]
-    return subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=80, check=False)
+    return subprocess.run(command, env=machine.variables | variables, capture_output=True, text=True, timeout=80, check=False)
 
 
 def digests(images: Images, manifest: Manifest, arena: int = 0) -> dict[str, str]:

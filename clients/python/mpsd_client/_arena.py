@@ -330,14 +330,15 @@ class Arena(Window):
         return (fds[0], int(found["generation"]), int(found["state_serial"])) if fds else None
 
     def image(self, name: str = "", directory: Path = None, others: "Iterable[Arena]" = (), group: str = "",
-              epoch: "Epoch | None" = None) -> "Taking":  # fmt: skip
+              epoch: "Epoch | None" = None, *, parity: int = 0) -> "Taking":  # fmt: skip
         """Begin an image: another process copies the arena while this one goes on.  Taking.barrier sets the image's moment.
 
         name: "": the arena's with the time, or the epoch's.  directory: of images; None: $MPSD_IMAGES, else as docs/images.md.
-        others, group: more arenas, and the name of all.  This waits for an image after its barrier.  Raises ImageError."""
+        others, group: more arenas, and the name of all.  parity: store only that of all, for as many lost GPUs: 1.
+        This waits for an image after its barrier.  Raises ImageError."""
         from mpsd_client._image import begin
 
-        self._taking = begin([self, *others], self._taking, name, directory, group, epoch)
+        self._taking = begin([self, *others], self._taking, name, directory, group, epoch, parity)
         return self._taking
 
     def pool(self) -> AbstractContextManager[None]:

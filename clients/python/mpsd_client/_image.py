@@ -61,7 +61,7 @@ class Taking:
     """An image under way.  Its bytes will be those of the arenas at `barrier`."""
 
     def __init__(
-        self, arenas: "Sequence[Arena]", imager: Imager, place: Path, name: str, group: str, epoch: Epoch | None
+        self, arenas: "Sequence[Arena]", imager: Imager, place: Path, name: str, group: str, epoch: Epoch | None, parity: int
     ) -> None:  # fmt: skip
         """Called by Arena.image."""
         self._arenas, self._imager, self._place, self.name = arenas, imager, place, name
@@ -71,7 +71,7 @@ class Taking:
         for arena in arenas:
             imager.follow(arena.name, _pages(arena))
         whole = epoch and asdict(epoch) | {"quorum": len(epoch.members) if epoch.quorum is None else epoch.quorum}
-        imager.ask({"do": "prepare", "name": name, "group": group, "epoch": whole})
+        imager.ask({"do": "prepare", "name": name, "group": group, "epoch": whole, "parity": parity})
 
     @property
     def is_prepared(self) -> bool:
@@ -173,11 +173,13 @@ class Taking:
 
 def begin(
     arenas: "Sequence[Arena]", before: Taking | None, name: str, directory: str | os.PathLike[str] | None, group: str,
-    epoch: Epoch | None,
+    epoch: Epoch | None, parity: int,
 ) -> Taking:  # fmt: skip
     """Begin an image, in the process of the image before if that is of the same arenas and directory."""
     if bool(group) != (len(arenas) > 1) or len({arena.name for arena in arenas}) != len(arenas):
         raise ValueError("an image of several arenas has a group, each arena once, and one of a single arena has none")
+    if parity and (epoch or not group):
+        raise ValueError("parity is of the arenas of a group, and of no epoch")
     if epoch:
         if name:
             raise ValueError("an image of an epoch has the name of the epoch: leave out its own")
@@ -187,7 +189,7 @@ def begin(
     if imager is None:
         imager = Imager([_facts(arena) for arena in arenas], place)
     try:
-        return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group, epoch)
+        return Taking(arenas, imager, place, name or image_name(group or arenas[0].name), group, epoch, parity)
     except BaseException:
         imager.close()
         raise

@@ -13,11 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
+from mpsd_client import _calls as calls
 from mpsd_client import _datagrams
+from mpsd_client import _values as values
+from mpsd_client._call import Call
 from mpsd_client._errors import MpsdError
 
 PROGRAM = "mpsd-imager"
@@ -28,7 +32,14 @@ START_SECONDS = 60.0  # cuda-bindings are loaded, a context is made
 TELL_SECONDS = 0.5  # between two reports of the progress
 
 Row = tuple[int, int, int]  # offset, bytes, the commit that the allocation came with
+T = TypeVar("T")
 Told = Callable[[int, int], object]  # is called with the bytes that are copied, and those to copy, as known so far
+
+
+class Asks(Protocol):
+    """A Client, or an object with its `ask`."""
+
+    def ask(self, call: Call[T], /) -> T: ...
 
 
 class ImageError(MpsdError):
@@ -80,6 +91,7 @@ class ImagerProcess:
                 raise
         self._socket = ours
         self._progress = os.memfd_create("progress", os.MFD_CLOEXEC)
+        self._rows: defaultdict[str, dict[int, Row]] = defaultdict(dict)  # of each arena, by offset
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Send the first request."""
@@ -125,6 +137,36 @@ class ImagerProcess:
             raise kind_of_failure(found.get("why", f"the imager answered {found['is']} instead of {kind}"))
         return found, files
 
+    def follow(self, arena: str, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
+        """Give the imager the arena's allocations, and let it drop those that the arena does not have any more.
+
+        pages: rows with a descriptor for each, which are closed here."""
+        known, present = self._rows[arena], set[int]()
+        for number, (rows, descriptors) in enumerate(pages):
+            try:
+                if number:  # the socket holds only so many descriptors while the imager starts
+                    self.ask({"do": "wait"})
+                    self.answer("ready", START_SECONDS)
+                fresh = [place for place, row in enumerate(rows) if known.get(row[0]) != row]
+                present.update(row[0] for row in rows)
+                if fresh:
+                    items = [rows[place] for place in fresh]
+                    sent = [descriptors[place] for place in fresh]
+                    self.ask({"do": "allocations", "arena": arena, "items": items}, sent)
+                    known.update((row[0], row) for row in items)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        gone = sorted(set(known) - present)
+        for first in range(0, len(gone), ROWS_AT_ONCE):
+            self.ask({"do": "drop", "arena": arena, "offsets": gone[first : first + ROWS_AT_ONCE]})
+        for offset in gone:
+            del known[offset]
+
+    def follow_opened(self, mpsd: Asks, arena: values.Arena) -> None:
+        """Give the imager the allocations of an arena that the caller has open through `mpsd`."""
+        self.follow(arena.name, _pages(mpsd, arena.id))
+
     @property
     def has_answered(self) -> bool:
         return self.waits_for_answer(0)
@@ -162,6 +204,16 @@ class ImagerProcess:
         self.close()
 
 
+def _pages(mpsd: Asks, arena_id: int) -> Iterator[tuple[Sequence[Row], Sequence[int]]]:
+    after = None
+    while True:
+        page = mpsd.ask(calls.arena_take(arena_id, after))
+        yield [(row[0], row[1], row[2]) for row in page.items], page.fds
+        after = page.next
+        if after is None:
+            return
+
+
 class Imager(ImagerProcess):
     """An imager of some arenas, which lasts from image to image."""
 
@@ -170,7 +222,6 @@ class Imager(ImagerProcess):
     def __init__(self, arenas: Sequence[Mapping[str, Any]], directory: Path) -> None:
         """arenas: the facts of each, by the names of `open`.  Raises ImageError."""
         super().__init__()
-        self._rows: dict[str, dict[int, Row]] = {arena["arena"]: {} for arena in arenas}
         try:
             for number, arena in enumerate(arenas):
                 send = self.ask if number else self.begin
@@ -178,32 +229,6 @@ class Imager(ImagerProcess):
         except BaseException:
             self.close()
             raise
-
-    def follow(self, arena: str, pages: Iterable[tuple[Sequence[Row], Sequence[int]]]) -> None:
-        """Give the imager the arena's allocations, and let it drop those that the arena does not have any more.
-
-        pages: rows with a descriptor for each, which are closed here."""
-        known, present = self._rows[arena], set[int]()
-        for number, (rows, descriptors) in enumerate(pages):
-            try:
-                if number:  # the socket holds only so many descriptors while the imager starts
-                    self.ask({"do": "wait"})
-                    self.answer("ready", START_SECONDS)
-                fresh = [place for place, row in enumerate(rows) if known.get(row[0]) != row]
-                present.update(row[0] for row in rows)
-                if fresh:
-                    items = [rows[place] for place in fresh]
-                    sent = [descriptors[place] for place in fresh]
-                    self.ask({"do": "allocations", "arena": arena, "items": items}, sent)
-                    known.update((row[0], row) for row in items)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-        gone = sorted(set(known) - present)
-        for first in range(0, len(gone), ROWS_AT_ONCE):
-            self.ask({"do": "drop", "arena": arena, "offsets": gone[first : first + ROWS_AT_ONCE]})
-        for offset in gone:
-            del known[offset]
 
     def facts(self, arena: str, commit: int, generation: int, layout: int | None, state: tuple[int, int] | None) -> None:
         """Send the facts of the arena at the barrier, before `stage`.  layout: a descriptor.  state: one, and the generation of

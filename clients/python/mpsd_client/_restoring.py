@@ -9,14 +9,13 @@ from array import array
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from mpsd_client import _calls as calls
 from mpsd_client import _values as values
-from mpsd_client._call import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, MpsdError, Refused
-from mpsd_client._imager import START_SECONDS, ImageError, ImagerProcess, NoSuchImage, Told, images_directory
+from mpsd_client._imager import START_SECONDS, Asks, ImageError, ImagerProcess, NoSuchImage, Told, images_directory
 from mpsd_client._native import ffi, lib
 from mpsd_client._record import Record
 from mpsd_client._state_reader import StateReader, check
@@ -24,24 +23,18 @@ from mpsd_client._state_reader import StateReader, check
 KILLED_TTL = 60.0  # an arena that is not restored yet expires so soon after the end of this process
 FILL_SECONDS = 6 * 3600.0  # for all bytes, from a slow disk
 BLOCK_BYTES = 2 << 20  # of an image
-T = TypeVar("T")
-
-
-class Asks(Protocol):
-    """A Client, or an object with its `ask`."""
-
-    def ask(self, call: Call[T], /) -> T: ...
-
 
 def restore_image(
     mpsd: Asks, image: str, name: str = "", *, arena: str = "", gpu: str = "", mode: int = 0o600, ttl: float | None = None,
-    directory: str | os.PathLike[str] | None = None, told: Told | None = None,
+    directory: str | os.PathLike[str] | None = None, told: Told | None = None, lost: list[tuple[int, int]] | None = None,
 ) -> values.Arena:  # fmt: skip
     """Make an arena with the memory, the layout and the forward state of an image; return it committed and closed.
 
     image: "": the newest one of `arena`.  name: of the new arena; "": as in the image.  arena: which, if the image has several.
     gpu: ordinal or UUID; "": the same GPU.  mode, ttl: as for Arena.create.  told: called with the bytes that are restored and
     all of them, each half second and after each part.  The new arena has its own addresses.
+    lost: a list that gets the (offset, bytes) that are damaged, or that parity cannot rebuild, and are zeros in the new arena;
+    None: then there is no arena.
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
@@ -51,8 +44,10 @@ def restore_image(
         try:
             generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
             source.put(mpsd, made.id, generation, made.gpu)
-            source.fill(range(source.blocks))
-            source.imager.answer("filled", FILL_SECONDS, told)
+            source.fill(range(source.blocks), is_partial=lost is not None)
+            filled = source.imager.answer("filled", FILL_SECONDS, told)
+            if lost is not None:
+                lost += [(offset, size) for offset, size in filled["lost"]]
             if told:
                 told(*source.imager.progress)
             state = source.state(generation)
@@ -123,6 +118,8 @@ class ImageSource:
     def put(self, mpsd: Asks, arena: int, generation: int, gpu: str) -> list[tuple[int, int]]:
         """Put memory without contents into the arena, uncommitted.  Return the allocations as (offset, bytes)."""
         found: list[tuple[int, int]] = []
+        for name in self._facts["others"]:
+            self._give(mpsd, name)
         while True:
             self.imager.ask({"do": "make", "gpu": gpu, "done": len(found)})
             part, descriptors = self.imager.answer_with_files("made", START_SECONDS)
@@ -137,12 +134,27 @@ class ImageSource:
             found += [(offset, size) for offset, size in part["items"]]
             self.blocks = sum(size for _, size in found) // BLOCK_BYTES
 
-    def fill(self, order: Iterable[int]) -> None:
+    def _give(self, mpsd: Asks, name: str) -> None:
+        """Give the imager the memory of another arena, from which and from parity it makes the lost one."""
+        try:
+            other = mpsd.ask(calls.arena_open(name, "read"))
+        except Refused as exc:
+            self.imager.ask({"do": "other", "arena": name, "why": str(exc)})
+            return
+        try:
+            self.imager.ask({"do": "other", "arena": name, "gpu": other.gpu, "window_bytes": other.window_bytes})
+            self.imager.follow_opened(mpsd, other)
+            self.imager.ask({"do": "wait"})  # a socket holds only so many descriptors
+            self.imager.answer("ready", START_SECONDS)
+        finally:
+            mpsd.ask(calls.arena_close(other.id))
+
+    def fill(self, order: Iterable[int], *, is_partial: bool = False) -> None:
         """Let the imager copy the blocks in this order; the answer is `filled`."""
         numbers = os.memfd_create("order", os.MFD_CLOEXEC)
         try:
             os.write(numbers, array("I", order))
-            self.imager.ask({"do": "fill"}, [numbers, self.done])
+            self.imager.ask({"do": "fill", "is_partial": is_partial}, [numbers, self.done])
         finally:
             os.close(numbers)
 

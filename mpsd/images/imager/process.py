@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from mpsd.images.imager.device import ArenaMemory, Gpu
+from mpsd.images.imager.parity_taking import ParityTaking
 from mpsd.images.imager.requests import Channel, Progress, Request, read_file
 from mpsd.images.imager.serving import FAILURES
+from mpsd.images.imager.stripes import Member
 from mpsd.images.imager.taking import SLOTS, ClientWroteError, Copier, Taking
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts
@@ -35,6 +37,15 @@ class OpenArena:
         self._memory = ArenaMemory(self._gpu.number, asked["window_bytes"])
         self._taking: Taking | None = None
         self._facts: ArenaFacts | None = None
+
+    @property
+    def gpu(self) -> str:
+        return str(self._asked["gpu"])
+
+    def member(self) -> Member:
+        """Begin a parity instead of an image: return the memory."""
+        self._facts = None
+        return Member(self._gpu, self._copier, self._memory)
 
     def allocations(self, request: Request) -> None:
         self._gpu.set_current()
@@ -77,20 +88,25 @@ class OpenArena:
             state_generation=asked["state_generation"],
         )
 
+    def noted_facts(self) -> ArenaFacts:
+        if not self._facts:
+            raise ValueError("an arena's facts are missing")
+        return self._facts
+
     def stage(self) -> tuple[int, int]:
         """Return the bytes that were staged, and those that went to the host at once."""
-        if not self._taking or not self._facts:
-            raise ValueError("the image was not prepared, or an arena's facts are missing")
+        self.noted_facts()
+        if not self._taking:
+            raise ValueError("the image was not prepared")
         self._gpu.set_current()
         return self._taking.stage()
 
     def finish(self) -> ArenaFacts:
         assert self._taking
-        assert self._facts
         self._gpu.set_current()
         self._taking.finish()
         self._taking = None
-        return self._facts
+        return self.noted_facts()
 
     def give_up(self) -> None:
         taking, self._taking = self._taking, None
@@ -108,6 +124,7 @@ class Imager:
         self._copiers: dict[str, Copier] = {}  # by the UUID of the GPU
         self._arenas: dict[str, OpenArena] = {}
         self._writer: ImageWriter | None = None
+        self._parity: ParityTaking | None = None
         self.open(request)
 
     def open(self, request: Request) -> None:
@@ -132,20 +149,34 @@ class Imager:
         epoch = msgspec.convert(asked.get("epoch"), Epoch | None)
         self._writer = self._images.begin(asked["name"], asked["group"], SLOTS, epoch)
         self._progress.begin()
-        for each in self._arenas.values():
-            each.prepare(self._writer, self._images.directory.hash_of, self._progress)
+        if asked.get("parity"):
+            self._prepare_parity(self._writer)
+        else:
+            for each in self._arenas.values():
+                each.prepare(self._writer, self._images.directory.hash_of, self._progress)
         self._channel.answer("prepared")
+
+    def _prepare_parity(self, writer: ImageWriter) -> None:
+        arenas, progress = self._arenas.values(), self._progress
+        gpus, members = [each.gpu for each in arenas], [each.member() for each in arenas]
+        hash_of = self._images.directory.hash_of
+        self._parity = ParityTaking(members, gpus, writer, hash_of, progress.expect, progress.add)
+        self._parity.prepare()
 
     def stage(self, request: Request) -> None:
         """Stage, let the client go on, and complete the image."""
-        found = [each.stage() for each in self._arenas.values()]
+        arenas, parity = self._arenas.values(), self._parity
+        if parity:
+            facts = [each.noted_facts() for each in arenas]
+            staged, direct = 0, parity.stage()
+        else:
+            staged, direct = (sum(each) for each in zip(*(each.stage() for each in arenas), strict=True))
         instant, writer = time.time(), self._writer
-        staged, direct = (sum(each) for each in zip(*found, strict=True))
         if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):
             raise ClientWroteError("the client no longer waits at the barrier")
         assert writer
-        manifest = writer.finish(instant, [each.finish() for each in self._arenas.values()])
-        self._writer = None
+        manifest = parity.finish(instant, facts) if parity else writer.finish(instant, [each.finish() for each in arenas])
+        self._writer = self._parity = None
         self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=writer.new_bytes)
         with suppress(*FAILURES):  # the image is complete; the next one tries again
             self._images.tidy()
@@ -155,8 +186,13 @@ class Imager:
         if why:
             with suppress(*FAILURES):  # as on a full disk
                 self._images.directory.note_failure(why)
+        parity, self._parity = self._parity, None
         writer, self._writer = self._writer, None
-        if writer:
-            writer.close()
+        try:
+            if parity:
+                parity.close()  # first: its threads write
+        finally:
+            if writer:
+                writer.close()
         for each in self._arenas.values():
             each.give_up()

@@ -4,7 +4,8 @@
     wait         -> ready, when everything before is done: a socket holds only so many descriptors
     allocations  arena, items: [offset, bytes, commit that it came with] each; a descriptor for each item
     drop         arena, offsets: of allocations that the arena does not have any more
-    prepare      name: of the image, group: of its arenas, or "", epoch: null, or as rules/membership.py has it     -> prepared
+    prepare      name: of the image, group: of its arenas, or "", epoch: null, or as rules/membership.py has it, parity: true
+                 for an image with the parity of the arenas instead of their blocks     -> prepared
     facts        arena, commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
     stage        after the facts of all arenas     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 
@@ -12,9 +13,12 @@ Or, to make an arena of an image:
 
     restore      image ("": the newest one of the arena), arena ("": the only one), directory, gpu (its UUID, an ordinal, or "":
                  the image's); descriptor: the progress
-                                    -> found: the arena's facts; descriptors: the layout, the state
+                        -> found: the arena's facts, others: names of arenas, if it is lost and the image has parity;
+                           descriptors: the layout, the state
+    other        arena: of `others`, gpu and window_bytes, or `why` mpsd does not have it; its `allocations` follow
     make         gpu, done: allocations that the starter has     -> made: items: [offset, bytes] each; a descriptor for each
-    fill         descriptors: the order, the blocks that are done     -> filled
+    fill         descriptors: the order, the blocks that are done; is_partial: blocks that cannot be had become zeros
+                         -> filled: lost: [offset, bytes] of these
     renew        -> renewed: image, instant, is_same_memory; descriptors: the layout, the state, the numbers of the blocks that
                  differ; without is_same_memory none
 

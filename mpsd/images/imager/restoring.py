@@ -9,16 +9,22 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpsd.images.imager.device import ExportedMemory, Gpu, runs
 from mpsd.images.imager.filling import Filling
+from mpsd.images.imager.host_filling import HostFilling
 from mpsd.images.imager.lanes import Lanes
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, read_places
 from mpsd.images.store import Images
+
+if TYPE_CHECKING:
+    from mpsd.images.imager.rebuilding import RebuiltArena
 
 THREADS = 12
 
@@ -57,17 +63,24 @@ class Restorer:
         asked = request.asked
         self._channel, self._progress = channel, Progress(request)
         self._images = images = Images.open_existing(Path(asked["directory"]))
-        self._image = images.reader(asked["image"] or images.newest(asked["arena"]).name)
-        self._arena = self._image.arena(asked["arena"] or None)
-        self._facts = facts = self._image.manifest.arenas[self._arena].facts
+        self._image = image = images.reader(asked["image"] or images.newest(asked["arena"]).name)
+        self._lost: RebuiltArena | None = None
+        if image.manifest.members:
+            rebuilding = import_module("mpsd.images.imager.rebuilding")  # loads NumPy, which no other restore needs
+            self._lost = rebuilding.RebuiltArena(image, asked["arena"], images.directory.hash_of)
+            self._facts = facts = self._lost.facts
+        else:
+            self._arena = image.arena(asked["arena"] or None)
+            self._facts = facts = image.manifest.arenas[self._arena].facts
         self._progress.expect(facts.content_bytes)
         self._hash_of = images.directory.hash_of
         self._start: Start | None = None
-        if asked.get("gpu") in ("", facts.gpu):  # else it is the ordinal of one, or another version's request
+        # Else it is the ordinal of one, or another version's request; and that of a lost arena may be lost.
+        if not self._lost and asked.get("gpu") in ("", facts.gpu):
             self._start = Start(facts.gpu, self._hash_of)
         self._blocks: list[tuple[int, int]] = []  # of each: its offset, and its address here
         self._filled: set[int] = set()  # numbers of the blocks that the memory has as the image has them
-        self._answer("found")
+        self._answer("found", others=self._lost.others if self._lost else [])
 
     def _answer(self, kind: str, *more: bytes, **facts: Any) -> None:
         """Answer with the facts of the arena in the image, and files with the layout, the state and what else is given."""
@@ -104,6 +117,19 @@ class Restorer:
         """Return the hashes of the image's blocks, by their numbers."""
         return [place.id for place in read_places(self._image.manifest.arenas[self._arena].places)]
 
+    def other(self, request: Request) -> None:
+        """Note another member of a lost arena's parity, whose memory follows; or why there is none."""
+        assert self._lost, "the image has all blocks"
+        self._lost.add(request.asked["arena"], request.asked)
+
+    def allocations(self, request: Request) -> None:
+        assert self._lost, "the image has all blocks"
+        self._lost.add_memory(request.asked["arena"], request.asked["items"], request.descriptors)
+
+    def wait(self, request: Request) -> None:
+        """Answer that everything before was done."""
+        self._channel.answer("ready")
+
     def make(self, request: Request) -> None:
         """Answer with new memory for the allocations after the first `done`; none at the end."""
         uuid = request.asked["gpu"]
@@ -123,7 +149,9 @@ class Restorer:
             self._channel.answer("made", descriptors, items=part)
 
     def fill(self, request: Request) -> None:
-        """Send the blocks to the memory in the order that the starter wants, and note those that are there."""
+        """Send the blocks to the memory in the order that the starter wants, and note those that are there.
+
+        is_partial: a block that cannot be had becomes zeros, and is named in the answer."""
         assert self._start, "the first request has to be `make`"
         order, done = request.descriptors
 
@@ -133,9 +161,19 @@ class Restorer:
             self._filled.update(numbers)
             self._progress.add(len(numbers) * BLOCK_BYTES)
 
-        numbers = array("I", os.pread(order, 4 * len(self._blocks), 0))
+        def is_wanted() -> bool:
+            return not self._channel.has_ended
+
+        numbers, is_partial = array("I", os.pread(order, 4 * len(self._blocks), 0)), bool(request.asked.get("is_partial"))
         self._filled.difference_update(numbers)
-        filling = Filling(self._image, self._arena, self._blocks, numbers, note_done, lambda: not self._channel.has_ended)
+        if self._lost or is_partial:
+            read = self._lost.read if self._lost else partial(self._image.read_into, self._arena)
+            slow = HostFilling(read, self._blocks, numbers, note_done, is_wanted, is_partial=is_partial)
+            if slow.run(self._start.gpu()):
+                self._progress.add(sum(size for _, size in slow.lost))
+                self._channel.answer("filled", lost=slow.lost)
+            return
+        filling = Filling(self._image, self._arena, self._blocks, numbers, note_done, is_wanted)
         if filling.run(self._start.gpu(), self._start.lanes().lanes):
             self._channel.answer("filled")
 

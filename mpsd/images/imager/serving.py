@@ -11,7 +11,8 @@ from mpsd.images.rules.refusals import NoSuchImage
 FAILURES = (MpsdError, OSError, ValueError, LookupError, MemoryError)
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
-REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "make", "fill", "renew")  # methods of these
+# Methods of these:
+REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "other", "make", "fill", "renew")
 
 
 def serve(descriptor: int) -> int:

@@ -17,8 +17,9 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -93,7 +94,6 @@ class Copier:
             try:
                 if not failed:
                     self._enqueue(slot, piece)
-                    call(driver.cuEventRecord, self._copied[slot], self.stream)
             except BaseException as exc:
                 failed.append(exc)
             if failed:
@@ -107,7 +107,7 @@ class Copier:
             raise failed[0]
 
     def _enqueue(self, slot: int, piece: Sequence[int]) -> None:
-        """Copy a piece into the slot, hash it on the way, and copy it to the host."""
+        """Copy a piece into the slot, hash it on the way, and copy it to the host; the slot's event is when all is there."""
         number = slot * PIECE_BLOCKS
         ring, host = (memory.address + number * BLOCK_BYTES for memory in (self._ring, self._host))
         struct.pack_into(f"={len(piece)}Q", self._host_table.view, number * 8, *piece)
@@ -116,6 +116,32 @@ class Copier:
         for first in range(0, len(piece), DMA_BLOCKS):
             at, size = first * BLOCK_BYTES, min(DMA_BLOCKS, len(piece) - first) * BLOCK_BYTES
             call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream)
+        call(driver.cuEventRecord, self._copied[slot], self.stream)
+
+    @contextmanager
+    def fetch(self, addresses: Sequence[int]) -> Iterator[Callable[[], list[tuple[bytes, memoryview]]]]:
+        """Begin to copy blocks, PIECE_BLOCKS at most, to the host.  The function that it gives waits, and returns the hash and
+        the bytes of each, which last until the end of the context.  The GPU is the current one; a thread has one at a time."""
+        slot = self._free.get()
+        try:
+            self._enqueue(slot, addresses)
+
+            def wait() -> list[tuple[bytes, memoryview]]:
+                call(driver.cuEventSynchronize, self._copied[slot])
+                return [self._block(slot * PIECE_BLOCKS + index) for index in range(len(addresses))]
+
+            try:
+                yield wait
+            finally:
+                call(driver.cuEventSynchronize, self._copied[slot])  # nothing is copied to the slot any more
+        finally:
+            self._free.put(slot)
+
+    def _block(self, number: int) -> tuple[bytes, memoryview]:
+        """Return the hash and the bytes of a block that was copied to this place of the ring."""
+        rows = self._host_hashes.view[number * PARTS * SUMS_BYTES : (number + 1) * PARTS * SUMS_BYTES]
+        sums = numpy.frombuffer(rows, numpy.uint64).reshape(PARTS, SUMS).sum(axis=0, dtype=numpy.uint64)
+        return sums.tobytes(), self._host.view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
     def _deliver(
         self, slot: int, first: int, count: int, done: Callable[[int, bytes, memoryview], None],
@@ -124,11 +150,7 @@ class Copier:
         try:
             call(driver.cuEventSynchronize, self._copied[slot])
             for index in range(count):
-                number = slot * PIECE_BLOCKS + index
-                rows = self._host_hashes.view[number * PARTS * SUMS_BYTES : (number + 1) * PARTS * SUMS_BYTES]
-                sums = numpy.frombuffer(rows, numpy.uint64).reshape(PARTS, SUMS).sum(axis=0, dtype=numpy.uint64)
-                data = self._host.view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-                done(first + index, sums.tobytes(), data)
+                done(first + index, *self._block(slot * PIECE_BLOCKS + index))
         except BaseException as exc:
             failed.append(exc)
         finally:

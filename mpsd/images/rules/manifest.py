@@ -27,7 +27,7 @@ from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
 BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
 MOST_MANIFEST_BYTES = 512 << 20
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
-_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 1
+_MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 2
 _HEAD = struct.Struct("<8sHHI")
 _LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")
@@ -86,12 +86,23 @@ class ArenaImage(Struct, frozen=True):
         return [pack for pack, _ in found], [slot for _, slot in found]
 
 
+class MemberImage(Struct, frozen=True):
+    """An arena whose blocks are protected by parity instead of being stored; ids: the hashes of all, 16 bytes each."""
+
+    facts: ArenaFacts
+    ids: bytes
+
+    def id(self, number: int) -> bytes:
+        return self.ids[number * HASH_BYTES : (number + 1) * HASH_BYTES]
+
+
 class Manifest(Struct, frozen=True):
     """A complete image.  Times are seconds since the epoch; instant: what the bytes are of.
 
     group: the arenas were taken at one instant, under this name; "": one arena alone.
     digest: keyed hash over the hashes of all blocks, in their order.
     epoch: of a group of processes; None: the image belongs to none.
+    members: of which `arenas` is the parity; empty: the image has its arenas' own blocks.
     """
 
     name: str
@@ -101,12 +112,15 @@ class Manifest(Struct, frozen=True):
     digest: bytes
     arenas: tuple[ArenaImage, ...]
     epoch: Epoch | None = None
+    members: tuple[MemberImage, ...] = ()
 
     @property
     def series(self) -> str:
         """The name of the images that follow each other."""
         if self.epoch is not None:
             return f"{self.epoch.group}/{self.epoch.member}"
+        if self.members:
+            return f"{self.group}+parity"  # unlike the group's other images, which are to stay
         return self.group or self.arenas[0].facts.name
 
     @property
@@ -117,6 +131,13 @@ class Manifest(Struct, frozen=True):
         """Yield the places of all blocks of all arenas."""
         for arena in self.arenas:
             yield from read_places(arena.places)
+
+
+def check_has_blocks(image: Manifest) -> None:
+    """Raise BadRequest if the image has the parity of arenas instead of their blocks."""
+    if image.members:
+        names = ", ".join(each.facts.name for each in image.members)
+        raise BadRequest(f"image {image.name} has the parity of {names} and not their blocks, which this needs")
 
 
 def read_places(places: bytes) -> Iterator[BlockPlace]:
@@ -214,6 +235,8 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
     try:
         found = msgspec.msgpack.decode(data[BODY_AT:], type=Manifest)
         check_facts([each.facts for each in found.arenas])
+        if found.members:
+            check_facts([each.facts for each in found.members])
         if found.epoch is not None:
             check_epoch(found.epoch)
     except (msgspec.MsgspecError, UnicodeDecodeError, BadRequest) as exc:
@@ -224,4 +247,7 @@ def decode(data: bytes, hash_of: BlockHash) -> Manifest:
         count = BlockNumbers(each.facts).count
         if len(each.places) != count * _PLACE.size or len(each.origins) not in (0, count * HASH_BYTES):
             raise ImageDamaged(f"its manifest does not name every block of arena {each.facts.name}")
+    for member in found.members:
+        if len(member.ids) != BlockNumbers(member.facts).count * HASH_BYTES:
+            raise ImageDamaged(f"its manifest does not have the hash of every block of arena {member.facts.name}")
     return found

@@ -18,7 +18,16 @@ from msgspec import Struct
 
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, Bytes
-from mpsd.images.rules.manifest import ArenaFacts, ArenaImage, BlockNumbers, Manifest, check_facts, is_moment, read_places
+from mpsd.images.rules.manifest import (
+    ArenaFacts,
+    ArenaImage,
+    BlockNumbers,
+    Manifest,
+    check_facts,
+    check_has_blocks,
+    is_moment,
+    read_places,
+)
 from mpsd.images.rules.membership import Epoch, check_epoch
 from mpsd.images.rules.naming import check_name
 
@@ -66,7 +75,8 @@ Answer = Want | Done | NotTaken
 
 
 def offer_of(image: Manifest, name: str) -> Offer:
-    """Return the offer of an image that gets this name at the receiver."""
+    """Return the offer of an image that gets this name at the receiver.  Raise BadRequest for one of parity."""
+    check_has_blocks(image)
     arenas = tuple(OfferedArena(each.facts, _ids(each), each.origins) for each in image.arenas)
     return Offer(VERSION, name, image.group, image.instant, arenas, image.epoch)
 

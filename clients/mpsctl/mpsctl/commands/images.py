@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mpsd_client import (
@@ -76,6 +76,8 @@ def take(session: Session) -> int:
     directory = Path(asked.directory) if asked.directory else images_directory()
     if bool(asked.group) != (len(asked.arena) > 1):
         return _fail(session, "name one arena without --group, or several and --group")
+    if asked.parity and not asked.group:
+        return _fail(session, "--parity needs two arenas, on two GPUs, at least, and --group")
     arenas: list[values.Arena] = []
     try:
         for name in asked.arena:
@@ -98,8 +100,8 @@ def _take(session: Session, arenas: Sequence[values.Arena], name: str, group: st
         progress = Progress(session.out)
         stack.callback(progress.end)
         for arena in arenas:
-            imager.follow(arena.name, _pages(session, arena))
-        imager.ask({"do": "prepare", "name": name, "group": group})
+            imager.follow_opened(session, arena)
+        imager.ask({"do": "prepare", "name": name, "group": group, "parity": int(session.asked.parity or 0)})
         imager.answer("prepared", MOST_SECONDS, progress)
         if session.asked.freeze is not None:
             stopped = _stage_frozen(session, imager, arenas, session.asked.freeze)
@@ -142,7 +144,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
             _see_no_fault(watch, drain)
             now = [session.ask(calls.arena_get(arena.name)) for arena in arenas]
             for arena in now:
-                imager.follow(arena.name, _pages(session, arena))
+                imager.follow_opened(session, arena)
             _give_facts(session, imager, now)
             imager.ask({"do": "stage"})
             end = time.monotonic() + STAGE_SECONDS
@@ -193,16 +195,6 @@ def _facts(arena: values.Arena) -> dict[str, object]:
     return {"arena": arena.name, "gpu": arena.gpu, **facts}
 
 
-def _pages(session: Session, arena: values.Arena) -> Iterator[tuple[Sequence[tuple[int, int, int]], Sequence[int]]]:
-    after = None
-    while True:
-        page = session.ask(calls.arena_take(arena.id, after))
-        yield [(row[0], row[1], row[2]) for row in page.items], page.fds
-        after = page.next
-        if after is None:
-            return
-
-
 def _sentence(image: TakenImage) -> str:
     text = f"image {image.name} of {image.arena}: {show_size(image.bytes)}, {show_size(image.new_bytes)} of it new"
     return text if image.stopped_seconds is None else f"{text}; its writer stood still for {image.stopped_seconds:.2f} s"
@@ -211,19 +203,25 @@ def _sentence(image: TakenImage) -> str:
 def restore(session: Session) -> int:
     """Make an arena of an image."""
     asked, progress = session.asked, Progress(session.out)
+    lost: list[tuple[int, int]] | None = [] if asked.partial else None
     try:
         arena = restore_image(
             session, asked.image, asked.name or "", arena=asked.arena or "", gpu=asked.gpu or "", directory=asked.directory,
             mode=asked.mode or 0o600, ttl=asked.ttl, told=progress,
+            lost=lost,
         )  # fmt: skip
     except ImageError as exc:
         print(f"mpsctl image restore: {visible(str(exc))}", file=session.out.surroundings.stderr)
         return FAILED
     finally:
         progress.end()
-    size = show_size(arena.used_bytes)
-    session.out.document(arena, lambda: f"arena {arena.name} on GPU {arena.gpu}: {size} of image {asked.image}")
-    return 0
+    text = f"arena {arena.name} on GPU {arena.gpu}: {show_size(arena.used_bytes)} of image {asked.image}"
+    if lost is None:
+        session.out.document(arena, lambda: text)
+        return 0
+    places = ", ".join(f"{show_size(size)} at {offset:#x}" for offset, size in lost)
+    session.out.document(asdict(arena) | {"lost": lost}, lambda: f"{text}; zeros, since they were lost: {places or 'none'}")
+    return FAILED if lost else 0
 
 
 _DIRECTORY = Argument("--directory", "of images; otherwise $MPSD_IMAGES, or mpsd/images in ~/.local/state")
@@ -231,6 +229,8 @@ COMMANDS = (
     Command("image take", "Take an image of arenas that no process writes, or whose writers are stopped meanwhile", take, (
         Argument("arena", "as `mpsctl arenas` shows it", count="+"),
         Argument("--group", "of several arenas, which the image has at one moment", metavar="NAME"),
+        Argument("--parity", "instead of all bytes store the parity of the arenas, each on another GPU, for so many lost GPUs",
+                 choices=("1",)),
         Argument("--name", "of the image; otherwise the arena's or the group's with the time"),
         Argument("--freeze", "stop the processes that write the arenas for the image's moment; wait so long for their GPU work",
                  metavar="DURATION", parse=parse_duration),
@@ -242,8 +242,11 @@ COMMANDS = (
         Argument("--name", "of the new arena; otherwise as in the image"),
         Argument("--arena", "which, if the image has several"),
         Argument("--gpu", "an ordinal or a UUID; otherwise the GPU of the image"),
+        Argument("--partial", "let blocks that are damaged, or that parity cannot rebuild, be zeros; print them, and exit with "
+                 "1 if there are any", is_flag=True),
         Argument("--mode", "who may adopt (r) and write (w) the arena, octal, as of a file", metavar="MODE", parse=parse_mode),
         Argument("--ttl", "how long it stays while no process has it open", metavar="DURATION", parse=parse_duration),
         _DIRECTORY,
-    ), "The arena has the memory, the layout and the forward state of the image, at other addresses."),
+    ), "The arena has the memory, the layout and the forward state of the image, at other addresses. Of an image with parity, "
+       "--arena names the arena that is lost; it is made of the parity and of the others, which have to exist."),
 )  # fmt: skip

@@ -1,0 +1,157 @@
+"""Parity of arenas on three simulated GPUs: one of them is lost, and rebuilt bit for bit."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.store import Images
+from tests.integration.machine import SIMULATOR, Machine, open_machine
+from tests.integration.test_images import mpsctl
+from tests.integration.test_images import pytestmark as everyday
+
+PROGRAM = Path(__file__).with_name("parity_program.py")
+NAMES = ("left", "middle", "right")
+pytestmark = everyday
+
+
+@pytest.fixture(scope="module")
+def three_gpus(programs: None) -> Iterator[Machine]:
+    with open_machine() as machine:
+        machine.start(MPSD_SIM_GPUS="3")
+        yield machine
+
+
+def run(machine: Machine, verb: str, *words: str, status: int = 0, seconds: float = 80) -> list[dict[str, Any]]:
+    command = [sys.executable, str(PROGRAM), verb, *words]
+    done = subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == status, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def take(machine: Machine, directory: Path, names: Sequence[str], image: str) -> "subprocess.CompletedProcess[str]":
+    words = ("--group", "g", "--parity", "1", "--name", image, "--directory", str(directory))
+    return mpsctl(machine, "image", "take", *names, *words)
+
+
+def rebuild(
+    machine: Machine, directory: Path, image: str, name: str, *more: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    return mpsctl(machine, "image", "restore", image, "--arena", name, "--directory", str(directory), *more, **variables)
+
+
+def lose(machine: Machine, name: str) -> None:
+    """Let its memory be gone."""
+    done = mpsctl(machine, "arena", "remove", name)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_path: Path) -> None:
+    """They have unequal sizes and holes; the image has no more bytes than the stripes."""
+    [said] = run(three_gpus, "leave", str(tmp_path), "-1", "leave")
+    expected, names = said["expected"], [f"{name}-1" for name in NAMES]
+    taken = take(three_gpus, tmp_path, names, "p")
+    assert taken.returncode == 0, taken.stderr
+    with Images.open(tmp_path) as images:
+        stripes = {offset for each in expected.values() for offset in each}
+        assert images.find("p").content_bytes == len(stripes) * BLOCK_BYTES < sum(map(len, expected.values())) * BLOCK_BYTES
+    for number, name in enumerate(names):
+        lose(three_gpus, name)
+        restored = rebuild(three_gpus, tmp_path, "p", name, "--gpu", str((number + 1) % 3))
+        assert restored.returncode == 0, restored.stderr
+        [found] = run(three_gpus, "look", name)
+        assert found == {"expected": expected[name], "layout": f"layout of {NAMES[number]}", "step": 7}
+
+
+def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> None:
+    """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one."""
+    [said] = run(three_gpus, "leave", str(tmp_path), "-2", "seal")
+    names, simulator = [f"{name}-2" for name in NAMES], SIMULATOR / "bin/mpsd-sim"
+    assert take(three_gpus, tmp_path, names, "p").returncode == 0
+    three_gpus.run("xid", "1", "79", program=simulator)
+    gpu = three_gpus.wait_for_journal("gpu.drained")["gpu"]
+    three_gpus.run("lose", "1", program=simulator)
+    try:
+        lose(three_gpus, names[1])
+        made = mpsctl(three_gpus, "lease", "create", "rebuild", "--gpu", "0,2", "--token", "of-the-rebuilding")
+        assert made.returncode == 0, made.stderr
+        restored = rebuild(three_gpus, tmp_path, "p", names[1], "--gpu", "2", MPSD_LEASE="of-the-rebuilding")
+        assert restored.returncode == 0, restored.stderr
+    finally:
+        three_gpus.run("return", "1", program=simulator)
+        mpsctl(three_gpus, "pardon", gpu)
+    [found] = run(three_gpus, "look", names[1])
+    assert found["expected"] == said["expected"][names[1]]
+
+
+def test_a_stripe_that_cannot_be_rebuilt_says_so(three_gpus: Machine, tmp_path: Path) -> None:
+    """Another arena was written there after the barrier.  What is left can be had."""
+    [said] = run(three_gpus, "append", str(tmp_path), "-3")
+    lose(three_gpus, "left-3")
+    refused = rebuild(three_gpus, tmp_path, "append-3", "left-3", "--name", "whole")
+    where = f"image append-3, arena left-3, offset {said['changed']:#x}: it cannot be rebuilt"
+    why = f"{where}: arena right-3 has changed there since the image was taken"
+    assert (refused.returncode, why in refused.stderr) == (1, True), refused.stderr
+    assert mpsctl(three_gpus, "arena", "remove", "whole").returncode == 1, "a part of it exists"
+    partly = rebuild(three_gpus, tmp_path, "append-3", "left-3", "--partial", "--json")
+    assert partly.returncode == 1, partly.stderr
+    assert json.loads(partly.stdout)["lost"] == [[said["changed"], BLOCK_BYTES]]
+    [found] = run(three_gpus, "look", "left-3")
+    expected = said["expected"]["left-3"]
+    assert [offset for offset in expected if found["expected"][offset] != expected[offset]] == [str(said["changed"])]
+
+
+def test_what_is_missing_is_named(three_gpus: Machine, tmp_path: Path) -> None:
+    """Two arenas are lost; or one that the image does not know is asked for; or the parity is damaged."""
+    run(three_gpus, "leave", str(tmp_path), "-4", "leave")
+    names = [f"{name}-4" for name in NAMES]
+    assert take(three_gpus, tmp_path, names, "p").returncode == 0
+    lose(three_gpus, "middle-4")
+    for arena, why in (("", "name the one that is lost"), ("other", f"has the parity of {', '.join(names)}: name the one")):
+        words = ("--arena", arena) if arena else ()
+        refused = mpsctl(three_gpus, "image", "restore", "p", *words, "--directory", str(tmp_path))
+        assert (refused.returncode, why in refused.stderr) == (1, True), refused.stderr
+    with Images.open(tmp_path) as images:
+        place = next(iter(images.find("p").places()))
+        with open(tmp_path / f"packs/{place.pack}", "r+b") as file:
+            file.seek(place.slot * BLOCK_BYTES + BLOCK_BYTES // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+        [damage] = images.verify(["p"])
+        assert "are not those that were written" in damage.why
+    refused = rebuild(three_gpus, tmp_path, "p", "middle-4")
+    assert (refused.returncode, f"offset {damage.offset:#x}: the bytes in pack" in refused.stderr) == (1, True), refused.stderr
+    lose(three_gpus, "right-4")
+    refused = rebuild(three_gpus, tmp_path, "p", "middle-4")
+    assert (refused.returncode, "arena right-4 is needed: " in refused.stderr) == (1, True), refused.stderr
+
+
+def test_parity_needs_two_gpus(three_gpus: Machine, tmp_path: Path) -> None:
+    [said] = run(three_gpus, "refusals", str(tmp_path))
+    assert said["alone"] == "ValueError: parity is of the arenas of a group, and of no epoch"
+    assert said["one gpu"].startswith("ImageError: parity needs each arena on another GPU: 2 of them are on GPU ")
+    assert said["good"] == "good"
+    alone = mpsctl(three_gpus, "image", "take", "one", "--parity", "1", "--directory", str(tmp_path))
+    assert (alone.returncode, "--parity needs two arenas, on two GPUs, at least" in alone.stderr) == (1, True)
+
+
+@pytest.mark.slow
+def test_parity_is_that_of_its_barrier_while_the_arenas_are_written(three_gpus: Machine, tmp_path: Path) -> None:
+    """They allocate and commit in between, too."""
+    said = run(three_gpus, "write_on", str(tmp_path), "-5", "4")
+    last = said[-1]
+    assert all(each["copied"] == each["to_copy"] for each in said)
+    assert sum(each["direct"] for each in said) > 0, "nothing was written while it was copied"
+    for name in last["expected"]:
+        lose(three_gpus, name)
+        restored = rebuild(three_gpus, tmp_path, last["name"], name)
+        assert restored.returncode == 0, restored.stderr
+        [found] = run(three_gpus, "look", name)
+        assert found["expected"] == last["expected"][name]
+        assert found["layout"] == f"3 of {name}"

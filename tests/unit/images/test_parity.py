@@ -1,0 +1,147 @@
+"""Images with the parity of arenas instead of their blocks: the rules, the XOR, and what the store does with them."""
+
+import random
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from mpsd.errors import BadRequest
+from mpsd.images.blocks import sums_of
+from mpsd.images.copying import copy
+from mpsd.images.parity import xor_blocks
+from mpsd.images.rules.manifest import (
+    BLOCK_BYTES,
+    ArenaFacts,
+    Manifest,
+    MemberImage,
+    block_offsets,
+    decode,
+    encode,
+)
+from mpsd.images.rules.parity import PARITY_NAME, check_gpus, parity_facts
+from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
+from mpsd.images.rules.retention import plan_removal
+from mpsd.images.rules.transfer import offer_of
+from mpsd.images.store import Images
+from tests.unit.images.making import block, facts, take
+
+LEFT, RIGHT = {0: 10, 1: 11, 3: 12}, {1: 20, 2: 21}
+
+
+def slow_xor(blocks: Sequence[bytes]) -> bytes:
+    return reduce(lambda one, other: one ^ other, (int.from_bytes(each, "big") for each in blocks)).to_bytes(BLOCK_BYTES, "big")
+
+
+def take_parity(images: Images, name: str, instant: float = 1.0) -> Manifest:
+    """As the imager does, of two arenas."""
+    arenas = [(facts(*sorted(each), name=arena), each) for arena, each in (("left", LEFT), ("right", RIGHT))]
+    hash_of, parity = images.directory.hash_of, bytearray(BLOCK_BYTES)
+    with images.begin(name, "g") as new:
+        for place in sorted(LEFT.keys() | RIGHT.keys()):
+            xor_blocks(parity, [block(each[place]) for _, each in arenas if place in each])
+            new.add(PARITY_NAME, place * BLOCK_BYTES, parity)
+        ids = [[hash_of.name_of(sums_of(block(each[at]), hash_of.block_key)) for at in sorted(each)] for _, each in arenas]
+        members = [MemberImage(each, b"".join(those)) for (each, _), those in zip(arenas, ids, strict=True)]
+        return new.finish(instant, [parity_facts(PARITY_NAME, [each for each, _ in arenas])], members=members)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 16])
+def test_any_block_is_the_xor_of_the_parity_and_the_others(count: int) -> None:
+    chosen = random.Random(count)
+    blocks = [chosen.randbytes(BLOCK_BYTES) for _ in range(count)]
+    parity = bytearray(BLOCK_BYTES)
+    xor_blocks(parity, blocks)
+    assert parity == slow_xor(blocks)
+    for lost in range(count):
+        rebuilt = bytearray(parity)
+        xor_blocks(rebuilt, [rebuilt, *blocks[:lost], *blocks[lost + 1 :]])
+        assert rebuilt == blocks[lost]
+
+
+def test_a_result_that_is_not_there_to_be_written_is_refused() -> None:
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        xor_blocks(bytes(BLOCK_BYTES), [block(1)])
+
+
+def test_parity_has_a_block_wherever_an_arena_has_one() -> None:
+    empty = ArenaFacts("none", "GPU-3", 0, BLOCK_BYTES, BLOCK_BYTES, ())
+    made = parity_facts(PARITY_NAME, [facts(0, 1, 5), facts(1, 2), empty])
+    assert made.allocations == ((0, 3 * BLOCK_BYTES), (5 * BLOCK_BYTES, BLOCK_BYTES))
+    assert made.window_bytes == 6 * BLOCK_BYTES
+    assert parity_facts(PARITY_NAME, []).allocations == ()
+
+
+@pytest.mark.parametrize(("gpus", "why"), [
+    (["GPU-1", "GPU-2", "GPU-3"], ""),
+    (["GPU-1"], "needs two"),
+    ([], "needs two"),
+    (["GPU-1", "GPU-2", "GPU-1"], "2 of them are on GPU GPU-1"),
+])  # fmt: skip
+def test_the_loss_of_a_gpu_takes_one_block_of_a_stripe(gpus: list[str], why: str) -> None:
+    if why:
+        with pytest.raises(BadRequest, match=why):
+            check_gpus(gpus)
+    else:
+        check_gpus(gpus)
+
+
+def test_the_image_has_the_parity_and_the_hash_of_each_block(images: Images) -> None:
+    made = take_parity(images, "p")
+    found = images.find("p")
+    assert found == made
+    assert (found.series, found.content_bytes) == ("g+parity", 4 * BLOCK_BYTES)
+    parity, offsets = bytearray(BLOCK_BYTES), list(block_offsets(found.arenas[0].facts))
+    expected = [slow_xor([block(each[place]) for each in (LEFT, RIGHT) if place in each]) for place in range(4)]
+    with images.reader("p") as image:
+        for offset, content in zip(offsets, expected, strict=True):
+            image.read_into(0, offset, parity)
+            assert parity == content
+    assert list(images.verify()) == []
+
+
+def test_it_is_not_taken_for_an_image_of_its_arenas(images: Images, tmp_path: Path) -> None:
+    """Not even for one of an arena that has the name of the parity's."""
+    whole = take(images, "whole", LEFT, arena="left")
+    take_parity(images, "p", instant=2.0)
+    assert images.newest("left") == whole
+    with pytest.raises(NoSuchImage):
+        images.newest(PARITY_NAME)
+    with images.reader("p") as image, Images.open(tmp_path / "other") as other:
+        with pytest.raises(BadRequest, match="has the parity of left, right and not their blocks"):
+            image.arena("left")
+        with pytest.raises(BadRequest, match="has the parity"):
+            copy(image, other, "p")
+        with pytest.raises(BadRequest, match="has the parity"):
+            offer_of(image.manifest, "p")
+        assert other.listing().images == ()
+
+
+def test_a_later_parity_replaces_no_image_of_the_group(images: Images) -> None:
+    with images.begin("whole", "g") as new:
+        new.add("left", 0, block(1))
+        new.finish(1.0, [facts(0, name="left")])
+    take_parity(images, "old", instant=2.0)
+    take_parity(images, "new", instant=3.0)
+    gone = plan_removal(images.listing().images, 4.0, 1, None)
+    assert [each.name for each in gone] == ["old"]
+
+
+def test_equal_stripes_are_stored_once(images: Images) -> None:
+    take_parity(images, "first")
+    before = images.directory.stored_bytes()
+    take_parity(images, "second", instant=2.0)
+    assert images.directory.stored_bytes() == before
+
+
+def test_a_manifest_without_the_hash_of_a_block_is_damaged(images: Images) -> None:
+    made = take_parity(images, "p")
+    hash_of = images.directory.hash_of
+    short = replace(made, members=(made.members[0], MemberImage(facts(1), b"")))
+    with pytest.raises(ImageDamaged, match="does not have the hash of every block of arena model"):
+        decode(encode(short, hash_of), hash_of)
+    twice = replace(made, members=made.members[:1] * 2)
+    with pytest.raises(ImageDamaged, match="named twice"):
+        decode(encode(twice, hash_of), hash_of)
