@@ -178,8 +178,9 @@ def _show(images: Images, asked: argparse.Namespace) -> int:
     _say(f"instant: {_moment(found.instant)}")
     _say(f"bytes: {found.content_bytes} ({size_text(found.content_bytes)})")
     _say(f"digest: {found.digest.hex()}")
-    for each in found.arenas:
-        facts = each.facts
+    if found.members:
+        _say("parity of the arenas below, whose own blocks are not stored")
+    for facts in [each.facts for each in found.members or found.arenas]:
         memory = f"{size_text(facts.content_bytes)} in {len(facts.allocations)} allocations of GPU {facts.gpu}"
         more = f"layout of {len(facts.layout)} bytes, {'a' if facts.state else 'no'} forward state"
         _say(f"arena {facts.name}: {memory}, commit {facts.commit}, {more}")
@@ -325,17 +326,18 @@ def _say(text: str, to: TextIO | None = None) -> None:
 
 
 def _facts(image: Manifest) -> dict[str, Any]:
-    arenas = [
+    arenas, members = ([
         {
             "name": each.facts.name, "gpu": each.facts.gpu, "bytes": each.facts.content_bytes, "commit": each.facts.commit,
             "allocations": each.facts.allocations, "layout_bytes": len(each.facts.layout),
             "state_bytes": len(each.facts.state),
         }
-        for each in image.arenas
-    ]  # fmt: skip
+        for each in those
+    ] for those in (image.arenas, image.members))  # fmt: skip
     return {
         "name": image.name, "group": image.group, "series": image.series, "instant": image.instant,
         "written_at": image.written_at, "bytes": image.content_bytes, "digest": image.digest.hex(), "arenas": arenas,
+        "members": members,
         "epoch": image.epoch and asdict(image.epoch),
     }  # fmt: skip
 

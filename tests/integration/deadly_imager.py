@@ -1,6 +1,7 @@
 """An imager during whose completion of an image a process is killed: itself, or others.
 
-    DEADLY_CALL      the call at which: its number among those that complete the image, or its name (the first one so called)
+    DEADLY_CALL      the call at which: its number among those that complete the image, or its name (the first one so called);
+                     or add.N, read.N: when a block is stored, or read, for the N-th time
     DEADLY_VICTIMS   pids; `imager`: this process, `client`: the one that has started it
 """
 
@@ -8,9 +9,11 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from mpsd.images.imager.__main__ import run
+from mpsd.images.reader import ImageReader
 from mpsd.images.writer import ImageWriter
 from tests.unit.images.test_crashes import CALLS
 
@@ -44,7 +47,23 @@ def finish(self: ImageWriter, *arguments: Any) -> Any:
     return complete(self, *arguments)
 
 
+def deadly_at(method: Callable[..., Any], number: int) -> Callable[..., Any]:
+    counts = count(1)
+
+    def version(*arguments: Any, **named: Any) -> Any:
+        if next(counts) == number:
+            kill()
+        return method(*arguments, **named)
+
+    return version
+
+
 if __name__ == "__main__":
+    name, _, number = os.environ["DEADLY_CALL"].partition(".")
+    if name == "add":
+        ImageWriter.add = deadly_at(ImageWriter.add, int(number))  # type: ignore[method-assign]
+    if name == "read":
+        ImageReader.read_into = deadly_at(ImageReader.read_into, int(number))  # type: ignore[method-assign]
     complete = ImageWriter.finish
     ImageWriter.finish = finish  # type: ignore[method-assign]
     run()

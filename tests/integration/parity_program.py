@@ -2,13 +2,12 @@
 
 import os
 import random
-import signal
 import sys
 from contextlib import ExitStack
 
 from arena_looks import MIB, poke, refusal, say
-from image_program import BLOCK, change, digests
-from mpsd_client import Arena, State, StateReader
+from image_program import BLOCK, change, cuda_context, digests
+from mpsd_client import Arena, State, StateReader, restore_arena
 
 NAMES = ("left", "middle", "right")
 BLOCKS = {"left": (3, 2), "middle": (4, 5), "right": (1, 3)}  # of the allocations: unequal
@@ -34,7 +33,7 @@ def fill(stack: ExitStack, suffix: str, ending: str = "") -> list[Arena]:
     return arenas
 
 
-def leave(directory: str, suffix: str, ending: str) -> None:
+def leave(suffix: str, ending: str) -> None:
     """Make the arenas, and leave them to mpsctl."""
     with ExitStack() as stack:
         arenas = fill(stack, suffix, ending)
@@ -91,21 +90,6 @@ def refusals(directory: str) -> None:
         say(**said)
 
 
-def die(directory: str, suffix: str, calls: str) -> None:
-    """Take parity until it is complete; the imager is killed at the calls that DEADLY_CALL says (deadly_imager.py)."""
-    with ExitStack() as stack:
-        arenas = fill(stack, suffix)
-        for number in range(int(calls)):
-            os.environ["DEADLY_CALL"] = str(number)
-            name = f"die{suffix}.{number}"
-            taking = arenas[0].image(name, directory, arenas[1:], "die", parity=1)
-            said = refusal(taking.barrier), refusal(taking.wait)
-            taking.end()
-            arenas[0]._taking = None
-            say(name=name, is_complete=said == ("nothing", "nothing"), expected={each.name: digests(each) for each in arenas})
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def look(name: str) -> None:
     """Print what an arena has, and leave it as it is."""
     with Arena.open(name) as arena:
@@ -118,6 +102,14 @@ def look(name: str) -> None:
         say(expected=digests(arena), layout=arena.layout.decode() if arena.layout else None, step=step)
 
 
+def use(directory: str, image: str, name: str) -> None:
+    """Use a lost arena while it is rebuilt."""
+    cuda_context()
+    with restore_arena(image, arena=name, directory=directory, ttl=3600.0) as arena:
+        arena.ready()
+        say(expected=digests(arena))
+
+
 if __name__ == "__main__":
-    verbs = (leave, write_on, append, refusals, die, look)
+    verbs = (leave, write_on, append, refusals, look, use)
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

@@ -18,15 +18,19 @@ from tests.integration.test_images import pytestmark as everyday
 pytestmark = [*everyday[1:], pytest.mark.slow, pytest.mark.deadline(300)]
 
 
-@pytest.fixture
-def deadly(programs: None, tmp_path: Path) -> Iterator[Machine]:
-    program = tmp_path / "imager"
+def deadly_program(place: Path) -> Path:
+    program = place / "imager"
     words = shlex.join([sys.executable, "-m", "tests.integration.deadly_imager"])
     program.write_text(f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {words}\n")
     program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def deadly(programs: None, tmp_path: Path) -> Iterator[Machine]:
     with open_machine() as machine:
         machine.start()
-        machine.variables["MPSD_IMAGER"] = str(program)
+        machine.variables["MPSD_IMAGER"] = str(deadly_program(tmp_path))
         yield machine
 
 

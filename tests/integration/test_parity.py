@@ -1,6 +1,8 @@
 """Parity of arenas on three simulated GPUs: one of them is lost, and rebuilt bit for bit."""
 
 import json
+import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,20 +11,28 @@ from typing import Any
 
 import pytest
 
+from mpsd.images.directory import try_lock
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
 from tests.integration.machine import SIMULATOR, Machine, open_machine
+from tests.integration.process import wait_for
+from tests.integration.test_image_deaths import deadly_program
 from tests.integration.test_images import mpsctl
 from tests.integration.test_images import pytestmark as everyday
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 NAMES = ("left", "middle", "right")
+DEATHS = [  # while blocks are stored, or while the image is completed: who is killed
+    *[("add", "imager")] * 3, *[("add", "client")] * 2, *[("complete", "imager")] * 2, *[("complete", "client")] * 2,
+    ("complete", "imager,client"),
+]  # fmt: skip
 pytestmark = everyday
 
 
 @pytest.fixture(scope="module")
 def three_gpus(programs: None) -> Iterator[Machine]:
     with open_machine() as machine:
+        machine.keep_state_in_memory()
         machine.start(MPSD_SIM_GPUS="3")
         yield machine
 
@@ -34,15 +44,26 @@ def run(machine: Machine, verb: str, *words: str, status: int = 0, seconds: floa
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def take(machine: Machine, directory: Path, names: Sequence[str], image: str) -> "subprocess.CompletedProcess[str]":
+def take(
+    machine: Machine, directory: Path, names: Sequence[str], image: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     words = ("--group", "g", "--parity", "1", "--name", image, "--directory", str(directory))
-    return mpsctl(machine, "image", "take", *names, *words)
+    return mpsctl(machine, "image", "take", *names, *words, **variables)
 
 
 def rebuild(
     machine: Machine, directory: Path, image: str, name: str, *more: str, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     return mpsctl(machine, "image", "restore", image, "--arena", name, "--directory", str(directory), *more, **variables)
+
+
+def is_idle(images: Images) -> bool:
+    """Return whether no process writes an image."""
+    for name in os.listdir(images.directory.packs):
+        with open(images.directory.path / "packs" / name, "rb") as file:
+            if not try_lock(file.fileno()):
+                return False
+    return True
 
 
 def lose(machine: Machine, name: str) -> None:
@@ -53,7 +74,7 @@ def lose(machine: Machine, name: str) -> None:
 
 def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_path: Path) -> None:
     """They have unequal sizes and holes; the image has no more bytes than the stripes."""
-    [said] = run(three_gpus, "leave", str(tmp_path), "-1", "leave")
+    [said] = run(three_gpus, "leave", "-1", "leave")
     expected, names = said["expected"], [f"{name}-1" for name in NAMES]
     taken = take(three_gpus, tmp_path, names, "p")
     assert taken.returncode == 0, taken.stderr
@@ -66,11 +87,14 @@ def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_pat
         assert restored.returncode == 0, restored.stderr
         [found] = run(three_gpus, "look", name)
         assert found == {"expected": expected[name], "layout": f"layout of {NAMES[number]}", "step": 7}
+    lose(three_gpus, names[0])
+    [found] = run(three_gpus, "use", str(tmp_path), "p", names[0])
+    assert found["expected"] == expected[names[0]], "a program can use it while it is rebuilt"
 
 
 def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> None:
     """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one."""
-    [said] = run(three_gpus, "leave", str(tmp_path), "-2", "seal")
+    [said] = run(three_gpus, "leave", "-2", "seal")
     names, simulator = [f"{name}-2" for name in NAMES], SIMULATOR / "bin/mpsd-sim"
     assert take(three_gpus, tmp_path, names, "p").returncode == 0
     three_gpus.run("xid", "1", "79", program=simulator)
@@ -108,7 +132,7 @@ def test_a_stripe_that_cannot_be_rebuilt_says_so(three_gpus: Machine, tmp_path: 
 
 def test_what_is_missing_is_named(three_gpus: Machine, tmp_path: Path) -> None:
     """Two arenas are lost; or one that the image does not know is asked for; or the parity is damaged."""
-    run(three_gpus, "leave", str(tmp_path), "-4", "leave")
+    run(three_gpus, "leave", "-4", "leave")
     names = [f"{name}-4" for name in NAMES]
     assert take(three_gpus, tmp_path, names, "p").returncode == 0
     lose(three_gpus, "middle-4")
@@ -155,3 +179,35 @@ def test_parity_is_that_of_its_barrier_while_the_arenas_are_written(three_gpus: 
         [found] = run(three_gpus, "look", name)
         assert found["expected"] == last["expected"][name]
         assert found["layout"] == f"3 of {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(500)
+def test_a_lost_arena_is_rebuilt_whoever_was_killed(three_gpus: Machine, tmp_path: Path) -> None:
+    """The imager or mpsctl, at a random call, while parity is taken and while the arena is rebuilt: ten of ten."""
+    chosen, place = random.Random(54), tmp_path / "images"
+    [said] = run(three_gpus, "leave", "-6", "leave")
+    names, deadly = [f"{name}-6" for name in NAMES], {"MPSD_IMAGER": str(deadly_program(tmp_path))}
+    assert take(three_gpus, place, names, "round.0").returncode == 0
+    fates, killed = set(), 0
+    for number, (when, who) in enumerate(chosen.sample(DEATHS, len(DEATHS)), 1):
+        victims = deadly | {"DEADLY_VICTIMS": who}
+        call = f"add.{chosen.randrange(1, 10)}" if when == "add" else str(chosen.randrange(1, 20))
+        taken = take(three_gpus, place, names, f"round.{number}", DEADLY_CALL=call, **victims)
+        with Images.open(place) as images:
+            wait_for("the imager to end", lambda: is_idle(images))
+            listing = images.listing()
+            assert (listing.damaged, list(images.verify())) == ({}, [])
+            newest = listing.images[-1].name
+        fates.add((taken.returncode == 0, newest == f"round.{number}"))
+        lost = chosen.choice(names)
+        lose(three_gpus, lost)
+        if rebuild(three_gpus, place, newest, lost, DEADLY_CALL=f"read.{chosen.randrange(1, 5)}", **victims).returncode:
+            killed += 1
+            mpsctl(three_gpus, "arena", "remove", lost)  # mpsd would do so after a minute
+            restored = rebuild(three_gpus, place, newest, lost)
+            assert restored.returncode == 0, restored.stderr
+        [found] = run(three_gpus, "look", lost)
+        assert found["expected"] == said["expected"][lost]
+    assert {(False, False), (False, True)} <= fates, "killed before the manifest was there, and after"
+    assert killed > 3

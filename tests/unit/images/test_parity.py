@@ -1,5 +1,6 @@
 """Images with the parity of arenas instead of their blocks: the rules, the XOR, and what the store does with them."""
 
+import json
 import random
 from collections.abc import Sequence
 from functools import reduce
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.errors import BadRequest
+from mpsd.images.__main__ import main
 from mpsd.images.blocks import sums_of
 from mpsd.images.copying import copy
 from mpsd.images.parity import xor_blocks
@@ -100,6 +102,20 @@ def test_the_image_has_the_parity_and_the_hash_of_each_block(images: Images) -> 
             image.read_into(0, offset, parity)
             assert parity == content
     assert list(images.verify()) == []
+
+
+def test_the_program_shows_what_it_protects(images: Images, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    take_parity(images, "p")
+    assert main(["show", "p", "--directory", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "parity of the arenas below, whose own blocks are not stored" in lines
+    assert [line.split(":")[0] for line in lines[-2:]] == ["arena left", "arena right"]
+    assert main(["show", "p", "--json", "--directory", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in found["members"]] == ["left", "right"]
+    assert main(["verify", "p", "--directory", str(path)]) == 0
+    assert main(["copy", "p", str(path.with_name("other")), "--directory", str(path)]) == 1
+    assert "has the parity of left, right and not their blocks" in capsys.readouterr().err
 
 
 def test_it_is_not_taken_for_an_image_of_its_arenas(images: Images, tmp_path: Path) -> None:
