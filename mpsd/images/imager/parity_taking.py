@@ -5,7 +5,8 @@
     stage        the client has reached a barrier: do so with the stripes that differ from what was copied
     finish       the manifest
 
-A block's hash is of the bytes that went into the parity, as of an image (taking.py).  Prose: docs/images.md, "Parity".
+A block's hash is of the bytes that went into the parity, as of an image (taking.py).
+Prose: docs/images.md, "Parity of arenas on several GPUs".
 """
 
 import mmap

@@ -1,4 +1,7 @@
-"""A lost arena, made of its image's parity and of the other members' memory.  Prose: docs/images.md, "Parity"."""
+"""A lost arena, made of its image's parity and of the other members' memory.
+
+Prose: docs/images.md, "Parity of arenas on several GPUs".
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property

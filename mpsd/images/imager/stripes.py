@@ -1,4 +1,7 @@
-"""Stripes: the blocks at one offset of arenas on different GPUs, read at the same time.  Prose: docs/images.md, "Parity"."""
+"""Stripes: the blocks at one offset of arenas on different GPUs, read at the same time.
+
+Prose: docs/images.md, "Parity of arenas on several GPUs".
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""Which parity protects which blocks.  Pure.  Prose: docs/images.md, "Parity"."""
+"""Which parity protects which blocks.  Pure.  Prose: docs/images.md, "Parity of arenas on several GPUs"."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
