@@ -40,11 +40,11 @@ def deadly(call: Callable[..., Any], name: str, calls: list[str]) -> Callable[..
     return version
 
 
-def finish(self: ImageWriter, *arguments: Any) -> Any:
+def finish(self: ImageWriter, *arguments: Any, **named: Any) -> Any:
     calls: list[str] = []
     for module, name in CALLS:
         setattr(module, name, deadly(getattr(module, name), name, calls))
-    return complete(self, *arguments)
+    return complete(self, *arguments, **named)
 
 
 def deadly_at(method: Callable[..., Any], number: int) -> Callable[..., Any]:
