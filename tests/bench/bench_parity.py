@@ -1,8 +1,9 @@
-"""Parity: how fast one core makes the XOR of blocks of 2 MiB, compared with memcpy of as many bytes, in turns.
+"""Parity: how fast one core makes P, or P and Q, of blocks of 2 MiB, and rebuilds one; compared with memcpy of as many bytes.
 
     .venv/bin/python tests/bench/bench_parity.py [--trials 20] [--json FILE] [--plot FILE]
 
-Needs neither a GPU nor a daemon.  The blocks are in 256 MiB, so that no cache has them; GB/s are bytes of the members.
+Needs neither a GPU nor a daemon.  The blocks are in 256 MiB, more than most processors have as cache; GB/s are bytes of the
+members.
 """
 
 import ctypes
@@ -10,19 +11,41 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mpsd.images.parity import xor_blocks
+from mpsd.images.parity import combine, make_parity
 from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.rules.parity import factors
 from tests.bench import setting
 from tests.gpu.comparison import figures
 from tests.gpu.comparison.table import Table
 
 MEMBERS = (2, 3, 4, 8)
 BLOCKS = 128
+FIRST, SECOND = mmap.mmap(-1, BLOCK_BYTES), mmap.mmap(-1, BLOCK_BYTES)
+TO = ctypes.addressof(ctypes.c_char.from_buffer(FIRST))
+
+
+def _copy(stripe: Sequence[memoryview]) -> None:
+    for each in stripe:
+        ctypes.memmove(TO, ctypes.addressof(ctypes.c_char.from_buffer(each)), BLOCK_BYTES)
+
+
+def _rebuild(stripe: Sequence[memoryview]) -> None:
+    """Of the sums of P and Q, as when two members are lost."""
+    make_parity([None, *stripe[1:]], FIRST, SECOND)
+    combine(factors(0, 1), FIRST, SECOND, FIRST)
+
+
+WORK: dict[str, Callable[[Sequence[memoryview]], None]] = {
+    "memcpy": _copy,
+    "P": lambda stripe: make_parity(stripe, FIRST),
+    "P and Q": lambda stripe: make_parity(stripe, FIRST, SECOND),
+    "a block with Q": _rebuild,
+}
 
 
 def main() -> int:
@@ -33,35 +56,21 @@ def main() -> int:
     for at in range(0, len(view), BLOCK_BYTES):
         view[at : at + BLOCK_BYTES] = os.urandom(BLOCK_BYTES)
     blocks = [view[at : at + BLOCK_BYTES] for at in range(0, len(view), BLOCK_BYTES)]
-    addresses = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in blocks]
-    into = mmap.mmap(-1, BLOCK_BYTES)
-    to = ctypes.addressof(ctypes.c_char.from_buffer(into))
-    lines: dict[str, list[tuple[float, float]]] = {"XOR": [], "memcpy": []}
+    lines: dict[str, list[tuple[float, float]]] = {}
     for count in MEMBERS:
-        stripes = [range(first, first + count) for first in range(0, BLOCKS - count + 1, count)]
-
-        def xor(stripes: list[range] = stripes) -> None:
-            for each in stripes:
-                xor_blocks(into, [blocks[number] for number in each])
-
-        def copy(stripes: list[range] = stripes) -> None:
-            for each in stripes:
-                for number in each:
-                    ctypes.memmove(to, addresses[number], BLOCK_BYTES)
-
-        size = len(stripes) * count * BLOCK_BYTES
-        xor_rates, copy_rates = [], []
+        stripes = [blocks[first : first + count] for first in range(0, BLOCKS - count + 1, count)]
+        rates: dict[str, list[float]] = {what: [] for what in WORK}
         for _ in range(asked.trials):
-            xor_rates.append(_rate(xor, size))
-            copy_rates.append(_rate(copy, size))
-        found, copied = figures.median(xor_rates) or 0.0, figures.median(copy_rates) or 0.0
-        table.keep("parity", f"{count} members", {"xor": xor_rates, "memcpy": copy_rates})
-        table.add(
-            "parity", f"XOR of {count} members", mpsd=f"{found:.1f} GB/s", ratio=f"{found / copied:.2f}",
-            remark=f"memcpy of as many bytes {copied:.1f} GB/s; {figures.pair_range(xor_rates, copy_rates)}",
-        )  # fmt: skip
-        lines["XOR"].append((count, found))
-        lines["memcpy"].append((count, copied))
+            for what, work in WORK.items():  # in turns: what else runs meanwhile hits all
+                rates[what].append(_rate(work, stripes))
+        table.keep("parity", f"{count} members", rates)
+        for what, those in rates.items():
+            found, copied = figures.median(those) or 0.0, figures.median(rates["memcpy"]) or 0.0
+            lines.setdefault(what, []).append((count, found))
+            if what != "memcpy":
+                remark = f"memcpy of as many bytes {copied:.1f} GB/s; {figures.pair_range(those, rates['memcpy'])}"
+                ratio = f"{found / copied:.2f}"
+                table.add("parity", f"{what} of {count} members", mpsd=f"{found:.1f} GB/s", ratio=ratio, remark=remark)
     if asked.json:
         Path(asked.json).write_text(table.json())
     setting.plot(asked.plot, "Parity of blocks of 2 MiB, one core", "members", "GB/s", lines)
@@ -69,10 +78,11 @@ def main() -> int:
     return 0
 
 
-def _rate(work: Callable[[], None], size: int) -> float:
+def _rate(work: Callable[[Sequence[memoryview]], None], stripes: Sequence[Sequence[memoryview]]) -> float:
     begun = time.thread_time()
-    work()
-    return size / (time.thread_time() - begun) / 1e9
+    for each in stripes:
+        work(each)
+    return sum(map(len, stripes)) * BLOCK_BYTES / (time.thread_time() - begun) / 1e9
 
 
 if __name__ == "__main__":

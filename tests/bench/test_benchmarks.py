@@ -15,7 +15,7 @@ FEWER["health"] = ["--busy", "2", "--seconds", "0.5"]
 ROWS = {
     "api": "100 subscribers: events per second",
     "leases": "10000 leases: a client is let in, with a lease",
-    "parity": "XOR of 3 members",
+    "parity": "P of 3 members",
     "relay": "64 connections: messages per second",
     "start": "importing the daemon: processor time",
     "state": "65536 bytes, 64 changed: publish, median / p99",

@@ -40,14 +40,14 @@ def leave(suffix: str, ending: str) -> None:
         say(expected={arena.name: digests(arena) for arena in arenas})
 
 
-def write_on(directory: str, suffix: str, count: str) -> None:
+def write_on(directory: str, suffix: str, count: str, parity: str) -> None:
     """Take parity while the arenas are written; then leave the bytes of the last barrier."""
     chosen, taking = random.Random(suffix), None
     with ExitStack() as stack:
         arenas = fill(stack, suffix)
         first, *others = arenas
         for number in range(int(count)):
-            taking = first.image(f"live{suffix}.{number}", directory, others, "live", parity=1)
+            taking = first.image(f"live{suffix}.{number}", directory, others, "live", parity=int(parity))
             for _ in range(6):
                 change(chosen.choice(arenas), chosen)
             chosen.choice(arenas).allocate(BLOCK)
@@ -63,11 +63,11 @@ def write_on(directory: str, suffix: str, count: str) -> None:
             say(name=image.name, expected=expected, direct=barrier.direct_bytes, copied=copied, to_copy=to_copy)
 
 
-def append(directory: str, suffix: str) -> None:
+def append(directory: str, suffix: str, parity: str) -> None:
     """Take parity, and then write on behind the first blocks of each arena, as a cache does."""
     with ExitStack() as stack:
         arenas = fill(stack, suffix)
-        taking = arenas[0].image(f"append{suffix}", directory, arenas[1:], "append", parity=1)
+        taking = arenas[0].image(f"append{suffix}", directory, arenas[1:], "append", parity=int(parity))
         taking.barrier()
         expected = {arena.name: digests(arena) for arena in arenas}
         taking.wait()
@@ -87,6 +87,7 @@ def refusals(directory: str) -> None:
         taking = one.image("good", directory, [far], "g", parity=1)
         taking.barrier()
         said["good"] = taking.wait().name
+        said["three"] = refusal(one.image("none", directory, [far], "g", parity=3).barrier)
         say(**said)
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from mpsd.images.directory import try_lock
-from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.rules.manifest import BLOCK_BYTES, block_offsets
 from mpsd.images.store import Images
 from tests.integration.machine import SIMULATOR, Machine, open_machine
 from tests.integration.process import wait_for
 from tests.integration.test_image_deaths import deadly_program
 from tests.integration.test_images import mpsctl
 from tests.integration.test_images import pytestmark as everyday
+from tests.unit.images.making import flip
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 NAMES = ("left", "middle", "right")
@@ -45,9 +46,9 @@ def run(machine: Machine, verb: str, *words: str, status: int = 0, seconds: floa
 
 
 def take(
-    machine: Machine, directory: Path, names: Sequence[str], image: str, **variables: str
+    machine: Machine, directory: Path, names: Sequence[str], image: str, parity: int = 1, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    words = ("--group", "g", "--parity", "1", "--name", image, "--directory", str(directory))
+    words = ("--group", "g", "--parity", str(parity), "--name", image, "--directory", str(directory))
     return mpsctl(machine, "image", "take", *names, *words, **variables)
 
 
@@ -115,7 +116,7 @@ def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> Non
 
 def test_a_stripe_that_cannot_be_rebuilt_says_so(three_gpus: Machine, tmp_path: Path) -> None:
     """Another arena was written there after the barrier.  What is left can be had."""
-    [said] = run(three_gpus, "append", str(tmp_path), "-3")
+    [said] = run(three_gpus, "append", str(tmp_path), "-3", "1")
     lose(three_gpus, "left-3")
     refused = rebuild(three_gpus, tmp_path, "append-3", "left-3", "--name", "whole")
     where = f"image append-3, arena left-3, offset {said['changed']:#x}: it cannot be rebuilt"
@@ -142,15 +143,12 @@ def test_what_is_missing_is_named(three_gpus: Machine, tmp_path: Path) -> None:
         assert (refused.returncode, why in refused.stderr) == (1, True), refused.stderr
     with Images.open(tmp_path) as images:
         place = next(iter(images.find("p").places()))
-        with open(tmp_path / f"packs/{place.pack}", "r+b") as file:
-            file.seek(place.slot * BLOCK_BYTES + BLOCK_BYTES // 2)
-            byte = file.read(1)[0]
-            file.seek(-1, 1)
-            file.write(bytes([byte ^ 1]))
+        flip(tmp_path / f"packs/{place.pack}", place.slot * BLOCK_BYTES + BLOCK_BYTES // 2)
         [damage] = images.verify(["p"])
         assert "are not those that were written" in damage.why
     refused = rebuild(three_gpus, tmp_path, "p", "middle-4")
-    assert (refused.returncode, f"offset {damage.offset:#x}: the bytes in pack" in refused.stderr) == (1, True), refused.stderr
+    where = f"offset {damage.offset:#x}: it cannot be rebuilt: the bytes in pack"
+    assert (refused.returncode, where in refused.stderr) == (1, True), refused.stderr
     lose(three_gpus, "right-4")
     refused = rebuild(three_gpus, tmp_path, "p", "middle-4")
     assert (refused.returncode, "arena right-4 is needed: " in refused.stderr) == (1, True), refused.stderr
@@ -160,25 +158,54 @@ def test_parity_needs_two_gpus(three_gpus: Machine, tmp_path: Path) -> None:
     [said] = run(three_gpus, "refusals", str(tmp_path))
     assert said["alone"] == "ValueError: parity is of the arenas of a group, and of no epoch"
     assert said["one gpu"].startswith("ImageError: parity needs each arena on another GPU: 2 of them are on GPU ")
+    assert said["three"] == "ImageError: parity for 3 lost GPUs; accepted: 1 or 2"
     assert said["good"] == "good"
     alone = mpsctl(three_gpus, "image", "take", "one", "--parity", "1", "--directory", str(tmp_path))
     assert (alone.returncode, "--parity needs two arenas, on two GPUs, at least" in alone.stderr) == (1, True)
 
 
 @pytest.mark.slow
-def test_parity_is_that_of_its_barrier_while_the_arenas_are_written(three_gpus: Machine, tmp_path: Path) -> None:
-    """They allocate and commit in between, too."""
-    said = run(three_gpus, "write_on", str(tmp_path), "-5", "4")
+@pytest.mark.parametrize("parity", [1, 2])
+def test_parity_is_that_of_its_barrier_while_the_arenas_are_written(three_gpus: Machine, tmp_path: Path, parity: int) -> None:
+    """They allocate and commit in between, too.  As many of them are lost as parity is for."""
+    said = run(three_gpus, "write_on", str(tmp_path), f"-5{parity}", "4", str(parity))
     last = said[-1]
     assert all(each["copied"] == each["to_copy"] for each in said)
     assert sum(each["direct"] for each in said) > 0, "nothing was written while it was copied"
-    for name in last["expected"]:
-        lose(three_gpus, name)
-        restored = rebuild(three_gpus, tmp_path, last["name"], name)
-        assert restored.returncode == 0, restored.stderr
-        [found] = run(three_gpus, "look", name)
-        assert found["expected"] == last["expected"][name]
-        assert found["layout"] == f"3 of {name}"
+    names = list(last["expected"])
+    for first in range(len(names)):
+        lost = [names[(first + number) % 3] for number in range(parity)]
+        for name in lost:
+            lose(three_gpus, name)
+        for name in lost:
+            restored = rebuild(three_gpus, tmp_path, last["name"], name)
+            assert restored.returncode == 0, restored.stderr
+            [found] = run(three_gpus, "look", name)
+            assert (found["expected"], found["layout"]) == (last["expected"][name], f"3 of {name}")
+
+
+@pytest.mark.slow
+def test_the_second_parity_stands_for_a_changed_block_or_a_damaged_one(three_gpus: Machine, tmp_path: Path) -> None:
+    """Not for both."""
+    [said] = run(three_gpus, "append", str(tmp_path), "-7", "2")
+    expected = said["expected"]["left-7"]
+    lose(three_gpus, "left-7")
+    restored = rebuild(three_gpus, tmp_path, "append-7", "left-7")
+    assert restored.returncode == 0, restored.stderr
+    [found] = run(three_gpus, "look", "left-7")
+    assert found["expected"] == expected
+    lose(three_gpus, "left-7")
+    with Images.open(tmp_path) as images:
+        image = images.find("append-7")
+        numbers = list(block_offsets(image.arenas[0].facts))
+        for place in (image.arenas[0].place(number) for number in range(len(numbers))):
+            flip(tmp_path / f"packs/{place.pack}", place.slot * BLOCK_BYTES + 77)
+        assert {damage.arena for damage in images.verify()} == {"P"}
+    refused = rebuild(three_gpus, tmp_path, "append-7", "left-7", "--partial", "--json")
+    assert refused.returncode == 1, refused.stderr
+    assert json.loads(refused.stdout)["lost"] == [[said["changed"], BLOCK_BYTES]]
+    [found] = run(three_gpus, "look", "left-7")
+    assert [offset for offset in expected if found["expected"][offset] != expected[offset]] == [str(said["changed"])]
 
 
 @pytest.mark.slow
@@ -193,7 +220,7 @@ def test_a_lost_arena_is_rebuilt_whoever_was_killed(three_gpus: Machine, tmp_pat
     for number, (when, who) in enumerate(chosen.sample(DEATHS, len(DEATHS)), 1):
         victims = deadly | {"DEADLY_VICTIMS": who}
         call = f"add.{chosen.randrange(1, 10)}" if when == "add" else str(chosen.randrange(1, 20))
-        taken = take(three_gpus, place, names, f"round.{number}", DEADLY_CALL=call, **victims)
+        taken = take(three_gpus, place, names, f"round.{number}", 1 + number % 2, DEADLY_CALL=call, **victims)
         with Images.open(place) as images:
             wait_for("the imager to end", lambda: is_idle(images))
             listing = images.listing()

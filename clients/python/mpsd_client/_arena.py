@@ -334,7 +334,7 @@ class Arena(Window):
         """Begin an image: another process copies the arena while this one goes on.  Taking.barrier sets the image's moment.
 
         name: "": the arena's with the time, or the epoch's.  directory: of images; None: $MPSD_IMAGES, else as docs/images.md.
-        others, group: more arenas, and the name of all.  parity: store only that of all, for as many lost GPUs: 1.
+        others, group: more arenas, and the name of all.  parity: store only that of all, for as many lost GPUs: 1 or 2.
         This waits for an image after its barrier.  Raises ImageError."""
         from mpsd_client._image import begin
 

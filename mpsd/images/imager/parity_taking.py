@@ -21,10 +21,10 @@ import numpy
 from mpsd.images.imager.kernel import BLOCK_BYTES
 from mpsd.images.imager.stripes import Member, read_stripes
 from mpsd.images.imager.taking import MOST_RATE, PIECE_BLOCKS, ROUNDS, SLOTS, BlockTable, ClientWroteError
-from mpsd.images.parity import xor_blocks
+from mpsd.images.parity import make_parity
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import ArenaFacts, Manifest, MemberImage, block_offsets
-from mpsd.images.rules.parity import PARITY_NAME, check_gpus, parity_facts
+from mpsd.images.rules.parity import NAMES, check_gpus, parity_facts
 from mpsd.images.writer import ImageWriter
 
 
@@ -32,21 +32,24 @@ class ParityTaking:
     """One image with the parity of these arenas.  The methods are called in the order above; `close` at any time."""
 
     def __init__(
-        self, members: Sequence[Member], gpus: Sequence[str], writer: ImageWriter, hash_of: BlockHash,
+        self, members: Sequence[Member], gpus: Sequence[str], parity: int, writer: ImageWriter, hash_of: BlockHash,
         expect: Callable[[int], None], told: Callable[[int], None],
     ) -> None:  # fmt: skip
-        """gpus: UUIDs.  expect: called with the bytes to be copied, before they are; told: with those that are copied.
+        """gpus: UUIDs.  parity: for so many lost GPUs.
 
+        expect: called with the bytes to be copied, before they are; told: with those that are copied.
         Raise BadRequest: two of the arenas are on one GPU."""
-        check_gpus(gpus)
+        check_gpus(gpus, parity)
+        self._names = NAMES[:parity]
         self._members, self._writer, self._hash_of = members, writer, hash_of
         self._expect, self._told = expect, told
         self._copied: list[dict[int, bytes]] = [{} for _ in members]  # of each, the sums of its blocks in the parity, by offset
         self._tables: dict[int, tuple[list[int], BlockTable]] = {}  # of each member's blocks; made before the barrier
-        self._blocks: SimpleQueue[memoryview] = SimpleQueue()
+        self._blocks: SimpleQueue[list[memoryview]] = SimpleQueue()  # of each thread, one for each parity
         with ExitStack() as stack:
             for _ in range(SLOTS):
-                self._blocks.put(stack.enter_context(memoryview(stack.enter_context(mmap.mmap(-1, BLOCK_BYTES)))))
+                memory = [stack.enter_context(mmap.mmap(-1, BLOCK_BYTES)) for _ in self._names]
+                self._blocks.put([stack.enter_context(memoryview(each)) for each in memory])
             self._pool = ThreadPoolExecutor(SLOTS, "parity")
             stack.callback(self._pool.shutdown, cancel_futures=True)
             self._stack = stack.pop_all()
@@ -77,7 +80,7 @@ class ParityTaking:
             for facts, copied in zip(arenas, self._copied, strict=True)
         ]
         self.close()
-        return self._writer.finish(instant, [parity_facts(PARITY_NAME, arenas)], members=members)
+        return self._writer.finish(instant, [parity_facts(name, arenas) for name in self._names], members=members)
 
     def close(self) -> None:
         self._stack.close()
@@ -125,20 +128,21 @@ class ParityTaking:
 
     def _encode_piece(self, offsets: Sequence[int], present: Sequence[set[int]]) -> None:
         wanted = [[offset for offset in offsets if offset in those] for those in present]
-        parity = self._blocks.get()
+        made = self._blocks.get()
         try:
             with read_stripes(self._members, wanted) as found:
                 for offset in offsets:
-                    sources = [blocks[offset][1] for blocks in found if offset in blocks]
-                    if sources:  # none: all members have dropped it
-                        xor_blocks(parity, sources)
-                        self._writer.add(PARITY_NAME, offset, parity)
+                    sources = [blocks[offset][1] if offset in blocks else None for blocks in found]
+                    if any(sources):  # none: all members have dropped it
+                        make_parity(sources, *made)
+                        for name, block in zip(self._names, made, strict=True):
+                            self._writer.add(name, offset, block)
                 for copied, blocks, those in zip(self._copied, found, present, strict=True):
                     copied.update((offset, sums) for offset, (sums, _) in blocks.items())
                     for offset in set(offsets) - those:
                         copied.pop(offset, None)
                 self._told(sum(map(len, found)) * BLOCK_BYTES)
         finally:
-            self._blocks.put(parity)
+            self._blocks.put(made)
 
 

@@ -150,17 +150,17 @@ class Imager:
         self._writer = self._images.begin(asked["name"], asked["group"], SLOTS, epoch)
         self._progress.begin()
         if asked.get("parity"):
-            self._prepare_parity(self._writer)
+            self._prepare_parity(self._writer, asked["parity"])
         else:
             for each in self._arenas.values():
                 each.prepare(self._writer, self._images.directory.hash_of, self._progress)
         self._channel.answer("prepared")
 
-    def _prepare_parity(self, writer: ImageWriter) -> None:
+    def _prepare_parity(self, writer: ImageWriter, parity: int) -> None:
         arenas, progress = self._arenas.values(), self._progress
         gpus, members = [each.gpu for each in arenas], [each.member() for each in arenas]
         hash_of = self._images.directory.hash_of
-        self._parity = ParityTaking(members, gpus, writer, hash_of, progress.expect, progress.add)
+        self._parity = ParityTaking(members, gpus, parity, writer, hash_of, progress.expect, progress.add)
         self._parity.prepare()
 
     def stage(self, request: Request) -> None:

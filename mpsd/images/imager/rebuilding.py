@@ -3,22 +3,23 @@
 Prose: docs/images.md, "Parity of arenas on several GPUs".
 """
 
+import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.blocks import sums_of
 from mpsd.images.imager.device import ArenaMemory, Gpu
-from mpsd.images.imager.stripes import Member, read_stripes
+from mpsd.images.imager.stripes import Copied, Member, read_stripes
 from mpsd.images.imager.taking import Copier
-from mpsd.images.parity import xor_blocks
+from mpsd.images.parity import combine, make_parity
 from mpsd.images.reader import ImageReader
 from mpsd.images.rules.block_hash import BlockHash
-from mpsd.images.rules.manifest import BlockNumbers, MemberImage, block_offsets
+from mpsd.images.rules.manifest import BLOCK_BYTES, BlockNumbers, MemberImage, block_offsets
+from mpsd.images.rules.parity import factors
 from mpsd.images.rules.refusals import ImageDamaged
-
-_PARITY = 0  # the number of the arena with the parity
 
 
 class RebuiltArena:
@@ -30,6 +31,8 @@ class RebuiltArena:
         members = {each.facts.name: each for each in image.manifest.members}
         if arena not in members:
             raise BadRequest(f"image {image.manifest.name} has the parity of {', '.join(members)}: name the one that is lost")
+        self._order = list(members)  # the first block of a stripe counts once in Q, the next twice
+        self._spare = len(image.manifest.arenas) - 1  # so many blocks may be missing in addition
         self._lost = _Hashes(members.pop(arena))
         self.facts = self._lost.facts
         self._hashes = {name: _Hashes(each) for name, each in members.items()}
@@ -46,14 +49,20 @@ class RebuiltArena:
         if "why" in asked:
             self._why[arena] = str(asked["why"])
             return
-        gpu = Gpu(asked["gpu"])
+        try:
+            gpu = Gpu(asked["gpu"])
+        except LookupError as exc:  # a lost GPU, as that of the arena itself
+            self._why[arena] = str(exc)
+            return
         gpu.set_current()
         if asked["gpu"] not in self._copiers:
             self._copiers[asked["gpu"]] = Copier(gpu, self._hash_of.block_key)
         self._memory[arena] = Member(gpu, self._copiers[asked["gpu"]], ArenaMemory(gpu.number, asked["window_bytes"]))
 
     def add_memory(self, arena: str, items: Sequence[Sequence[int]], descriptors: Sequence[int]) -> None:
-        member = self._memory[arena]
+        member = self._memory.get(arena)
+        if member is None:  # it cannot be had
+            return
         member.gpu.set_current()
         for (offset, size, since), descriptor in zip(items, descriptors, strict=True):
             member.memory.add(offset, size, since, descriptor)
@@ -61,31 +70,60 @@ class RebuiltArena:
     def read(self, offset: int, into: memoryview) -> None:
         """Rebuild the block at this offset.
 
-        Raise ImageDamaged if another member's block is missing or has changed, or if the parity is damaged.
+        Raise ImageDamaged if too many of the other members' blocks are missing or have changed, or parity is damaged.
         """
-        self._see_all_there(offset)
-        self._image.read_into(_PARITY, offset, into)
-        names = [name for name in self._memory if offset in self._hashes[name].offsets]
+        names = [name for name in self._memory if offset in self._offsets[name]]
         with read_stripes([self._memory[name] for name in names], [[offset]] * len(names)) as found:
-            for name, blocks in zip(names, found, strict=True):
-                if self._hash_of.name_of(blocks[offset][0]) != self._hashes[name].id(offset):
-                    raise self._cannot(offset, f"arena {name} has changed there since the image was taken")
-            xor_blocks(into, [into, *(blocks[offset][1] for blocks in found)])
+            self._rebuild(offset, {name: blocks[offset] for name, blocks in zip(names, found, strict=True)}, into)
+
+    def _rebuild(self, offset: int, there: Mapping[str, Copied], into: memoryview) -> None:
+        blocks: list[memoryview | None] = [None] * len(self._order)
+        bad: dict[int, str] = {}
+        for name, hashes in self._hashes.items():
+            if offset not in hashes.offsets:
+                continue  # it had no block there: zeros
+            sums, data = there.get(name, (b"", None))
+            if data is not None and self._hash_of.name_of(sums) == hashes.id(offset):
+                blocks[self._order.index(name)] = data
+            else:
+                changed = f"arena {name} has changed there since the image was taken"
+                bad[self._order.index(name)] = changed if name in self._memory else f"arena {name} is needed: {self._why[name]}"
+        why = self._read_parity(0, offset, into)
+        if not bad and not why:
+            make_parity([into, *blocks], into)
+        elif len(bad) + bool(why) > self._spare:
+            raise self._cannot(offset, "; ".join([*bad.values(), *([why] if why else [])]))
+        else:
+            self._rebuild_with_second(offset, blocks, next(iter(bad), None), into)
         if self._hash_of.name_of(sums_of(into, self._hash_of.block_key)) != self._lost.id(offset):
             raise self._cannot(offset, "what comes of the parity has another hash than the arena had")
+
+    def _rebuild_with_second(self, offset: int, blocks: Sequence[memoryview | None], other: int | None, p: memoryview) -> None:
+        """Rebuild a block in `p`, which has P or, if that is damaged, anything.  other: the number of another missing block."""
+        with ExitStack() as stack:
+            memory = [memoryview(stack.enter_context(mmap.mmap(-1, BLOCK_BYTES))) for _ in range(3)]
+            for each in memory:
+                stack.callback(each.release)
+            q, of_p, of_q = memory
+            if why := self._read_parity(1, offset, q):
+                raise self._cannot(offset, why)
+            make_parity(blocks, of_p, of_q)
+            make_parity([p, of_p], p)
+            make_parity([q, of_q], q)
+            combine(factors(self._order.index(self.facts.name), other), p, q, p)
+
+    def _read_parity(self, number: int, offset: int, into: memoryview) -> str:
+        """Return why it cannot be read."""
+        try:
+            self._image.read_into(number, offset, into)
+        except ImageDamaged as exc:
+            return str(exc).partition(f"{offset:#x}: ")[2] or str(exc)
+        return ""
 
     @cached_property
     def _offsets(self) -> dict[str, set[int]]:
         """Of the blocks that the other members have now; when the first block is read, all memory is there."""
         return {name: member.offsets() for name, member in self._memory.items()}
-
-    def _see_all_there(self, offset: int) -> None:
-        for name, hashes in self._hashes.items():
-            if offset in hashes.offsets:
-                if name not in self._memory:
-                    raise self._cannot(offset, f"arena {name} is needed: {self._why[name]}")
-                if offset not in self._offsets[name]:
-                    raise self._cannot(offset, f"arena {name} has no memory there any more")
 
     def _cannot(self, offset: int, why: str) -> MpsdError:
         return ImageDamaged(

@@ -4,8 +4,8 @@
     wait         -> ready, when everything before is done: a socket holds only so many descriptors
     allocations  arena, items: [offset, bytes, commit that it came with] each; a descriptor for each item
     drop         arena, offsets: of allocations that the arena does not have any more
-    prepare      name: of the image, group: of its arenas, or "", epoch: null, or as rules/membership.py has it, parity: true
-                 for an image with the parity of the arenas instead of their blocks     -> prepared
+    prepare      name: of the image, group: of its arenas, or "", epoch: null, or as rules/membership.py has it, parity: 0,
+                 or for how many lost GPUs the image has the parity of the arenas instead of their blocks     -> prepared
     facts        arena, commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
     stage        after the facts of all arenas     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 

@@ -13,7 +13,7 @@ from mpsd.errors import BadRequest
 from mpsd.images.__main__ import main
 from mpsd.images.blocks import sums_of
 from mpsd.images.copying import copy
-from mpsd.images.parity import xor_blocks
+from mpsd.images.parity import combine, make_parity
 from mpsd.images.rules.manifest import (
     BLOCK_BYTES,
     ArenaFacts,
@@ -23,11 +23,12 @@ from mpsd.images.rules.manifest import (
     decode,
     encode,
 )
-from mpsd.images.rules.parity import PARITY_NAME, check_gpus, parity_facts
+from mpsd.images.rules.parity import MOST_MEMBERS, NAMES, check_gpus, factors, parity_facts
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
 from mpsd.images.rules.retention import plan_removal
 from mpsd.images.rules.transfer import offer_of
 from mpsd.images.store import Images
+from tests.seeds import seeds
 from tests.unit.images.making import block, facts, take
 
 LEFT, RIGHT = {0: 10, 1: 11, 3: 12}, {1: 20, 2: 21}
@@ -43,51 +44,103 @@ def take_parity(images: Images, name: str, instant: float = 1.0) -> Manifest:
     hash_of, parity = images.directory.hash_of, bytearray(BLOCK_BYTES)
     with images.begin(name, "g") as new:
         for place in sorted(LEFT.keys() | RIGHT.keys()):
-            xor_blocks(parity, [block(each[place]) for _, each in arenas if place in each])
-            new.add(PARITY_NAME, place * BLOCK_BYTES, parity)
+            make_parity([block(each[place]) if place in each else None for _, each in arenas], parity)
+            new.add(NAMES[0], place * BLOCK_BYTES, parity)
         ids = [[hash_of.name_of(sums_of(block(each[at]), hash_of.block_key)) for at in sorted(each)] for _, each in arenas]
         members = [MemberImage(each, b"".join(those)) for (each, _), those in zip(arenas, ids, strict=True)]
-        return new.finish(instant, [parity_facts(PARITY_NAME, [each for each, _ in arenas])], members=members)
+        return new.finish(instant, [parity_facts(NAMES[0], [each for each, _ in arenas])], members=members)
+
+
+def times(one: int, other: int) -> int:
+    """Multiply polynomials over GF(2), and divide by 0x11d: as on paper."""
+    product = reduce(lambda so_far, bit: so_far ^ (one << bit if other >> bit & 1 else 0), range(8), 0)
+    for bit in range(14, 7, -1):
+        product ^= 0x11D << (bit - 8) if product >> bit & 1 else 0
+    return product
+
+
+def slow_q(blocks: Sequence[bytes | None]) -> bytes:
+    power, found = 1, bytes(BLOCK_BYTES)
+    for each in blocks:
+        if each is not None:
+            table = bytes(times(power, byte) for byte in range(256))
+            found = slow_xor([found, each.translate(table)])
+        power = times(power, 2)
+    return found
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 16])
-def test_any_block_is_the_xor_of_the_parity_and_the_others(count: int) -> None:
+def test_parity_is_as_a_slow_reference_has_it(count: int) -> None:
     chosen = random.Random(count)
-    blocks = [chosen.randbytes(BLOCK_BYTES) for _ in range(count)]
-    parity = bytearray(BLOCK_BYTES)
-    xor_blocks(parity, blocks)
-    assert parity == slow_xor(blocks)
-    for lost in range(count):
-        rebuilt = bytearray(parity)
-        xor_blocks(rebuilt, [rebuilt, *blocks[:lost], *blocks[lost + 1 :]])
-        assert rebuilt == blocks[lost]
+    blocks = [chosen.randbytes(BLOCK_BYTES) if number % 3 != 1 else None for number in range(count)]
+    p, q, alone = bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES)
+    make_parity(blocks, p, q)
+    make_parity(blocks, alone)
+    assert p == alone == slow_xor([bytes(BLOCK_BYTES), *(each for each in blocks if each is not None)])
+    assert q == slow_q(blocks)
 
 
-def test_a_result_that_is_not_there_to_be_written_is_refused() -> None:
+@pytest.mark.parametrize("seed", seeds(1, 6))
+def test_any_two_lost_blocks_come_back(seed: int) -> None:
+    """Of the members, or one of them and P."""
+    chosen = random.Random(seed)
+    count = chosen.choice([2, 3, 4, 9, MOST_MEMBERS])
+    kinds = [chosen.randbytes(BLOCK_BYTES) for _ in range(3)]
+    blocks = [kinds[number % 3] for number in range(count)]
+    p, q, of_p, of_q = (bytearray(BLOCK_BYTES) for _ in range(4))
+    make_parity(blocks, p, q)
+    for _ in range(3):
+        lost, other = chosen.sample([*range(count), None], 2)
+        if lost is None:
+            lost, other = other, None
+        assert lost is not None
+        make_parity([None if number in (lost, other) else each for number, each in enumerate(blocks)], of_p, of_q)
+        make_parity([p if other is not None else kinds[0], of_p], of_p)
+        make_parity([q, of_q], of_q)
+        combine(factors(lost, other), of_p, of_q, of_p)
+        assert of_p == blocks[lost]
+
+
+def test_every_pair_of_members_has_one_solution() -> None:
+    """The powers of 2 differ, so the equations of P and Q are independent."""
+    powers = [1]
+    while len(powers) < MOST_MEMBERS:
+        powers.append(times(powers[-1], 2))
+    assert len(set(powers)) == MOST_MEMBERS
+    for lost, other in [(0, 1), (1, 0), (3, 200), (254, 0), (253, 254)]:
+        of_p, of_q = factors(lost, other)
+        assert of_p ^ times(of_q, powers[lost]) == 1, "the lost block once"
+        assert of_p ^ times(of_q, powers[other]) == 0, "and the other one not at all"
+
+
+def test_a_result_that_cannot_be_written_is_refused() -> None:
     with pytest.raises((BufferError, TypeError, ValueError)):
-        xor_blocks(bytes(BLOCK_BYTES), [block(1)])
+        make_parity([block(1)], bytes(BLOCK_BYTES))
 
 
 def test_parity_has_a_block_wherever_an_arena_has_one() -> None:
     empty = ArenaFacts("none", "GPU-3", 0, BLOCK_BYTES, BLOCK_BYTES, ())
-    made = parity_facts(PARITY_NAME, [facts(0, 1, 5), facts(1, 2), empty])
+    made = parity_facts(NAMES[0], [facts(0, 1, 5), facts(1, 2), empty])
     assert made.allocations == ((0, 3 * BLOCK_BYTES), (5 * BLOCK_BYTES, BLOCK_BYTES))
     assert made.window_bytes == 6 * BLOCK_BYTES
-    assert parity_facts(PARITY_NAME, []).allocations == ()
+    assert parity_facts(NAMES[0], []).allocations == ()
 
 
-@pytest.mark.parametrize(("gpus", "why"), [
-    (["GPU-1", "GPU-2", "GPU-3"], ""),
-    (["GPU-1"], "needs two"),
-    ([], "needs two"),
-    (["GPU-1", "GPU-2", "GPU-1"], "2 of them are on GPU GPU-1"),
+@pytest.mark.parametrize(("gpus", "parity", "why"), [
+    (["GPU-1", "GPU-2", "GPU-3"], 1, ""),
+    (["GPU-1", "GPU-2", "GPU-3"], 2, ""),
+    (["GPU-1", "GPU-2"], 3, "for 3 lost GPUs; accepted: 1 or 2"),
+    (["GPU-1"], 1, "needs two"),
+    ([], 1, "needs two"),
+    ([f"GPU-{number}" for number in range(256)], 1, "255 at most"),
+    (["GPU-1", "GPU-2", "GPU-1"], 1, "2 of them are on GPU GPU-1"),
 ])  # fmt: skip
-def test_the_loss_of_a_gpu_takes_one_block_of_a_stripe(gpus: list[str], why: str) -> None:
+def test_the_loss_of_a_gpu_takes_one_block_of_a_stripe(gpus: list[str], parity: int, why: str) -> None:
     if why:
         with pytest.raises(BadRequest, match=why):
-            check_gpus(gpus)
+            check_gpus(gpus, parity)
     else:
-        check_gpus(gpus)
+        check_gpus(gpus, parity)
 
 
 def test_the_image_has_the_parity_and_the_hash_of_each_block(images: Images) -> None:
@@ -124,7 +177,7 @@ def test_it_is_not_taken_for_an_image_of_its_arenas(images: Images, tmp_path: Pa
     take_parity(images, "p", instant=2.0)
     assert images.newest("left") == whole
     with pytest.raises(NoSuchImage):
-        images.newest(PARITY_NAME)
+        images.newest(NAMES[0])
     with images.reader("p") as image, Images.open(tmp_path / "other") as other:
         with pytest.raises(BadRequest, match="has the parity of left, right and not their blocks"):
             image.arena("left")

@@ -230,7 +230,7 @@ COMMANDS = (
         Argument("arena", "as `mpsctl arenas` shows it", count="+"),
         Argument("--group", "of several arenas, which the image has at one moment", metavar="NAME"),
         Argument("--parity", "instead of all bytes store the parity of the arenas, each on another GPU, for so many lost GPUs",
-                 choices=("1",)),
+                 choices=("1", "2")),
         Argument("--name", "of the image; otherwise the arena's or the group's with the time"),
         Argument("--freeze", "stop the processes that write the arenas for the image's moment; wait so long for their GPU work",
                  metavar="DURATION", parse=parse_duration),
