@@ -51,6 +51,8 @@ def write_on(directory: str, suffix: str, count: str, parity: str) -> None:
             for _ in range(6):
                 change(chosen.choice(arenas), chosen)
             chosen.choice(arenas).allocate(BLOCK)
+            changed = chosen.choice([arena for arena in arenas if len(arena.blocks()) > 1])
+            changed.free(chosen.choice(changed.blocks()))
             for arena in arenas:
                 arena.commit(b"%d of %s" % (number, arena.name.encode()))
             barrier = taking.barrier()
@@ -91,6 +93,14 @@ def refusals(directory: str) -> None:
         say(**said)
 
 
+def stay(suffix: str) -> None:
+    """Make the arenas, and stay their writer until standard input ends."""
+    with ExitStack() as stack:
+        arenas = fill(stack, suffix)
+        say(expected={arena.name: digests(arena) for arena in arenas})
+        sys.stdin.read()
+
+
 def look(name: str) -> None:
     """Print what an arena has, and leave it as it is."""
     with Arena.open(name) as arena:
@@ -112,5 +122,5 @@ def use(directory: str, image: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    verbs = (leave, write_on, append, refusals, look, use)
+    verbs = (leave, write_on, append, refusals, stay, look, use)
     {each.__name__: each for each in verbs}[sys.argv[1]](*sys.argv[2:])

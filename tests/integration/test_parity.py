@@ -165,6 +165,25 @@ def test_parity_needs_two_gpus(three_gpus: Machine, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_mpsctl_takes_parity_of_arenas_whose_writer_it_stops(three_gpus: Machine, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), "stay", "-8"]
+    with subprocess.Popen(
+        command, env=three_gpus.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:  # fmt: skip
+        assert writer.stdout
+        expected = json.loads(writer.stdout.readline())["expected"]
+        words = ("--group", "g", "--parity", "1", "--name", "p", "--directory", str(tmp_path), "--freeze", "1s")
+        taken = mpsctl(three_gpus, "image", "take", *expected, *words)
+        assert taken.returncode == 0, taken.stderr
+        assert "its writer stood still for" in taken.stdout
+        restored = rebuild(three_gpus, tmp_path, "p", "middle-8", "--name", "copy-8")
+        assert restored.returncode == 0, restored.stderr
+        writer.communicate("", timeout=60)
+    [found] = run(three_gpus, "look", "copy-8")
+    assert found["expected"] == expected["middle-8"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("parity", [1, 2])
 def test_parity_is_that_of_its_barrier_while_the_arenas_are_written(three_gpus: Machine, tmp_path: Path, parity: int) -> None:
     """They allocate and commit in between, too.  As many of them are lost as parity is for."""

@@ -47,7 +47,7 @@ def restore_image(
             source.fill(range(source.blocks), is_partial=lost is not None)
             filled = source.imager.answer("filled", FILL_SECONDS, told)
             if lost is not None:
-                lost += [(offset, size) for offset, size in filled["lost"]]
+                lost += [(offset, size) for offset, size in filled.get("lost", ())]
             if told:
                 told(*source.imager.progress)
             state = source.state(generation)
@@ -118,7 +118,7 @@ class ImageSource:
     def put(self, mpsd: Asks, arena: int, generation: int, gpu: str) -> list[tuple[int, int]]:
         """Put memory without contents into the arena, uncommitted.  Return the allocations as (offset, bytes)."""
         found: list[tuple[int, int]] = []
-        for name in self._facts["others"]:
+        for name in self._facts.get("others", ()):
             self._give(mpsd, name)
         while True:
             self.imager.ask({"do": "make", "gpu": gpu, "done": len(found)})

@@ -13,7 +13,7 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
 import numpy
@@ -79,8 +79,10 @@ class ParityTaking:
             MemberImage(facts, b"".join(self._hash_of.name_of(copied[offset]) for offset in block_offsets(facts)))
             for facts, copied in zip(arenas, self._copied, strict=True)
         ]
-        self.close()
-        return self._writer.finish(instant, [parity_facts(name, arenas) for name in self._names], members=members)
+        made = self._writer.finish(instant, [parity_facts(name, arenas) for name in self._names], members=members)
+        with suppress(OSError):  # the context may be lost: the image no longer needs it
+            self.close()
+        return made
 
     def close(self) -> None:
         self._stack.close()
