@@ -1,5 +1,6 @@
 """Arenas made of images: the imager fills them, another process adopts them; nothing stays of one that fails."""
 
+import hashlib
 import json
 import shutil
 import signal
@@ -152,3 +153,20 @@ def test_a_damaged_image_leaves_no_arena(vault: Machine, taken: Taken, tmp_path:
     assert done.returncode == 1
     assert "image kept, arena kept, offset" in done.stderr
     assert "damaged" not in arenas(vault)
+
+
+def test_what_is_left_of_a_damaged_image_can_be_restored(vault: Machine, taken: Taken, tmp_path: Path) -> None:
+    """The damaged block is zeros, and the command says where."""
+    shutil.copytree(taken[0], tmp_path / "images")
+    with Images.open(tmp_path / "images") as images:
+        arena = images.find("kept").arenas[0]
+    place, offset = arena.place(1), arena.facts.allocations[0][0] + BLOCK_BYTES
+    flip(tmp_path / f"images/packs/{place.pack}", place.slot * BLOCK_BYTES + 7)
+    words = ("image", "restore", "kept", "--name", "partly", "--partial", "--directory", str(tmp_path / "images"))
+    done = mpsctl(vault, *words)
+    assert (done.returncode, done.stdout.strip().endswith(f"zeros, since they were lost: 2M at {offset:#x}")) == (1, True), done
+    [found] = run(vault, "look", "partly")
+    zeros = hashlib.sha256(bytes(BLOCK_BYTES)).hexdigest()
+    assert found["expected"] == taken[1] | {str(offset): zeros}
+    whole = mpsctl(vault, "image", "restore", "kept", "--name", "all", "--partial", "--directory", str(taken[0]))
+    assert (whole.returncode, whole.stdout.strip().endswith("zeros, since they were lost: none")) == (0, True), whole
