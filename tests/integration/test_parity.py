@@ -94,24 +94,28 @@ def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_pat
 
 
 def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> None:
-    """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one."""
+    """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one.
+
+    Before, while mpsd still has it on its lost GPU, one more arena: that of the lost GPU counts as missing."""
     [said] = run(three_gpus, "leave", "-2", "seal")
     names, simulator = [f"{name}-2" for name in NAMES], SIMULATOR / "bin/mpsd-sim"
-    assert take(three_gpus, tmp_path, names, "p").returncode == 0
+    assert take(three_gpus, tmp_path, names, "p", 2).returncode == 0
     three_gpus.run("xid", "1", "79", program=simulator)
     gpu = three_gpus.wait_for_journal("gpu.drained")["gpu"]
     three_gpus.run("lose", "1", program=simulator)
     try:
-        lose(three_gpus, names[1])
         made = mpsctl(three_gpus, "lease", "create", "rebuild", "--gpu", "0,2", "--token", "of-the-rebuilding")
         assert made.returncode == 0, made.stderr
-        restored = rebuild(three_gpus, tmp_path, "p", names[1], "--gpu", "2", MPSD_LEASE="of-the-rebuilding")
-        assert restored.returncode == 0, restored.stderr
+        for name in names[:2]:
+            lose(three_gpus, name)
+            restored = rebuild(three_gpus, tmp_path, "p", name, "--gpu", "2", MPSD_LEASE="of-the-rebuilding")
+            assert restored.returncode == 0, restored.stderr
     finally:
         three_gpus.run("return", "1", program=simulator)
         mpsctl(three_gpus, "pardon", gpu)
-    [found] = run(three_gpus, "look", names[1])
-    assert found["expected"] == said["expected"][names[1]]
+    for name in names[:2]:
+        [found] = run(three_gpus, "look", name)
+        assert found["expected"] == said["expected"][name]
 
 
 def test_a_stripe_that_cannot_be_rebuilt_says_so(three_gpus: Machine, tmp_path: Path) -> None:
