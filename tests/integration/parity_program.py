@@ -13,12 +13,12 @@ NAMES = ("left", "middle", "right")
 BLOCKS = {"left": (3, 2), "middle": (4, 5), "right": (1, 3)}  # of the allocations: unequal
 
 
-def fill(stack: ExitStack, suffix: str, ending: str = "") -> list[Arena]:
-    """Make an arena on each GPU."""
+def fill(stack: ExitStack, suffix: str, ending: str = "", times: int = 1) -> list[Arena]:
+    """Make an arena on each GPU, so many times as large."""
     chosen, arenas = random.Random(suffix), []
     for gpu, name in enumerate(NAMES):
         arena = stack.enter_context(Arena.create(f"{name}{suffix}", 64 * MIB, str(gpu)))
-        blocks = [arena.allocate(2 * MIB), *(arena.allocate(count * BLOCK) for count in BLOCKS[name])]
+        blocks = [arena.allocate(2 * MIB), *(arena.allocate(times * count * BLOCK) for count in BLOCKS[name])]
         arena.free(blocks[0])  # a hole
         for block in arena.blocks():
             for at in range(0, block.bytes, BLOCK):
@@ -33,10 +33,10 @@ def fill(stack: ExitStack, suffix: str, ending: str = "") -> list[Arena]:
     return arenas
 
 
-def leave(suffix: str, ending: str) -> None:
+def leave(suffix: str, ending: str, times: str = "1") -> None:
     """Make the arenas, and leave them to mpsctl."""
     with ExitStack() as stack:
-        arenas = fill(stack, suffix, ending)
+        arenas = fill(stack, suffix, ending, int(times))
         say(expected={arena.name: digests(arena) for arena in arenas})
 
 

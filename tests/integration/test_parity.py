@@ -96,8 +96,9 @@ def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_pat
 def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> None:
     """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one.
 
-    Before, while mpsd still has it on its lost GPU, one more arena: that of the lost GPU counts as missing."""
-    [said] = run(three_gpus, "leave", "-2", "seal")
+    Before, while mpsd still has it on its lost GPU, one more arena: that of the lost GPU counts as missing.  Then both others
+    are on one GPU, and have more blocks than are read at a time."""
+    [said] = run(three_gpus, "leave", "-2", "seal", "3")
     names, simulator = [f"{name}-2" for name in NAMES], SIMULATOR / "bin/mpsd-sim"
     assert take(three_gpus, tmp_path, names, "p", 2).returncode == 0
     three_gpus.run("xid", "1", "79", program=simulator)

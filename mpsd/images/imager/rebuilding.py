@@ -38,7 +38,6 @@ class RebuiltArena:
         self._hashes = {name: _Hashes(each) for name, each in members.items()}
         self._memory: dict[str, Member] = {}  # of the other members
         self._why = dict.fromkeys(members, "its memory is missing")
-        self._copiers: dict[str, Copier] = {}  # by the UUID of the GPU
 
     @property
     def others(self) -> list[str]:
@@ -55,9 +54,10 @@ class RebuiltArena:
             self._why[arena] = str(exc)
             return
         gpu.set_current()
-        if asked["gpu"] not in self._copiers:
-            self._copiers[asked["gpu"]] = Copier(gpu, self._hash_of.block_key)
-        self._memory[arena] = Member(gpu, self._copiers[asked["gpu"]], ArenaMemory(gpu.number, asked["window_bytes"]))
+        # One for each member: after a rebuild two of them can be on one GPU. If they shared a copier, threads that each hold a
+        # place of it would all wait for a second one.
+        copier = Copier(gpu, self._hash_of.block_key)
+        self._memory[arena] = Member(gpu, copier, ArenaMemory(gpu.number, asked["window_bytes"]))
 
     def add_memory(self, arena: str, items: Sequence[Sequence[int]], descriptors: Sequence[int]) -> None:
         member = self._memory.get(arena)
