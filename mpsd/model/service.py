@@ -170,7 +170,7 @@ class ReplicaReport(Struct, frozen=True):
     """What the process that keeps a replica knows.  at: the moment of the image that the replica has; None: none yet.
 
     generation, sequence: of that image's record, 0 without one.  behind_bytes: that it has still to copy from a newer image.
-    bound_seconds: a replica that is older is too far behind.  has_gpu_failed: mpsd, perhaps an earlier one, has told it so."""
+    bound_seconds: a replica that is older is too far behind.  has_gpu_failed: mpsd, perhaps an earlier one, answered so."""
 
     at: float | None
     generation: int

@@ -1,6 +1,6 @@
 """A replica of a service's arena on another GPU: an arena that this process keeps at the newest image of the service's.
 
-The images are the copy that survives this process and its imager: whatever ends, the next replica is made of them.  This arena
+The images survive this process and its imager, and the next replica is made of them.  This arena
 has no layout before its turn to serve, so that a process which dies in the middle of a copy leaves nothing that looks complete.
 Prose: mpsd's docs/services.md, "A standby on another GPU".
 """
@@ -133,7 +133,7 @@ class Replica:
         self.record, self._image, self._behind_bytes = source.record(), source.image, 0
 
     def is_to_serve(self, seconds: float) -> bool:
-        """Tell mpsd how far the replica is, and wait for its turn to serve, so long at most.  mpsd may be away.
+        """Report to mpsd how far the replica is, and wait for its turn, so long at most.  mpsd may be away.
 
         Raises Refused if this process is not to keep the replica any more."""
         assert self._arena
