@@ -77,12 +77,16 @@ class DaemonBoard:
 
     async def shutdown_server(self, pid: int, force: bool) -> str:
         domain = self._pool.domain_of_server(pid)
-        if domain.state is DomainState.CONTAINED:
-            if not force:
-                raise VendorFailed(contained(domain))
-            await domain.control.kill()  # its server carries out no command; its domain's task starts another
-            return ""
-        return await self._tell(domain, f"shutdown_server {pid}{' -f' if force else ''}")
+        try:
+            if domain.state is not DomainState.CONTAINED:
+                return await self._tell(domain, f"shutdown_server {pid}{' -f' if force else ''}")
+        except VendorFailed:
+            if domain.state is not DomainState.CONTAINED:  # it can be since
+                raise
+        if not force:
+            raise VendorFailed(contained(domain))
+        await domain.control.kill()  # its server carries out no command; its domain's task starts another
+        return ""
 
     async def terminate_client(self, server_pid: int, client_pid: int) -> str:
         domain = self._pool.domain_of_server(server_pid)

@@ -15,10 +15,11 @@ class SentinelPort(Protocol):
     async def take_over(self) -> None:
         """Take over what an earlier mpsd started here; return when `pids` is known, or after a limited time."""
 
-    def aside(self) -> AbstractAsyncContextManager[None]:
+    def aside(self, *, unless_contained: bool = False) -> AbstractAsyncContextManager[None]:
         """End it on entry, within a limited time, and start none inside.
 
-        For all that a server can do only while none of its clients is stopped: to end a client, or itself.
+        For all that a server can do only while none of its clients is stopped: to end a client, or itself.  unless_contained:
+        raise VendorFailed instead if it has an exception to contain, also one that it has not reported yet.
         """
 
 
@@ -30,5 +31,5 @@ class NoSentinel:
     async def take_over(self) -> None: ...
 
     @asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
+    async def aside(self, *, unless_contained: bool = False) -> AsyncIterator[None]:
         yield

@@ -116,8 +116,8 @@ class VendorControl:
     async def commands(self, lines: Sequence[str], seconds: float | None = None) -> str:
         """Return its answers to several commands, one after the other, from one session.
 
-        The sentinel is ended before a command that a server carries out only while no client is stopped.  Raise VendorFailed;
-        then it may have executed some of them.
+        The sentinel is ended before a command that a server carries out only while no client is stopped.  Raise VendorFailed,
+        also if it contains an exception just then; then the daemon may have executed some of them.
         """
         for line in lines:
             if (size := len(line.encode())) > MAX_LINE_BYTES or "\n" in line:
@@ -125,7 +125,7 @@ class VendorControl:
         encoded = "".join(f"{line}\n" for line in lines).encode()
         async with AsyncExitStack() as stack:
             if any(line.startswith(_NEEDS_ALL) for line in lines):
-                await stack.enter_async_context(self.sentinel.aside())
+                await stack.enter_async_context(self.sentinel.aside(unless_contained=True))
             await stack.enter_async_context(self._one_at_a_time)
             for attempt in range(_ATTEMPTS):
                 status, output = await self._run(

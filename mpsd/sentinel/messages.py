@@ -12,6 +12,7 @@ from msgspec import Struct
 from mpsd.errors import ProtocolError
 
 VERSION = 1
+UNLESS_CONTAINED = 1  # the pid of END: a sentinel that has seen an exception does not end
 _REQUEST = struct.Struct("=IIII")
 _REPORT = struct.Struct("=IIIiQQIIIIQ")
 REPORT_BYTES = _REPORT.size

@@ -17,6 +17,7 @@ from mpsd.domains.leftovers import children, is_vendors
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits
 from mpsd.domains.servers import ensure_server
+from mpsd.domains.terminate_client import contained
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState, ServerView
@@ -56,6 +57,7 @@ class Protection(Struct):
     server: ServerView | None = None  # in which they are
     why_not: str = ""  # why no sentinel is ready
     _asides: int = 0  # blocks that forbid a start
+    _ends: int = 0  # of these, the ones that end it whatever it contains
     _retry_at: float = -math.inf  # trio time
     _yielded_to: int | None = None  # the server with a memory fault for which the sentinels were ended last
     _one_at_a_time: trio.Lock = field(default_factory=trio.Lock)
@@ -82,13 +84,17 @@ class Protection(Struct):
             log.info("sentinel.adopted", domain=self.domain.name, pids=sorted(self.pids))
 
     @asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
+    async def aside(self, *, unless_contained: bool = False) -> AsyncIterator[None]:
         self._asides += 1
+        self._ends += not unless_contained
         try:
-            await self.end()
+            await self.end(unless_contained=unless_contained)
+            if unless_contained and self.domain.state is DomainState.CONTAINED:
+                raise VendorFailed(contained(self.domain))
             yield
         finally:
             self._asides -= 1
+            self._ends -= not unless_contained
             self.pool.notify()
 
     async def give_way(self) -> None:
@@ -97,10 +103,10 @@ class Protection(Struct):
         self._retry_at = trio.current_time() + _AGAIN_SECONDS
         await self.end()
 
-    async def end(self) -> None:
+    async def end(self, *, unless_contained: bool = False) -> None:
         async with trio.open_nursery() as nursery:
             for watcher in list(self.watchers.values()):
-                nursery.start_soon(watcher.end)
+                nursery.start_soon(partial(watcher.end, unless_contained=unless_contained))
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -238,7 +244,7 @@ class Protection(Struct):
 
     def _is_cut_off(self, watcher: Watcher) -> bool:
         """Return whether it ended before its clients, or with its server; it ends by itself after the last client."""
-        is_gone = not self._asides and self.server is not None and processes.state(self.server.pid) in "ZX"
+        is_gone = not self._ends and self.server is not None and processes.state(self.server.pid) in "ZX"
         return is_gone or any(map(processes.is_alive, watcher.added))
 
     def _hear(self, watcher: Watcher, report: SentinelReport) -> None:
@@ -254,7 +260,7 @@ class Protection(Struct):
             self.why_not = watcher.why
         elif self.domain.state is DomainState.CONTAINED and self._is_cut_off(watcher):
             self.cut_off(self, watcher)
-        if self.domain.state is DomainState.CONTAINED and self.domain.client_pids and not self._asides:
+        if self.domain.state is DomainState.CONTAINED and self.domain.client_pids and not self._ends:
             self.domain.state = DomainState.READY
             self.domain.fail()  # now the server ends its clients, as without a sentinel
         log.info("sentinel.gone", domain=self.domain.name, gpu=watcher.gpu, why=watcher.why)

@@ -11,7 +11,15 @@ import trio
 from mpsd.errors import ProtocolError
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
-from mpsd.sentinel.messages import REPORT_BYTES, SentinelKind, SentinelOp, SentinelReport, pack_request, parse_report
+from mpsd.sentinel.messages import (
+    REPORT_BYTES,
+    UNLESS_CONTAINED,
+    SentinelKind,
+    SentinelOp,
+    SentinelReport,
+    pack_request,
+    parse_report,
+)
 
 log = structlog.get_logger()
 _SEND_SECONDS = 1.0
@@ -37,6 +45,7 @@ class Watcher:
         self.is_armed = False
         self.why = ""  # why it failed
         self.gone = trio.Event()
+        self.decided = trio.Event()  # set: it has reported an exception, or the program has ended
         self.known = trio.Event()  # set: the pid of the stopped client is known, or the program has ended
         self._peer = peer
         self._hear, self._ended = hear, ended
@@ -78,12 +87,15 @@ class Watcher:
         """Name the server to it: they end together."""
         await self._send_process(SentinelOp.SERVER, server)
 
-    async def end(self) -> None:
-        """End the program and its stopped client, by a request or else by a signal.  Waits a limited time."""
+    async def end(self, *, unless_contained: bool = False) -> None:
+        """End the program and its stopped client, by a request or else by a signal.  Waits a limited time.
+
+        unless_contained: not if it has an exception to contain; then return once it has reported that one.
+        """
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * _END_SECONDS):
             with trio.move_on_after(_END_SECONDS):
-                await self._send(pack_request(SentinelOp.END), [])
-                await self.gone.wait()
+                await self._send(pack_request(SentinelOp.END, UNLESS_CONTAINED if unless_contained else 0), [])
+                await (self.decided if unless_contained else self.gone).wait()
                 return
             log.error("sentinel.kill", gpu=self.gpu, pid=self._process and self._process.pid, why="it did not end by itself")
             if self._process is not None:
@@ -102,6 +114,8 @@ class Watcher:
             case SentinelKind.FAILED:
                 self.why = report.why
         self._hear(self, report)
+        if report.kind is SentinelKind.FAULT:
+            self.decided.set()
 
     async def _receive(self) -> bytes:
         while True:
@@ -144,6 +158,7 @@ class Watcher:
         self._peer.close()
         self.is_armed = False
         self.known.set()
+        self.decided.set()
         self.gone.set()
         if self._process is not None:
             processes.collect(self._process.pid)

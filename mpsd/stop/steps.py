@@ -193,7 +193,7 @@ async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid
 
     Empty on success, or if the client has no work in the domain: a signal then harms no other client.
     """
-    if domain.state in (DomainState.FAULT, DomainState.CONTAINED):  # in the latter the sentinel holds what its work runs on
+    if _may_signal(domain):
         return ""
     if server_pid is None:
         return f"domain {domain.name} does not answer"
@@ -201,8 +201,13 @@ async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid
         with trio.fail_after(domain.control.silence_seconds):
             answer = (await terminate_client(domain, server_pid, client_pid)).strip()
     except (VendorFailed, trio.TooSlowError) as exc:
-        return f"domain {domain.name}: {exc or 'no answer'}"
+        return "" if _may_signal(domain) else f"domain {domain.name}: {exc or 'no answer'}"
     return "" if answer == _TERMINATED else f"server {server_pid} answered {answer!r}"
+
+
+def _may_signal(domain: Domain) -> bool:
+    """Return whether a signal to a client harms no other: none has work left, or the sentinel holds what it runs on."""
+    return domain.state in (DomainState.FAULT, DomainState.CONTAINED)
 
 
 async def _kill(case: StopCase) -> None:

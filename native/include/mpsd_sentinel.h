@@ -17,8 +17,9 @@
  *   op     request                             effect
  *   ADD    pid and, as a descriptor, a pidfd    the process is a client of the server: its descriptors are held after an exception
  *   SERVER pid and, as a descriptor, a pidfd    the process is the server: when it ends, the watcher exits as after END
- *   END    nothing                              the stopped client is killed and the watcher exits. After an exception this ends
+ *   END    pid 0                                the stopped client is killed and the watcher exits. After an exception this ends
  *                                               the server's other clients, as without a sentinel
+ *          pid MPSD_SENTINEL_UNLESS_CONTAINED   the same before an exception; nothing after one: FAULT has been reported
  *
  *   report      pid           status               count                      other
  *   STARTED     the client    0                    pid of the watcher         the client runs, still without a context
@@ -67,6 +68,8 @@ enum {
 	MPSD_SENTINEL_REPORTS = 200,  /* kept for the next peer: its socket has room for 277 (measured); later ones are not kept */
 	MPSD_SENTINEL_START_MS = 60000,
 };
+
+enum { MPSD_SENTINEL_UNLESS_CONTAINED = 1 };
 
 enum mpsd_sentinel_op { MPSD_SENTINEL_ADD = 1, MPSD_SENTINEL_END = 2, MPSD_SENTINEL_SERVER = 3 };
 

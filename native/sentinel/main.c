@@ -254,20 +254,19 @@ static void hear_peer(void)
 
 	if (rc == 0)
 		return;
-	if (rc > 0 && request.op == MPSD_SENTINEL_END && fd < 0)
-		leave(0);
-	if (rc > 0 && request.op == MPSD_SENTINEL_ADD && fd >= 0) {
+	if (rc > 0 && request.op == MPSD_SENTINEL_END && fd < 0) {
+		if (request.pid != MPSD_SENTINEL_UNLESS_CONTAINED || !watcher.exceptions)
+			leave(0);
+	} else if (rc > 0 && request.op == MPSD_SENTINEL_ADD && fd >= 0) {
 		add_client((pid_t)request.pid, fd);
-		return;
-	}
-	if (rc > 0 && request.op == MPSD_SENTINEL_SERVER && fd >= 0) {
+	} else if (rc > 0 && request.op == MPSD_SENTINEL_SERVER && fd >= 0) {
 		close_slot(SERVER);
 		watcher.polled[SERVER].fd = fd;
-		return;
+	} else {
+		if (rc > 0 && fd >= 0)
+			close(fd);
+		close_slot(PEER);
 	}
-	if (rc > 0 && fd >= 0)
-		close(fd);
-	close_slot(PEER);
 }
 
 /* The server is useless after an exception, and its last client has gone. */

@@ -1,30 +1,25 @@
 """mpsd-sentinel on the simulator: the faults of a client that it contains, and the effects when one of its parts ends."""
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.native.sentinel_fixtures import armed_sentinel, built_sentinel, count_of_descriptors, hold, lives_on, two_clients  # noqa: F401
 from tests.native.sentinel_process import (
     ARMED,
     CONTAINED,
-    END,
     FAILED,
     FAULT,
     HOLDS,
-    REQUEST,
     RESUMED,
-    VERSION,
     Sentinel,
 )
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
-from tests.native.sim_machine import ROOT, SANITIZER, Client, Machine, eventually
+from tests.native.sim_machine import SANITIZER, Machine, eventually
 
 AT_START, AT_END, AT_SHARED = 1, 8, 9
 NOT_FOUND, NOT_READY = 500, 807  # CUresult
@@ -33,46 +28,10 @@ USER = 1000
 pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def program() -> None:
-    subprocess.run(["make", "-s", "-C", ROOT / "native/sentinel"], check=True)
-
-
-@pytest.fixture
-def sentinel(mps: Machine, program: None) -> Iterator[Sentinel]:
-    """Armed, in the server of `mps`."""
-    made = Sentinel(mps.place, mps.library_environment())
-    try:
-        assert made.comes(ARMED)
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.fixture
 def shared_sm(machine: Machine) -> None:
     """The SM of each exception has a block of another client."""
     machine.knobs["MPSD_SIM_SM_SHARED"] = "1"
-
-
-def two_clients(mps: Machine, sentinel: Sentinel, mode: str, seconds: str = "1.5") -> tuple[Client, Client]:
-    victim = mps.client("counter", "--seconds", seconds, "--ms", "20")
-    victim.wait_for("ready")
-    culprit = mps.client("faulter", mode, "--gate", "--linger", "60")
-    culprit.wait_for("ready")
-    for each in (victim, culprit):
-        sentinel.add(each.pid)
-    return victim, culprit
-
-
-def hold(sentinel: Sentinel, count: int) -> bool:
-    return sentinel.wait_for(lambda reports: sum(each.kind == HOLDS for each in reports) == count)
-
-
-def lives_on(victim: Client) -> bool:
-    """Check that it ends by itself, and counted each kernel once."""
-    last = victim.end()
-    return last["event"] == "end" and last["count"] == last["kernels"]
 
 
 def state(pid: int) -> str:
@@ -214,52 +173,6 @@ def test_the_next_peer_gets_every_report_and_goes_on(mps: Machine, sentinel: Sen
     assert sorted(sentinel.reports) == sorted(before)
     sentinel.end()
     assert victim.end()["code"] == 716
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        REQUEST.pack(VERSION + 1, END, 0, 0),
-        REQUEST.pack(VERSION, END, 0, 1),
-        REQUEST.pack(VERSION, 7, 0, 0),
-        REQUEST.pack(VERSION, END, 0, 0)[:-1],
-        REQUEST.pack(VERSION, END, 0, 0) + b"\0",
-        REQUEST.pack(VERSION, 1, 1, 0),  # without a pidfd
-    ],
-)
-def test_a_malformed_request_ends_the_connection_alone(sentinel: Sentinel, request_bytes: bytes) -> None:
-    assert sentinel.peer
-    sentinel.peer.send(request_bytes)
-    sentinel.peer.settimeout(20)
-    assert sentinel.peer.recv(100) == b""
-    sentinel.connect()
-    assert sentinel.comes(ARMED)
-
-
-def test_an_end_with_a_descriptor_is_refused(sentinel: Sentinel) -> None:
-    assert sentinel.peer
-    socket.send_fds(sentinel.peer, [REQUEST.pack(VERSION, END, 0, 0)], [0])
-    sentinel.peer.settimeout(20)
-    assert sentinel.peer.recv(100) == b""
-    assert sentinel.process.poll() is None
-
-
-def test_more_clients_than_there_are_places_are_let_go(mps: Machine, sentinel: Sentinel) -> None:
-    sleeper = subprocess.Popen(["sleep", "60"])
-    mps.started.append(sleeper)  # type: ignore[arg-type]
-    for _ in range(70):
-        sentinel.add(sleeper.pid)
-    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 64 + 1)  # and that of the sentinel's client
-    sleeper.kill()
-    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 1)
-
-
-def count_of_descriptors(sentinel: Sentinel, word: str) -> int:
-    count = 0
-    for each in Path(f"/proc/{sentinel.process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
-            count += word in os.readlink(each)
-    return count
 
 
 def test_without_cuda_it_says_so(mps: Machine, program: None) -> None:

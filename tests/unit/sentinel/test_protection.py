@@ -14,7 +14,7 @@ from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.sentinel import protection as module
-from mpsd.sentinel.messages import SentinelOp, pack_request
+from mpsd.sentinel.messages import UNLESS_CONTAINED, SentinelOp, pack_request
 from mpsd.sentinel.protection import Protection
 from mpsd.sentinel.watcher import Watcher
 
@@ -67,3 +67,20 @@ async def test_a_sentinel_that_starts_while_it_must_not_is_ended(monkeypatch: py
                 assert request == pack_request(SentinelOp.END)
                 there.close()  # as the program does at its end
     assert not protection.watchers
+
+
+async def test_a_command_that_needs_all_clients_is_refused_while_an_exception_is_contained() -> None:
+    """Without its stopped client the server would end them all, and answer nothing meanwhile."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    pool = SimpleNamespace(notify=lambda: None)
+    with here, there:
+        watcher = Watcher("GPU-0", here, lambda watcher, report: None, lambda watcher: None)
+        watcher.decided.set()
+        protection = Protection(domain, pool, None, print, print, print, {"GPU-0": watcher})  # type: ignore[arg-type]
+        domain.state = DomainState.CONTAINED
+        with pytest.raises(VendorFailed, match="answers no command"):
+            async with protection.aside(unless_contained=True):
+                pytest.fail("the command was sent")
+        assert there.recv(64) == pack_request(SentinelOp.END, UNLESS_CONTAINED)
+    assert (protection._asides, protection._ends) == (0, 0)

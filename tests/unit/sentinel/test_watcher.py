@@ -2,14 +2,17 @@
 
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 
 import pytest
+import trio
+import trio.testing
 
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
-from mpsd.sentinel.messages import SentinelOp, pack_request
+from mpsd.sentinel.messages import UNLESS_CONTAINED, VERSION, SentinelKind, SentinelOp, pack_request
 from mpsd.sentinel.watcher import Watcher
 
 
@@ -59,3 +62,27 @@ async def test_a_client_that_has_ended_is_not_named(
     os.close(descriptors[0])
     with pytest.raises(BlockingIOError):
         end.recv(64, socket.MSG_DONTWAIT)
+
+
+REPORT = struct.Struct("=IIIiQQIIIIQ")
+
+
+def report(kind: SentinelKind) -> bytes:
+    return REPORT.pack(VERSION, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+async def test_one_with_an_exception_to_contain_is_left(autojump_clock: trio.testing.MockClock) -> None:
+    """The exception can come just before the request, and its report just after."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    heard: list[SentinelKind] = []
+    watcher = Watcher("GPU-0", here, lambda watcher, report: heard.append(report.kind), lambda watcher: None)
+    with there, trio.fail_after(3):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watcher.run)
+            there.send(report(SentinelKind.FAULT))
+            await watcher.end(unless_contained=True)
+            assert heard == [SentinelKind.FAULT]
+            assert there.recv(64) == pack_request(SentinelOp.END, UNLESS_CONTAINED)
+            assert not watcher.gone.is_set()
+            nursery.cancel_scope.cancel()
