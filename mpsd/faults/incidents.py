@@ -37,7 +37,7 @@ from mpsd.model.blame import BlameStatus
 from mpsd.model.describe import describe as in_words
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
-from mpsd.model.fault_signs import are_of_one
+from mpsd.model.fault_signs import are_of_one, is_contained
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import ENDS_SERVER
 from mpsd.notify import Changed, Outbox, Signal
@@ -82,8 +82,11 @@ class Incidents:
         self._recent: dict[int, Incident] = {}  # the last ones, as published
         self._unsaved: set[int] = set()  # of those, the ones that could not be stored
         self._states: dict[str, DomainState] = {}
-        for left in store.unsettled():  # no mpsd ran to observe how they ended
-            store.save(replace(left, revision=left.revision + 1, is_settled=True))
+        for left in store.unsettled():
+            if left.culprit is None and is_contained(left.evidence):
+                self._fusion.reopen(left, clock())  # its sentinel repeats what it has reported
+            else:  # no mpsd ran to observe how it ended
+                store.save(replace(left, revision=left.revision + 1, is_settled=True))
         self._unconfirmed = Unconfirmed()  # lines of the domains' logs
         self._acquit_at = math.inf  # trio time: then clients that wait for a suspected domain try again
         self.guard = guard
@@ -274,9 +277,9 @@ class Incidents:
         return self._listed(self._store.incidents(after), [each for each in self._unsaved if each > after], 1)
 
     def knows(self, domain: str, at_ns: int) -> bool:
-        """Return whether one of the last faults was in this domain at that time."""
+        """Return whether one of the last faults was in this domain at that time, and takes no more evidence."""
         last = islice(self.incidents_before(None), _MOST_RECENT)
-        return any(each.domain == domain and abs(each.began_ns - at_ns) < WINDOW_NS for each in last)
+        return any(each.is_settled and each.domain == domain and abs(each.began_ns - at_ns) < WINDOW_NS for each in last)
 
     def incidents_before(self, before: int | None) -> Iterable[Incident]:
         unsaved = [each for each in self._unsaved if before is None or each < before]
@@ -346,6 +349,7 @@ class Incidents:
 
     async def _watch_domains(self) -> None:
         """Watch the domains: one whose servers were replaced has recovered."""
+        is_cut_off = (None, DomainState.CONTAINED)  # its servers end now, without a fault of any client
         was_ill = (DomainState.FAULT, DomainState.DEAD, DomainState.RECYCLING, DomainState.STARTING)
         while True:
             for name, domain in list(self._pool.domains.items()):
@@ -353,7 +357,7 @@ class Incidents:
                 before, self._states[name] = self._states.get(name), domain.state
                 if domain.state is DomainState.FAULT:
                     self.confirm(domain)
-                if before is None and domain.state is DomainState.FAULT:
+                if before in is_cut_off and domain.state is DomainState.FAULT:
                     self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
                     self.parties.renew(name)

@@ -49,15 +49,17 @@ class Containment(Struct):
                 spawn(self._judge_late)
             case SentinelKind.HOLDS:
                 self._note(report)
-            case SentinelKind.FAILED if self.domain.state is DomainState.CONTAINED:
-                self.see(containment_failed(report, self.domain.name, self.gpu))
+            case SentinelKind.FAILED:
+                self._fail(report)
 
     def cut_off(self) -> None:
-        """Note that its clients lose their contexts: those who fail from now on need not be the culprit."""
-        now_ns = time.monotonic_ns()
-        if now_ns - self._began_ns < CONTAINED_NS:
-            gone = SentinelReport(SentinelKind.FAILED, time_ns=now_ns, count=SentinelStep.CUT_OFF)
-            self.see(containment_failed(gone, self.domain.name, self.gpu))
+        """Note that its clients lose their contexts after an exception: those who fail now need not be the culprit."""
+        self._fail(SentinelReport(SentinelKind.FAILED, time_ns=time.monotonic_ns(), count=SentinelStep.CUT_OFF))
+
+    def _fail(self, report: SentinelReport) -> None:
+        """Note it as evidence about the exception; an end much later is of no exception, and accuses no client."""
+        if self._began_ns and report.time_ns - self._began_ns < CONTAINED_NS:
+            self.see(containment_failed(report, self.domain.name, self.gpu))
 
     def _begin(self, report: SentinelReport, clients: set[ProcessId]) -> None:
         self._began_ns = report.time_ns

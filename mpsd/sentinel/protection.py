@@ -43,8 +43,7 @@ class SentinelSettings(Struct, frozen=True):
 class Protection(Struct):
     """Guards that the sentinels of a domain are all in its present server, and that their clients do not count.
 
-    spawn: runs a task as long as mpsd.  heard: gets each report.  cut_off: called if the sentinel of a contained domain ends
-    before its clients.
+    spawn: runs a task as long as mpsd.  heard: gets each report.  cut_off: called if a sentinel ends before its clients.
     """
 
     domain: Domain
@@ -258,7 +257,7 @@ class Protection(Struct):
             del self.watchers[watcher.gpu]
         if watcher.why:
             self.why_not = watcher.why
-        elif self.domain.state is DomainState.CONTAINED and self._is_cut_off(watcher):
+        elif self._is_cut_off(watcher):  # the domain may be DEAD by now, with its vendor daemon
             self.cut_off(self, watcher)
         if self.domain.state is DomainState.CONTAINED and self.domain.client_pids and not self._ends:
             self.domain.state = DomainState.READY

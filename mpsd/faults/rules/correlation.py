@@ -40,6 +40,8 @@ def may_be_of(dossier: IncidentRecord, seen: Observation) -> bool:
         return False
     if dossier.renewed_ns is not None and seen.seen_ns <= dossier.renewed_ns:
         return False
+    if seen.source is Source.SENTINEL and not seen.is_contained and dossier.is_contained:  # the end of its containment
+        return dossier.first_ns <= seen.seen_ns <= dossier.last_ns + CONTAINED_NS
     is_broken = dossier.has_ended_server and dossier.recovered_ns is None and not dossier.is_settled
     if is_broken and not is_proof(seen) and seen.source not in BESIDE:
         return seen.seen_ns >= dossier.first_ns - WINDOW_NS

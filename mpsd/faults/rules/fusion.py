@@ -9,7 +9,8 @@ The incident that takes an observation; the first row that fits.  "Near" is with
 | names its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
 | names only its GPU | of the near incidents of the GPU: one with a matching class, then the nearest |
 
-(1) Then no client in them is suspected.  (2) If it was seen before the renewal, or just after.
+(1) Then no client in them is suspected.  (2) If it was seen before the renewal, or just after.  That a sentinel contains an
+exception no more belongs to the exception's incident for CONTAINED_NS.
 
 A proof that names another process than an earlier proof is of another fault: it is evidence in this incident, and has an
 incident of its own.  The earlier proof keeps the incident, so that a published verdict does not change.  A core dump that names
@@ -128,6 +129,10 @@ class Fusion:
             (each.first_ns + RECENT_NS + 1 if each.is_settled else each.settles_ns for each in self._dossiers.values()),
             default=None,
         )
+
+    def reopen(self, incident: Incident, now_ns: int) -> None:
+        """Take over an incident that an earlier mpsd left unsettled."""
+        self._dossiers[incident.number] = IncidentRecord.of(incident, now_ns)
 
     def note(self, number: int, deed: Deed) -> Sequence[Incident]:
         """Add an act of mpsd to an incident; do nothing if mpsd has dropped the incident."""

@@ -59,6 +59,25 @@ class IncidentRecord(Struct):
     _deeds: tuple[Deed, ...] = ()
     _parties: dict[ProcessId, Party] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, incident: Incident, now_ns: int) -> "IncidentRecord":
+        """Return the record of an incident of an earlier mpsd, as far as it was stored."""
+        return cls(
+            incident.number,
+            incident.domain,
+            incident.gpu,
+            incident.began_ns,
+            now_ns,
+            is_certain=incident.confidence is not Confidence.UNKNOWN,
+            last_ns=max((each.seen_ns for each in incident.evidence if tells_of_fault(each)), default=incident.began_ns),
+            present={party.process for party in incident.parties},
+            incident=incident,
+            _evidence=list(incident.evidence),
+            _xids=list(incident.xids),
+            _deeds=incident.deeds,
+            _parties={party.process: party for party in incident.parties},
+        )
+
     def add(self, seen: Observation, now_ns: int, party_of: PartyOf) -> None:
         """Add an observation; the same observation twice counts once."""
         alike = replace(seen, present=())

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from mpsd.errors import NoSuchFault
 from mpsd.model.blame import BlameKind
 from mpsd.model.domain import DomainState
-from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, FirstError, Party, Source
+from mpsd.model.fault import TEXT_CHARACTERS, Confidence, FaultClass, FirstError, Observation, Party, Source
 from mpsd.model.process import ProcessId
-from tests.unit.faults.incident_world import SETTINGS, IncidentWorld, key, running
+from tests.unit.faults.incident_world import BOOTED_NS, SETTINGS, IncidentWorld, key, running
 
 
 @pytest.fixture
@@ -335,3 +335,40 @@ async def test_a_sentinel_convicts_only_among_clients_of_one_owner(tmp_path, aut
     assert world.last.culprit == (one if is_proven else None)
     assert set(world.last.suspects) == (set() if is_proven else {ProcessId(101, 7), ProcessId(102, 7)})
     assert observed[-1].is_proof is is_proven
+
+
+async def test_the_next_mpsd_judges_a_contained_exception_that_was_not_judged(tmp_path, autojump_clock):
+    """The sentinel repeats its reports: they belong to the stored fault, and name its culprit."""
+    for is_known in (False, True):
+        world = IncidentWorld(tmp_path)
+        domain = world.domain()
+        one, _ = world.arrive(domain, 101, 102)
+        exception = {"fault_class": FaultClass.SM, "is_contained": True}
+        assert not world.incidents.knows(domain.name, BOOTED_NS)
+        async with trio.open_nursery() as nursery:
+            running(world, nursery)
+            world.incidents.see(Observation(Source.SENTINEL, BOOTED_NS, domain=domain.name, **exception))
+            await trio.testing.wait_all_tasks_blocked()
+            if is_known:
+                world.see(Source.SENTINEL, domain.name, process=one, is_proof=True, **exception)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        world.store.close()
+    assert (world.last.number, world.last.culprit, world.last.confidence) == (1, one, Confidence.PROVEN)
+    again = IncidentWorld(tmp_path)
+    assert again.incidents.knows(domain.name, BOOTED_NS)
+    again.store.close()
+
+
+async def test_who_is_there_when_a_sentinel_dies_is_not_accused(tmp_path, autojump_clock):
+    """Long after the exception: then the server ends its clients, and reports a fault."""
+    world = IncidentWorld(tmp_path)
+    domain = world.domain()
+    world.arrive(domain, 101)
+    async with trio.open_nursery() as nursery:
+        running(world, nursery)
+        await world.turn(domain, DomainState.CONTAINED, DomainState.FAULT)
+        world.say_fault(domain)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert (world.last.culprit, world.last.confidence) == (None, Confidence.UNKNOWN)

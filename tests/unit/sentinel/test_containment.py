@@ -11,7 +11,7 @@ from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Observation
 from mpsd.sentinel.containment import Containment
-from mpsd.sentinel.messages import SentinelKind, SentinelReport
+from mpsd.sentinel.messages import SentinelKind, SentinelReport, SentinelStep
 
 PC = 0x7F0000001000
 
@@ -41,6 +41,19 @@ async def test_a_later_exception_does_not_move_the_announced_end() -> None:
         began_ns = time.monotonic_ns() - ago_seconds * 10**9
         containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=began_ns, pc=PC), set(), lambda task: None)
     assert domain.ends_by - trio.current_time() <= 50
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(4, 1), (6, 0)])
+async def test_a_sentinel_that_ends_long_after_the_exception_is_no_fault(seconds: int, count: int) -> None:
+    """Else its domain's last client would be accused of it, since it is alone there."""
+    seen: list[Observation] = []
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    began_ns = time.monotonic_ns()
+    containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=began_ns, pc=PC), set(), lambda task: None)
+    end = SentinelReport(SentinelKind.FAILED, time_ns=began_ns + seconds * 10**9, count=SentinelStep.END)
+    containment.hear(end, set(), lambda task: None)
+    assert len([each for each in seen if not each.is_contained]) == count
 
 
 async def test_a_client_that_was_named_to_the_sentinel_late_is_found_too() -> None:

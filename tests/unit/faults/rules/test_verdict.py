@@ -239,6 +239,15 @@ def test_who_failed_first_is_named_at_once_and_is_a_suspect_again_when_another_f
     assert (setup.one.culprit, setup.one.confidence, setup.one.suspects) == (None, SUSPECTED, (A, B, C))
 
 
+@pytest.mark.parametrize("culprit", [None, A])
+def test_the_end_of_a_containment_seconds_later_is_of_the_same_fault(culprit):
+    """The vendor's server has died: those who fail then need not be the culprit, and no second fault accuses them."""
+    known = [sentinel(culprit, 14)] if culprit else []
+    setup = FaultSetup().hear(sentinel(), *known, sentinel(ms=4500, is_contained=False, present=(B,)), failed(B, 4510))
+    setup.settle(40_000)
+    assert (setup.one.culprit, setup.one.confidence) == ((A, PROVEN) if culprit else (None, SUSPECTED))
+
+
 def test_who_failed_alone_with_a_later_exception_in_the_same_servers_is_named_too():
     """The servers of a contained exception have not ended, so mpsd still knows their clients."""
     first = (sentinel(), failed(A, 60))
