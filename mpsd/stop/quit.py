@@ -98,10 +98,19 @@ class Shutdown(Struct):
                 await self.pool.changed()
 
     async def _look(self, domain: Domain) -> None:
-        try:
-            await domain.refresh()
-        except VendorFailed as exc:
-            log.warning("domain.silent", domain=domain.name, why=str(exc))
+        """Ask the domain's servers for their clients, unless an exception is contained there: then they answer no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wait_contained, domain, nursery.cancel_scope)
+            try:
+                await domain.refresh()
+            except VendorFailed as exc:
+                log.warning("domain.silent", domain=domain.name, why=str(exc))
+            nursery.cancel_scope.cancel()
+
+    async def _wait_contained(self, domain: Domain, asking: trio.CancelScope) -> None:
+        while domain.state is not DomainState.CONTAINED:
+            await self.pool.changed()
+        asking.cancel()
 
     async def _end_domain(self, domain: Domain, failures: list[str]) -> None:
         domain.mark_stale()
