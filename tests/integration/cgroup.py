@@ -39,5 +39,6 @@ def _remove(directory: Path) -> None:
     (directory / "cgroup.freeze").write_text("0")
     for pid in members.read_text().split():
         os.kill(int(pid), signal.SIGKILL)
-    wait_for("an empty cgroup", lambda: not members.read_text())
+    events = directory / "cgroup.events"  # a process that ends leaves cgroup.procs sooner
+    wait_for("an empty cgroup", lambda: "populated 0" in events.read_text())
     directory.rmdir()

@@ -196,12 +196,14 @@ class Machine:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def client(self, program: str, *words: str, uid: int | None = None, **variables: str) -> Client:
+    def client(
+        self, program: str, *words: str, uid: int | None = None, stdin: int = subprocess.DEVNULL, **variables: str
+    ) -> Client:
         output = self.place / f"client-{len(self._children)}.jsonl"
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [str(CLIENTS / program), "--json", *words],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=self.variables | variables,

@@ -12,6 +12,7 @@ import pytest
 from mpsd_client import calls, values
 
 from mpsd.domains.leftovers import children
+from tests.integration.cgroup import open_cgroup
 from tests.integration.client import Client
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
@@ -20,6 +21,8 @@ from tests.integration.test_sentinels import ON, sentinel, started
 from tests.integration.test_shim import shim
 
 pytestmark = pytest.mark.root
+# Mostly a quit takes 1 s. Its waits end: 5 s for a query before the exception is reported, 7 s for the sentinel, 10 s for the vendor
+# daemon, and where that has to be killed 9 s more. The rest is for a busy machine.
 QUIT_SECONDS = 60.0
 LEAVE = f'{ON}[faults]\nculprit = "leave"\n'
 
@@ -47,6 +50,13 @@ def states(machine: Machine) -> dict[str, str]:
 def named(machine: Machine) -> values.IncidentReport:
     machine.wait_for_journal("fault.culprit")
     return incident(machine)
+
+
+def accused(machine: Machine) -> set[int]:
+    """Return who is named as the culprit of any fault."""
+    with machine.mpsd() as mpsd:
+        found = [mpsd.ask(calls.fault_get(number)) for number in {each["number"] for each in machine.journal("fault.opened")}]
+    return {each.culprit.pid for each in found if each.culprit}
 
 
 def test_the_culprit_is_named_and_the_others_continue(machine: Machine) -> None:
@@ -271,15 +281,82 @@ def test_a_part_that_is_killed_ends_it_as_on_stock_mps(machine: Machine, part: i
     machine.counter().ready()
 
 
+@pytest.mark.parametrize("is_daemon", [False, True], ids=["server", "vendor daemon"])
+def test_a_death_of_the_vendors_part_ends_the_clients_and_accuses_none(machine: Machine, is_daemon: bool) -> None:
+    started(machine, LEAVE)
+    victim, _ = fault(machine, "trap")
+    before = sentinel(machine)
+    server = machine.journal("sentinel.ready")[0]["server"]
+    os.kill(machine.vendor_pid("default") if is_daemon else server, signal.SIGKILL)
+    assert victim.error() != 0
+    wait_for("the sentinel's end", lambda: not any(map(is_running, before)))
+    wait_for("a verdict that does not accuse the victim", lambda: victim.pid not in accused(machine))
+    machine.counter().ready().goes_on()
+
+
+@pytest.mark.slow
+def test_a_sentinel_that_is_killed_later_makes_no_client_a_culprit(machine: Machine) -> None:
+    """The last one there would be accused of what its server then reports, since it is alone."""
+    started(machine, LEAVE)
+    victim, culprit = fault(machine)
+    named(machine)
+    culprit.end(signal.SIGKILL)
+    wait_for("a settled fault", lambda: incident(machine).is_settled)
+    os.kill(sentinel(machine)[0], signal.SIGKILL)
+    assert victim.error() != 0
+    machine.counter().ready().goes_on()
+    wait_for("the end of the domain's fault", lambda: states(machine).get("default") == "ready")
+    assert accused(machine) == {culprit.pid}
+
+
+def test_a_customer_that_is_stopped_afterwards_harms_no_other(machine: Machine) -> None:
+    started(machine, LEAVE)
+    third = machine.counter().ready()
+    victim, culprit = fault(machine)
+    os.kill(third.pid, signal.SIGSTOP)
+    victim.goes_on()
+    culprit.end(signal.SIGKILL)
+    victim.goes_on()
+    os.kill(third.pid, signal.SIGCONT)
+    third.goes_on()
+    assert states(machine)["default"] == "contained"
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before the exception", "after it"])
+def test_a_frozen_customer_continues_when_it_is_thawed(machine: Machine, is_after: bool) -> None:
+    """As `docker pause` does it."""
+    started(machine, LEAVE)
+    third = machine.counter().ready()
+    with open_cgroup() as cgroup:
+        if is_after:
+            victim, _ = fault(machine)
+            freeze(cgroup, third)
+        else:
+            freeze(cgroup, third)
+            victim, _ = fault(machine)
+        victim.goes_on()
+        (cgroup / "cgroup.freeze").write_text("0")
+        third.goes_on()
+        assert states(machine)["default"] == "contained"
+
+
+def freeze(cgroup: Path, *clients: Client) -> None:
+    for client in clients:
+        (cgroup / "cgroup.procs").write_text(str(client.pid))
+    (cgroup / "cgroup.freeze").write_text("1")
+    wait_for("a frozen cgroup", lambda: "frozen 1" in (cgroup / "cgroup.events").read_text())
+
+
 def test_where_a_client_would_hang_all_end_and_the_culprit_is_named(machine: Machine) -> None:
     """Its block was on the SM of the exception."""
     started(machine, LEAVE, MPSD_SIM_SM_SHARED="1")
     victim, culprit = fault(machine)
     assert victim.error() == 716
-    wait_for("the verdict", lambda: incident(machine).confidence == "proven")
+    wait_for("the verdict", lambda: incident(machine).victims)  # with the sentinel's end, a moment after the culprit
     found = incident(machine)
     assert found.culprit
     assert (found.culprit.pid, [each.pid for each in found.victims]) == (culprit.pid, [victim.pid])
+    assert found.confidence == "proven"
     assert "had other warps" in machine.wait_for_journal("sentinel.gone")["why"]
     assert states(machine).get("default") != "contained"
     machine.counter().ready().goes_on()

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from mpsd_client import calls
 
+from tests.integration.cgroup import open_cgroup
 from tests.integration.client import Client
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
-from tests.integration.test_contained import LEAVE, QUIT_SECONDS, end_of, named, states
+from tests.integration.test_contained import LEAVE, QUIT_SECONDS, accused, end_of, freeze, named, states
 from tests.integration.test_sentinels import sentinel, started
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.deadline(90)]
@@ -25,6 +26,10 @@ at_each_step = pytest.mark.parametrize("delays", STEPS.values(), ids=STEPS)
 def in_step(machine: Machine, delays: dict[str, str]) -> tuple[Client, Client]:
     """Return a victim and a culprit, at a time when the watcher is in that step."""
     started(machine, LEAVE, **delays)
+    return fault_in_step(machine)
+
+
+def fault_in_step(machine: Machine) -> tuple[Client, Client]:
     victim = machine.counter().ready()
     culprit = machine.client("faulter", "misaligned", "--after", "0.5", "--linger", "60").ready()
     watcher, _ = sentinel(machine)
@@ -66,6 +71,7 @@ def test_quit_ends_all(machine: Machine, delays: dict[str, str]) -> None:
     done = machine.ask("quit -t 0", seconds=QUIT_SECONDS)
     left = machine.processes("mpsd-sentinel"), machine.processes("nvidia-cuda-mps-server")
     assert (done.returncode, *left) == (0, [], []), f"{done} {end_of(machine)}"
+    assert not machine.journal("domain.silent"), "it waited for a server that answers nothing"
 
 
 @at_each_step
@@ -81,13 +87,6 @@ def test_a_death_of_the_vendors_part_ends_the_clients(machine: Machine, delays: 
     wait_for("a verdict that does not accuse the victim", lambda: victim.pid not in accused(machine))
 
 
-def accused(machine: Machine) -> set[int]:
-    """Return who is named as the culprit of any fault: not those that end of the server's death."""
-    with machine.mpsd() as mpsd:
-        found = [mpsd.ask(calls.fault_get(number)) for number in {each["number"] for each in machine.journal("fault.opened")}]
-    return {each.culprit.pid for each in found if each.culprit}
-
-
 @at_each_step
 def test_a_customer_that_is_stopped_meanwhile_continues_later(machine: Machine, delays: dict[str, str]) -> None:
     victim, _ = in_step(machine, delays)
@@ -100,13 +99,68 @@ def test_a_customer_that_is_stopped_meanwhile_continues_later(machine: Machine, 
 
 
 @at_each_step
-def test_terminate_client_is_refused_or_ends_all(machine: Machine, delays: dict[str, str]) -> None:
-    """Before the first report mpsd ends the sentinel for it, so that all clients end, as on stock MPS."""
+@pytest.mark.parametrize("with_culprit", [False, True], ids=["a victim", "the culprit and a victim"])
+def test_customers_that_are_frozen_continue_later(machine: Machine, delays: dict[str, str], with_culprit: bool) -> None:
+    victim, culprit = in_step(machine, delays)
+    with open_cgroup() as cgroup:
+        freeze(cgroup, victim, *([culprit] if with_culprit else []))
+        machine.wait_for_journal("domain.contained")
+        found = named(machine)
+        assert found.culprit
+        assert found.culprit.pid == culprit.pid
+        (cgroup / "cgroup.freeze").write_text("0")
+        victim.goes_on()
+        assert states(machine)["default"] == "contained"
+
+
+@at_each_step
+def test_a_second_exception_meanwhile_ends_no_co_runner(machine: Machine, delays: dict[str, str]) -> None:
+    """During CLEAR it can be cleared before it was read: then it is no fault of its own, and contained all the same."""
+    started(machine, LEAVE, **delays)
+    gate, end = os.pipe()
+    second = machine.client("faulter", "trap", "--gate", "--linger", "60", stdin=gate).ready()
+    os.close(gate)
+    victim, first = fault_in_step(machine)
+    os.close(end)
+    assert second.wait("result")["code"] == 719
+    victim.goes_on()
+    found = len(machine.journal("domain.contained"))
+    first.end(signal.SIGKILL)
+    second.end(signal.SIGKILL)
+    victim.goes_on()
+    assert found in (1, 2)
+    assert victim.pid not in accused(machine)
+    assert states(machine)["default"] == "contained"
+
+
+@at_each_step
+@pytest.mark.parametrize("command", ["terminate_client {server} {culprit}", "shutdown_server {server}"])
+def test_a_command_that_would_end_the_sentinel_is_refused(machine: Machine, delays: dict[str, str], command: str) -> None:
+    """Also before the watcher has reported the exception."""
     victim, culprit = in_step(machine, delays)
     server = machine.journal("sentinel.ready")[0]["server"]
-    done = machine.ask(f"terminate_client {server} {culprit.pid}", seconds=QUIT_SECONDS)
-    if "answers no command" in done.stdout + done.stderr:
-        victim.goes_on()
-    else:
-        assert victim.error() != 0
+    done = machine.ask(command.format(server=server, culprit=culprit.pid), seconds=QUIT_SECONDS)
+    assert "answers no command" in done.stdout + done.stderr
+    victim.goes_on()
+    assert states(machine)["default"] == "contained"
     serves_again(machine)
+
+
+@at_each_step
+def test_a_forced_shutdown_ends_all(machine: Machine, delays: dict[str, str]) -> None:
+    victim, _ = in_step(machine, delays)
+    server = machine.journal("sentinel.ready")[0]["server"]
+    assert machine.ask(f"shutdown_server {server} -f", seconds=QUIT_SECONDS).returncode == 0
+    assert victim.error() != 0
+    serves_again(machine)
+
+
+@at_each_step
+def test_stop_ends_a_client_alone(machine: Machine, delays: dict[str, str]) -> None:
+    """It is asked for by terminate_client before the first report, and then by a signal."""
+    victim, culprit = in_step(machine, delays)
+    with machine.mpsd() as mpsd:
+        [done] = mpsd.ask(calls.client_stop(pid=culprit.pid)).processes
+    assert done.has_ended
+    victim.goes_on()
+    assert states(machine)["default"] == "contained"
