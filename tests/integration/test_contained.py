@@ -21,8 +21,8 @@ from tests.integration.test_sentinels import ON, sentinel, started
 from tests.integration.test_shim import shim
 
 pytestmark = pytest.mark.root
-# Mostly a quit takes 1 s. Its waits end: 5 s for a query before the exception is reported, 7 s for the sentinel, 10 s for the vendor
-# daemon, and where that has to be killed 9 s more. The rest is for a busy machine.
+# Mostly a quit takes 1 s. Its waits end: 5 s for a query before the exception is reported, 7 s for the sentinel, 10 s for the
+# vendor daemon, and where that has to be killed 9 s more. The rest is for a busy machine.
 QUIT_SECONDS = 60.0
 LEAVE = f'{ON}[faults]\nculprit = "leave"\n'
 
