@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from mpsd_client import Refused, calls
-from mpsd_client._restoring import _is_missing
+from mpsd_client._restoring import is_missing
 
 from tests.integration.machine import ROOT, UIDS, Machine
 
@@ -48,7 +48,7 @@ def test_root_restores_no_image_in_the_place_of_another_users_arena(shared: Mach
     """One that no process has open and that has no layout, such as the shim's, was taken for root's own and removed."""
     with shared.mpsd(VICTIM) as victim, shared.mpsd() as operator:
         made = victim.ask(calls.arena_create("weights", "0", BYTES))
-        assert not _is_missing(operator, "weights")
+        assert not is_missing(operator, "weights")
         assert victim.ask(calls.arena_get("weights")).id == made.id
 
 
