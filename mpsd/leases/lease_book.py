@@ -73,9 +73,9 @@ class LeaseBook:
         self._quotas = QuotaLimits(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
         self._account = Account()
         self._register = ActiveLeases(store, self._account, self._quotas)
-        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._quotas.devices_of)
-        self._clients = AdmittedClients(store, self._account, self._dealer, self._news, self._quotas)
-        self._admissions = Admissions(self._quotas, self._account, self._register, self._clients, self._dealer, self._news)
+        dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._quotas.devices_of)
+        self._clients = AdmittedClients(store, self._account, dealer, self._news, self._quotas)
+        self._admissions = Admissions(self._quotas, self._account, self._register, self._clients, dealer, self._news)
         self._schedule = ExpiryTimer(clock)
         self._restore(store.is_new_boot)
 
@@ -190,12 +190,6 @@ class LeaseBook:
         elif was_client:
             self._admissions.catch_up()
 
-    def observe(self, process: ProcessId, busy: float, seconds: float) -> None:
-        """Note for the elastic policy that for `seconds` a client used this fraction of its share."""
-        grant = self._clients.grants.get(process)
-        if grant is not None and (lease := self._register.get(grant.lease_id)) is not None:
-            self._dealer.observe(lease, busy, seconds, self._quotas.clock())
-
     def identity_of(self, process: ProcessId) -> Identity | None:
         """Return the identity of a client, or of a process that waits."""
         entry = self._admissions.line.find(process)
@@ -248,7 +242,6 @@ class LeaseBook:
     ) -> None:
         self._register.remove(leases, process)
         for lease in leases:
-            self._dealer.forget(lease.id)
             self._news.of_lease(what, lease, **facts)
             self._admissions.lease_went(lease)
         self._admissions.catch_up()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mpsd.leases.rules import elastic_shares
 from mpsd.leases.rules.admission import part_of
 from mpsd.leases.rules.budgets import AmountKind, Scope, ScopeLevel, to_millionths, to_percent
-from mpsd.leases.rules.elastic_shares import Elastic, FeedbackPlace
+from mpsd.leases.rules.elastic_shares import LEVELS, Elastic
 from mpsd.leases.rules.group_shares import (
     LEAST_PERCENT,
     Deal,
@@ -30,7 +30,7 @@ _ROUNDING = 1  # a millionth of a percent
 
 
 class Dealer:
-    """Guards the place of each lease in the elastic policy, and that no group is dealt more than it has."""
+    """Guards that no group is dealt more than it has."""
 
     def __init__(
         self,
@@ -43,7 +43,6 @@ class Dealer:
         self._account = account
         self._find = find
         self._devices_of = devices_of
-        self._standings: dict[int, FeedbackPlace] = {}
 
     def share(self, lease: Lease, starting: Mapping[int, int], now: float) -> int | None:
         """Return the share of a client of this active lease that starts now.
@@ -84,14 +83,6 @@ class Dealer:
         rounded = to_millionths(sm_steps.whole(to_percent(share), self._devices_of(lease.spec)))
         return rounded or (part if share >= part else None)
 
-    def observe(self, lease: Lease, busy: float, seconds: float, now: float) -> None:
-        """Note that for `seconds` the clients of this lease used this fraction of their shares."""
-        standing = self._standings.get(lease.id) or elastic_shares.begin(lease.spec.level, now)
-        self._standings[lease.id] = elastic_shares.feed(standing, busy, seconds, now, self._elastic())
-
-    def forget(self, lease_id: int) -> None:
-        self._standings.pop(lease_id, None)
-
     def _deal(self, group: Group) -> Deal:
         policies: dict[str, Policy] = {
             "off": deal_as_reserved,
@@ -108,7 +99,6 @@ class Dealer:
         self, pool: SmPool, lease_id: int, held: Sequence[int], starting: Mapping[int, int], now: float
     ) -> GroupMember:
         lease = self._find(lease_id)
-        standing = self._standings.get(lease_id) or elastic_shares.begin(lease.spec.level, now)
         return GroupMember(
             lease_id,
             to_percent(part_of(lease)),
@@ -117,6 +107,5 @@ class Dealer:
             tuple(map(to_percent, held)),
             starting.get(lease_id, 0),
             pool.recent(lease_id, now - self._settings().inherit_seconds),
-            standing.level,
-            standing.busy,
+            LEVELS[lease.spec.level],
         )

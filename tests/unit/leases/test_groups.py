@@ -167,14 +167,14 @@ def test_a_group_is_no_larger_than_a_deal_can_look_at(tmp_path, monkeypatch):
     world.book.create(ROOT, spec(1, group="h"))
 
 
-async def test_elastic_gives_batch_what_interactive_clients_do_not_use(tmp_path):
+async def test_elastic_gives_batch_what_no_interactive_client_has(tmp_path, autojump_clock: MockClock):
     world = World(tmp_path, AdmissionSettings(redistribute="elastic", move_cost_seconds=1.0))
     world.book.create(ROOT, spec(50, by_uid(ALICE), group="g"))
     world.book.create(ROOT, spec(50, by_uid(BOB), group="g", level="batch"))
-    await world.admit(1, ALICE)
-    world.book.observe(process(1), busy=0.2, seconds=5.0)
-    world.book.leave(process(1))
-    await world.admit(2, ALICE)  # its next start
+    await trio.sleep(31.0)
     batch = await world.admit(3, BOB)
-    assert batch.sm_percent > 50.0
+    assert batch.sm_percent == 100.0
+    world.book.leave(process(3))
+    interactive = await world.admit(1, ALICE)
+    assert interactive.sm_percent == 50.0
     assert held(world) <= 100.0
