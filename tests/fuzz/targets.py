@@ -53,7 +53,7 @@ from mpsd.stop import rules
 from mpsd.uvm import abi
 from mpsd.uvm.rules.memory_maps import parse_maps
 from mpsd.wire import rpc
-from mpsd.wire.forward_state import CONTROL_AT, parse_head
+from mpsd.wire.forward_state import CONTROL_AT, parse_control, parse_head
 from mpsd.wire.params import parse as parse_params
 
 Read = Callable[[bytes], None]
@@ -141,6 +141,15 @@ def state_head(data: bytes) -> None:
         assert parse_head(data).file_bytes > CONTROL_AT
     except BadRequest:
         return
+
+
+@reads("mpsd/wire/forward_state.py", "mpsd/services/heartbeats.py", "mpsd/services/elastic.py")
+def state_control(data: bytes) -> None:
+    try:
+        _, work = parse_control(data, MOST_NUMBER)
+    except BadRequest:
+        return
+    assert work is None or work.seconds >= 0.0
 
 
 @reads("mpsd/host/inspector_messages.py", "mpsd/host/inspector.py", "mpsd/host/process_reader.py")
