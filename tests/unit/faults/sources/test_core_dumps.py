@@ -231,6 +231,7 @@ async def test_many_bad_files_make_one_line_in_the_log(tmp_path, autojump_clock,
     for number in range(1, 50):
         (directory / f"core.{number}").write_bytes(b"no dump" * 10)
     monkeypatch.setattr("mpsd.faults.sources.core_dump_directory._QUIET_SECONDS", 0)
+    autojump_clock.autojump_threshold = 0.5  # a thread reads the files meanwhile
     with structlog.testing.capture_logs() as logs, trio.move_on_after(20):
         await CoreDumps(directory, lambda uid: []).run(lambda seen: None)
     refused = [entry["count"] for entry in logs if entry["event"] == "faults.core_dump_refused"]
