@@ -93,6 +93,7 @@ def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_pat
     assert found["expected"] == expected[names[0]], "a program can use it while it is rebuilt"
 
 
+@pytest.mark.root  # leases
 def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> None:
     """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one.
 
