@@ -288,7 +288,7 @@ def settle(machine: Machine, active: Member, standby: Member, before: int) -> in
 
 @pytest.mark.slow
 @pytest.mark.deadline(600)
-@pytest.mark.parametrize("seed", seeds(1, 1))
+@pytest.mark.parametrize("seed", seeds(0, 1))
 def test_parts_killed_at_random_moments_cost_a_bounded_number_of_steps(cast: Cast, seed: int) -> None:
     """Each part is killed three times, and then the GPU fails, at once after a kill of mpsd, the keeper or an imager."""
     chosen = random.Random(seed)
@@ -318,7 +318,7 @@ def test_parts_killed_at_random_moments_cost_a_bounded_number_of_steps(cast: Cas
 
 @pytest.mark.slow
 @pytest.mark.deadline(400)
-@pytest.mark.parametrize("seed", seeds(8, 2))
+@pytest.mark.parametrize("seed", seeds(2, 1))
 def test_parts_killed_during_the_move_leave_a_complete_barrier(cast: Cast, seed: int) -> None:
     """The GPU fails, and within a second another part is killed too: mpsd, the keeper, the standby or its imager."""
     chosen = random.Random(seed)
