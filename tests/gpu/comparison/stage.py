@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpsd_client import Client as Mpsd
+from mpsd_client import calls
+
 from tests.gpu.comparison import processes
 from tests.gpu.comparison.clients import end_all
 from tests.gpu.comparison.system import System, SystemFailed, make_place
@@ -75,6 +78,15 @@ class Stage:
     def add(self, what: str, **cells: object) -> None:
         row = self.table.add(self.section, what, **cells)
         self.say(" | ".join(filter(None, row.cells())))
+
+    def two_gpus(self, what: str) -> list[str]:
+        """Return the UUIDs of the GPUs that mpsd has; none, and a row that says so, if there are not two."""
+        with Mpsd(self.mpsd.pipe / "mpsd.sock") as mpsd:
+            gpus = [device.uuid for device in mpsd.ask(calls.device_list()).items]
+        if len(gpus) >= 2:
+            return gpus
+        self.add(what, remark="not run: it needs two GPUs")
+        return []
 
     def keep(self, key: str, figures: object) -> None:
         self.table.keep(self.section, key, figures)

@@ -19,12 +19,8 @@ MOST_AGE = 3 * EVERY  # of the replica: an image is begun each second, copied to
 
 
 def run(stage: Stage) -> None:
-    system = stage.mpsd
-    system.renew()
-    with Mpsd(system.pipe / "mpsd.sock") as mpsd:
-        gpus = [device.uuid for device in mpsd.ask(calls.device_list()).items]
-    if len(gpus) < 2:
-        stage.add("a replica on a second GPU", remark="not run: it needs two GPUs")
+    stage.mpsd.renew()
+    if not (gpus := stage.two_gpus("a replica on a second GPU")):
         return
     directory = Path("/dev/shm") / f"mpsd-replica-{time.time_ns()}"
     seconds = 6.0 if stage.options.is_simulated else FOLLOW_SECONDS

@@ -35,10 +35,7 @@ NCCL = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "MASTE
 def run(stage: Stage) -> None:
     system = stage.mpsd
     system.renew()
-    with Mpsd(system.pipe / "mpsd.sock") as mpsd:
-        gpus = [device.uuid for device in mpsd.ask(calls.device_list()).items]
-    if len(gpus) < 2:
-        stage.add("two GPUs", remark="not run: it needs two GPUs")
+    if not (gpus := stage.two_gpus("two GPUs")):
         return
     _limits(stage, system, gpus)
     innocents = _innocents(stage, system, gpus)

@@ -4,9 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-from mpsd_client import Client as Mpsd
-from mpsd_client import calls
-
 from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.stage import ROOT, Stage
 
@@ -18,10 +15,7 @@ SECONDS = 60.0  # most, of one trial
 
 def run(stage: Stage) -> None:
     stage.mpsd.renew()
-    with Mpsd(stage.mpsd.pipe / "mpsd.sock") as mpsd:
-        gpus = len(mpsd.ask(calls.device_list()).items)
-    if gpus < 2:
-        stage.add("parity", remark="not run: it needs two GPUs")
+    if not stage.two_gpus("parity"):
         return
     trials = 2 if stage.options.is_simulated else stage.trials(TRIALS)
     size = int(os.environ.get("PARITY_GIB", GIB)) * vault.unit(stage)
