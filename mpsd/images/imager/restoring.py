@@ -134,7 +134,7 @@ class Restorer:
         """Answer with new memory for the allocations after the first `done`; none at the end."""
         uuid = request.asked["gpu"]
         if self._start is None or self._start.uuid != uuid:
-            self._start = Start(uuid, self._hash_of)
+            self._start = Start(uuid, self._hash_of, 0 if self._lost else THREADS)  # it is filled without lanes
         gpu = self._start.gpu()
         gpu.set_current()
         done = request.asked["done"]
