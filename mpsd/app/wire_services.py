@@ -45,10 +45,10 @@ def build_services(
         domain = pool.domains.get(name)
         return domain.gpus if domain is not None else ()
 
-    end = _ending(stopper, pool)
     def is_drained(gpu: str) -> bool:
         return gpu in pool.drained
 
+    end = _ending(stopper, pool)
     parts = ServiceParts(pool.name_of_domain, fault_since, is_contained, gpus_of, end, events.publish, outbox, is_drained)
     coordinator = Coordinator(vault.arenas, parts, found.service_store, settings.failover(found.config), registry)
     find_place = None if found.is_privileged else _finding(pool)

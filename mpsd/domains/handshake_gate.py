@@ -21,8 +21,8 @@ _MPSD = -1  # no user has this uid
 class Entrant(Struct, eq=False):
     """What waits to be let in.  key: only those with equal keys are inside together.
 
-    share: the uid against whose share it counts.  is_client: it needs the pass.  offences: of one user's, those with fewer go
-    first.  is_late: whether its user comes after all others now; nobody is for long (relay/offences.py).
+    share: the uid that it counts against.  is_client: it needs the pass.  offences: of one user's, those with fewer go
+    first.  is_late: whether its user comes after all others now, which ends soon (relay/offences.py).
     """
 
     key: object
@@ -48,7 +48,7 @@ class Pass:
 class HandshakeGate:
     """Guards that at most one pass is in use, that all inside have one key, and that only a late user is overtaken.
 
-    The first in the queue lets nobody else in before it, even if others could enter at once.
+    The first in the queue lets no other in before it, even if others could enter at once.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Users who wait take turns: one thing of each, then the next of each.  Pure.
 
-A user is known by the uid whose share its things count against (uid_ranges.py).
+A user is known by the uid that its things count against (uid_ranges.py).
 """
 
 from collections import deque
@@ -53,7 +53,7 @@ class Turns(Generic[T]):
         return next((thing for thing in firsts if not is_late(thing)), firsts[0] if firsts else None)
 
     def rest(self, uid: int) -> None:
-        """Let the user go to the end of the queue, whose turn is over."""
+        """Let the user go to the end of the queue: the turn is over."""
         if waiting := self._waiting.pop(uid, None):
             self._waiting[uid] = waiting
 

@@ -64,7 +64,7 @@ class Containment(Struct):
     def _begin(self, report: SentinelReport, clients: set[ProcessId]) -> None:
         self._began_ns = report.time_ns
         self._fault, self._holds, self.clients, self._knows_all = report, {}, clients, bool(clients)
-        since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd hears of it late
+        since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd gets the report late
         ends_at = since + self.drain_seconds if self.drain_seconds else math.inf
         if self.domain.state is DomainState.CONTAINED:
             ends_at = time.time() + self.domain.ends_by - trio.current_time()  # as it was announced
@@ -83,7 +83,7 @@ class Containment(Struct):
         known = next((each for each in self.clients if each.pid == report.pid), None)
         process = known or processes.find_of(report.pid, report.time_ns)
         if process is not None and self._fault is not None and report.pc == self._fault.pc:  # not a look after an earlier one
-            self.clients.add(process)  # the next mpsd learns of it in this way
+            self.clients.add(process)  # the next mpsd learns its clients in this way
             self._holds[process] = report
             is_found = any(each.is_culprit for each in self._holds.values())  # else it may be named to the sentinel late
             if is_found and self._knows_all and self._holds.keys() >= self.clients:

@@ -30,7 +30,7 @@ CONTAINED = "an SM exception was contained in domain {}, which will end"
 class Instance(Struct, eq=False):
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
-    domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any of its states.
+    domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any state.
     is_orphan: its MPS server has ended. asking: its pending long polls, each called with a new answer. heard_at: the time of
     the last answered poll (trio time). told: its last instruction. dismissed: why it has to end.
     """
@@ -125,6 +125,6 @@ class ServiceRecord(Struct, eq=False):
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Return the longest time between heartbeats of its writer; 0: mpsd expects none."""
+        """Return the longest time between its writer's heartbeats; 0: mpsd expects none."""
         instance = self.instances.get(self.service.writer) if self.service.writer else None
         return (instance.heartbeat_seconds if instance else 0.0) or self.settings.heartbeat_seconds

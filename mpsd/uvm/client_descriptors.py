@@ -15,11 +15,11 @@ from mpsd.uvm.space import Unavailable
 
 
 class ProcessEnded(Exception):
-    """The process has ended, and has no descriptors any more."""
+    """The process has ended, and its descriptors with it."""
 
 
 def find(pid: int, links: Sequence[str]) -> set[int]:
-    """Return the numbers of its descriptors with these links, or with links of these last names.
+    """Return the numbers of the descriptors that it has with these links, or with links of these last names.
 
     Raise ProcessEnded, Unavailable if mpsd may not look, or Unreadable, after which another attempt may succeed.
     """

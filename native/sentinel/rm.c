@@ -2,7 +2,7 @@
 /* Calls RM on /dev/nvidiactl, as ../include/mpsd_rm.h describes it.
  *
  * RM accepts a call about a client's objects only on the open file that created the client; a duplicate of the descriptor is the
- * same open file. So the watcher searches the objects of its stopped client, grants itself the right to debug the client's compute
+ * same open file. So the watcher searches its stopped client's objects, grants itself the right to debug the client's compute
  * object, and opens the session in a separate RM client. */
 #include "sentinel.h"
 
@@ -188,7 +188,7 @@ static int read_errors(const struct rm *rm, uint32_t first, uint32_t count, stru
 	return control(rm->control, rm->own, rm->session, MPSD_RM_READ_ALL_SM_ERRORS, answer, sizeof(*answer));
 }
 
-/* The client sees only the SMs of its share, and a culprit can have others: RM refuses the first number that is no SM. */
+/* The client sees only its share's SMs, and a culprit can have others: RM refuses the first number beyond the GPU's SMs. */
 static void count_sms(struct rm *rm)
 {
 	static struct mpsd_rm_sm_errors answer;

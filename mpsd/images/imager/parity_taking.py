@@ -43,7 +43,7 @@ class ParityTaking:
         self._names = NAMES[:parity]
         self._members, self._writer, self._hash_of = members, writer, hash_of
         self._expect, self._told = expect, told
-        self._copied: list[dict[int, bytes]] = [{} for _ in members]  # of each, the sums of its blocks in the parity, by offset
+        self._copied: list[dict[int, bytes]] = [{} for _ in members]  # for each: sums of blocks in the parity, by offset
         self._tables: dict[int, tuple[list[int], BlockTable]] = {}  # of each member's blocks; made before the barrier
         self._blocks: SimpleQueue[list[memoryview]] = SimpleQueue()  # of each thread, one for each parity
         with ExitStack() as stack:
@@ -66,7 +66,7 @@ class ParityTaking:
     def stage(self) -> int:
         """Make the parity that of this moment; the client must not write until this returns.
 
-        Return the bytes that were copied to the host meanwhile.  Raise ClientWroteError if the client did write."""
+        Return the bytes that it copied to the host.  Raise ClientWroteError if the client did write."""
         changed = self._changed()
         size = self._encode(changed) if changed else 0
         if changed and (wrong := self._changed()):
@@ -92,7 +92,7 @@ class ParityTaking:
         self._tables.clear()
 
     def _changed(self) -> list[int]:
-        """Return the offsets of the stripes whose blocks are not those that were copied, ascending."""
+        """Return the offsets of the stripes that have other blocks than those that were copied, ascending."""
         return sorted(set().union(*self._pool.map(self._changed_of, range(len(self._members)))))
 
     def _changed_of(self, number: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""A lost arena, made of its image's parity and of the other members' memory.
+"""A lost arena, made from its image's parity and the other members' memory.
 
 Prose: docs/images.md, "Parity of arenas on several GPUs".
 """
@@ -23,10 +23,10 @@ from mpsd.images.rules.refusals import ImageDamaged
 
 
 class RebuiltArena:
-    """Guards that no block is given that is not as it was at the image's moment."""
+    """Guards that each block that it gives is as it was at the image's moment."""
 
     def __init__(self, image: ImageReader, arena: str, hash_of: BlockHash) -> None:
-        """Raise BadRequest if the image has no parity of this arena."""
+        """Raise BadRequest if the image has parity of other arenas only."""
         self._image, self._hash_of = image, hash_of
         members = {each.facts.name: each for each in image.manifest.members}
         if arena not in members:
@@ -44,7 +44,7 @@ class RebuiltArena:
         return list(self._hashes)
 
     def add(self, arena: str, asked: Mapping[str, Any]) -> None:
-        """Note where another member's memory is; asked has `gpu` and `window_bytes`, or `why` there is none."""
+        """Note where another member's memory is; asked has `gpu` and `window_bytes`, or `why` it is missing."""
         if "why" in asked:
             self._why[arena] = str(asked["why"])
             return
@@ -55,7 +55,7 @@ class RebuiltArena:
             return
         gpu.set_current()
         # One for each member: after a rebuild two of them can be on one GPU. If they shared a copier, threads that each hold a
-        # place of it would all wait for a second one.
+        # place in it would all wait for a second one.
         copier = Copier(gpu, self._hash_of.block_key)
         self._memory[arena] = Member(gpu, copier, ArenaMemory(gpu.number, asked["window_bytes"]))
 

@@ -3,7 +3,7 @@
     sender                     receiver
     Offer              ->
                        <-      Want, or NotTaken
-    a block, a block   ->              each: 16 bytes of its SHA-256, then its 2 MiB
+    a block, a block   ->              each: 16 bytes of the SHA-256, then the 2 MiB
                        <-      Done, or NotTaken
 
 A message is its length (u32 LE) and a MessagePack map.  Pure.
@@ -37,7 +37,7 @@ PARTIAL = ".partial"
 
 
 class OfferedArena(Struct, frozen=True):
-    """An arena; the hashes of its blocks in the sender's directory, and in the one where the sender received it from."""
+    """An arena; the hashes that the blocks have in the sender's directory, and in the one where the sender received it from."""
 
     facts: ArenaFacts
     ids: bytes
