@@ -80,6 +80,7 @@ def stop_mpsd(machine: Machine) -> None:
         lease = mpsd.ask(calls.lease_create("job", Selector.of_uid(FRIENDLY + 1), sm_percent=10)).id
     with begun(machine, "--standbys", "1", command=COUNTS) as starter:
         before = starter.wait("two members", lambda it: len(it.members) == 2)
+        steps_on(starter)  # until its first step the active needs mpsd
         with stopped(machine.daemon_pid()):
             newcomer = machine.counter(uid=FRIENDLY)
             steps_on(starter)

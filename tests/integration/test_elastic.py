@@ -192,7 +192,9 @@ def test_a_starter_is_killed_in_the_middle_of_a_move(machine: Machine) -> None:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
             wait_for(f"the end of pid {pid}", lambda pid=pid: not is_running(pid))
-        assert pool.wait_until_settled() == {"chat": 16.5, "batch-a": 41.2, "batch-b": 41.2}
+        # While chat has no member its part is not the pool's: mpsd may deal the others 33 % each first.
+        expected = {"chat": 16.5, "batch-a": 41.2, "batch-b": 41.2}
+        wait_for("the shares of before", lambda: pool.wait_until_settled() == expected, 2 * MOVE_SECONDS)
         for name in LEVELS:
             pool.wait_for_steps(name, 5)
         pool.end()
