@@ -22,6 +22,7 @@ from mpsd.config.options import Config
 from mpsd.errors import MpsdError
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.mounts import mounted
 from mpsd.host.peers import may_impersonate
 from mpsd.host.programs import own_program
 from mpsd.host.trusted_directories import PathCheck, look
@@ -359,10 +360,9 @@ def _effective_capabilities() -> int:
 
 def _file_system(path: Path) -> str:
     """Return the type of the file system that holds `path`, from the mount with the longest matching name."""
-    real, best, kind = os.path.realpath(path), "", "unknown"
-    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-        _, mounted, found, *_ = line.split(" ")
-        at = mounted.rstrip("/") + "/"
-        if (real + "/").startswith(at) and len(at) >= len(best):
+    real, best, kind = os.fsencode(os.path.realpath(path)), b"", b"unknown"
+    for point, found in mounted():
+        at = point.rstrip(b"/") + b"/"
+        if (real + b"/").startswith(at) and len(at) >= len(best):
             best, kind = at, found
-    return kind
+    return kind.decode(errors="replace")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsd.host import processes
+from mpsd.host.mounts import mounted
 from mpsd.model.cgroup_path import describe
 from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId
@@ -18,7 +19,6 @@ from mpsd.model.process import Credentials, ProcessId
 TOKEN_VARIABLE = "MPSD_LEASE"
 _TOKEN_CHARACTERS = 128  # leases/rules/spec.py refuses longer ones
 _MOST_BYTES = 1 << 16  # of /proc/PID/cgroup, which has one line for each hierarchy
-_MOUNTS = Path("/proc/self/mounts")
 _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
 
 
@@ -74,27 +74,18 @@ def parse_cgroups(text: str) -> Iterator[str]:
 
 
 def unified_hierarchy() -> Path | None:
-    """Return where cgroup v2 is mounted, alone or together with version 1.
-
-    Users name what they mount, and may put any white space there: the kernel writes a space, a tab and a newline otherwise.
-    """
-    with suppress(OSError), open(_MOUNTS, "rb") as mounts:
-        for line in mounts:
-            _, place, kind, *_ = [*line.split(b" "), b"", b"", b""]
-            if kind == b"cgroup2":
-                return Path(os.fsdecode(place))
+    """Return where cgroup v2 is mounted, alone or together with version 1."""
+    with suppress(OSError):
+        return next((Path(os.fsdecode(point)) for point, kind in mounted() if kind == b"cgroup2"), None)
     return None
 
 
 def unified_path(pid: int) -> str | None:
     """Return the process's path in the unified hierarchy; None without one, or in the root."""
-    try:
-        with open(f"/proc/{pid}/cgroup", errors="backslashreplace") as file:
-            for line in file:
-                if line.startswith("0::/") and (path := line[3:].rstrip("\n")) != "/":
-                    return path
-    except OSError:
-        pass
+    with suppress(OSError):
+        for line in processes.read_cgroup(pid, _MOST_BYTES).split("\n"):  # as in parse_cgroups
+            if line.startswith("0::/") and (path := line[3:]) != "/":
+                return path
     return None
 
 

@@ -1,9 +1,11 @@
-"""Where a path lies, in words that mean the same in every mount namespace and root directory."""
+"""What is mounted where; and where a path lies, in words that mean the same in every mount namespace and root directory."""
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 
+_MOUNTS = "/proc/self/mounts"
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # proc(5): space, tab, newline and backslash
 
 
@@ -22,6 +24,17 @@ def place_of(path: str) -> bytes:
             within = os.path.normpath(os.path.join(root, os.path.relpath(os.fsencode(path), point)))
             return b"%b:%b" % (device, within)
     return os.fsencode(path)
+
+
+def mounted() -> Iterator[tuple[bytes, bytes]]:
+    """Yield where each file system is mounted, and its type, in the order of the mounts.  Raises OSError.
+
+    Users name what they mount: only a newline ends a line.  The kernel writes one in a name otherwise, as it does a space.
+    """
+    with open(_MOUNTS, "rb") as file:
+        for line in file:
+            _, point, kind, *_ = [*line.split(b" "), b"", b"", b""]
+            yield _plain(point), kind
 
 
 def _mount_of(path: str) -> tuple[bytes, bytes, bytes] | None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from mpsd.config.loading import Invocation
 from mpsd.config.options import Config, RelayOptions, VendorOptions
 from mpsd.config.sentinel_options import SentinelOptions
 from mpsd.model.device import ComputeMode, Device
+from tests.integration.machine import ROOT
 
 NOTHING = {"MPSD_CONFIG": os.devnull}
 PROGRAMS = ("inspector", "keeper", "launcher", "sentinel")
@@ -86,6 +89,18 @@ def test_the_file_system_of_a_path_is_that_of_the_nearest_mount() -> None:
     assert probes._file_system(Path("/proc/self")) == "proc"
     assert probes._file_system(Path("/proc")) == "proc"
     assert probes._file_system(Path("/procedures")) != "proc"
+
+
+@pytest.mark.root
+def test_a_users_mount_with_any_name_ends_no_probe(tmp_path: Path) -> None:
+    """The daemon asks for the file system of /dev/shm at its start: a mount of any user would keep it from starting."""
+    names = "".join(f"mkdir -p '{name}'; mount -t tmpfs none '{name}'; " for name in ("a\rb", "c\fd e", "f\N{LINE SEPARATOR}g"))
+    ask = "from mpsd.check import probes; print(probes.probe_shared_memory().found)"
+    words = ["unshare", "--mount", "sh", "-c", f'set -e; cd {tmp_path}; {names} exec {sys.executable} -c "{ask}"']
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("tmpfs")
 
 
 def test_a_daemon_that_serves_already_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

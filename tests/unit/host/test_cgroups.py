@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.host import cgroups, processes
+from mpsd.host import cgroups, mounts, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import ClientFacts
 from mpsd.host.inspector import Unreadable
@@ -281,12 +281,12 @@ def test_a_job_without_a_name_has_no_lasting_one() -> None:
 
 def test_a_users_mount_at_a_path_of_any_bytes_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A file system in user space at a path that is no UTF-8 ended the look at stopped clients, and mpsd with it."""
-    mounts = tmp_path / "mounts"
-    monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
+    table = tmp_path / "mounts"
+    monkeypatch.setattr(mounts, "_MOUNTS", table)
     users = b"x /mnt/u/\xff fuse.x rw,nosuid 0 0\n /y fuse rw\n\n"
-    mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    table.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
     assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
-    mounts.write_bytes(users)
+    table.write_bytes(users)
     assert cgroups.unified_hierarchy() is None
     assert not cgroups.is_frozen(os.getpid())
 
@@ -296,11 +296,18 @@ def test_no_name_of_a_users_mount_is_taken_for_the_cgroups(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blank: bytes
 ) -> None:
     """Else mpsd writes into that directory to freeze a cgroup: through a link of the user's, into any file."""
-    mounts = tmp_path / "mounts"
-    monkeypatch.setattr(cgroups, "_MOUNTS", mounts)
+    table = tmp_path / "mounts"
+    monkeypatch.setattr(mounts, "_MOUNTS", table)
     forged = blank.join([b"a", b"/mnt/u", b"cgroup2"])
     users = b"%b /dev/shm/u fuse.%b rw 0 0\na /dev/shm/%b fuse rw 0 0\n" % (forged, forged, forged)
-    mounts.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    table.write_bytes(users + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
     assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
-    mounts.write_bytes(users)
+    table.write_bytes(users)
     assert cgroups.unified_hierarchy() is None
+
+
+def test_a_return_in_the_name_of_a_cgroup_ends_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a user may make cgroups of version 1, one could name any cgroup of version 2 as their own."""
+    shown = b"1:name=systemd:/user.slice/x\r0::/system.slice/other.service\n0::/user.slice/a\rb\n"
+    monkeypatch.setattr(processes, "_contents", lambda path, most: shown)
+    assert cgroups.unified_path(os.getpid()) == "/user.slice/a\rb"
