@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
 from mpsd.api.server import Api
@@ -57,6 +55,7 @@ from mpsd.services.registry import ServiceRegistry
 from mpsd.stop.quit import Shutdown
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
+from mpsd.threads import run_in_thread
 from mpsd.vault.lifecycle import Vault
 
 
@@ -244,4 +243,4 @@ def _open_progress(path: Path, slots: int) -> HandshakeProgress:
 async def find_devices(config: Config) -> tuple[Device, ...]:
     from mpsd.gpu.nvml import read_devices  # pynvml is large: --version does not load it
 
-    return await trio.to_thread.run_sync(read_devices, settings.visible(config), paths.nvml_library(config))
+    return await run_in_thread(read_devices, settings.visible(config), paths.nvml_library(config))

@@ -18,6 +18,7 @@ from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.host.file_identity import FileId, identity_of
 from mpsd.storage.checkpointing import Checkpointing
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 LOOK_SECONDS = 0.5
@@ -41,7 +42,7 @@ class RemovedState(Struct):
 
     async def run(self) -> None:
         """Run as long as mpsd."""
-        self._known = await trio.to_thread.run_sync(self._identity, abandon_on_cancel=True)
+        self._known = await run_in_thread(self._identity, abandon_on_cancel=True)
         while True:
             await trio.sleep(LOOK_SECONDS)
             try:
@@ -53,24 +54,24 @@ class RemovedState(Struct):
                 self._trouble = str(exc)
 
     async def _look(self) -> None:
-        found = await trio.to_thread.run_sync(self._identity, abandon_on_cancel=True)
+        found = await run_in_thread(self._identity, abandon_on_cancel=True)
         if self._known != found or found is None:
             await self._make()
         elif self._is_copied and trio.current_time() > self._copied_at + _COPY_SECONDS:
             await self._copy()
 
     async def _make(self) -> None:
-        await trio.to_thread.run_sync(self.claim.remake_state)
+        await run_in_thread(self.claim.remake_state)
         await self.pool.outlived.record(self.pool.settings.home, self.pool.domains.values())
         self.move()
         self.write_back.forget_copies()
         await self._copy()
-        self._known, self._is_copied = await trio.to_thread.run_sync(self._identity), True
+        self._known, self._is_copied = await run_in_thread(self._identity), True
         log.error("state_directory.made_again", path=str(self.claim.state_directory),
                   effect="running clients continue; their domains take no new ones")  # fmt: skip
 
     async def _copy(self) -> None:
-        await trio.to_thread.run_sync(self.write_back.copy)
+        await run_in_thread(self.write_back.copy)
         self._copied_at = trio.current_time()
 
     def _identity(self) -> FileId | None:

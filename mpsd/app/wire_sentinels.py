@@ -17,6 +17,7 @@ from mpsd.gpu import nvml
 from mpsd.host.program_run import run_program
 from mpsd.host.programs import interpreter
 from mpsd.sentinel.sentinels import Sentinels
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _TEST_SECONDS = 180.0  # each of its steps has a deadline
@@ -40,14 +41,14 @@ async def _prove(found: Startup) -> str:
 
     A proof that failed is tried again.
     """
-    driver = await trio.to_thread.run_sync(nvml.read_driver, paths.nvml_library(found.config), abandon_on_cancel=True)
+    driver = await run_in_thread(nvml.read_driver, paths.nvml_library(found.config), abandon_on_cancel=True)
     names = sorted({device.name for device in found.devices})
     find = partial(find_proof, found.claim.state_directory, driver, names, os.uname().release)
-    known = await trio.to_thread.run_sync(find)
+    known = await run_in_thread(find)
     if known is None or not known.is_good:
         log.info("sentinel.test", gpus=names, driver=driver)
         said = await _run_test(found)
-        known = await trio.to_thread.run_sync(find)
+        known = await run_in_thread(find)
         if known is None:
             return said or "it did not finish"
     return known.why

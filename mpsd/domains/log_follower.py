@@ -18,6 +18,7 @@ from mpsd.fairness.rates import Rate, Rates
 from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
 from mpsd.storage.disk_room import keep_room
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 Hear = Callable[[Domain, News], None]
@@ -34,7 +35,7 @@ _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow t
 async def keep_log_room(domain: Domain) -> None:
     """Reserve disk space for the logs of a new vendor daemon: mpsd identifies clients by them.  Raise VendorFailed."""
     for name in LOG_NAMES:
-        if await trio.to_thread.run_sync(keep_room, domain.control.log_directory / name, _ROOM_BYTES) == errno.ENOSPC:
+        if await run_in_thread(keep_room, domain.control.log_directory / name, _ROOM_BYTES) == errno.ENOSPC:
             raise VendorFailed(f"the disk of the state directory is full: no room for {domain.control.log_directory / name}")
 
 
@@ -143,7 +144,7 @@ class _Room:
     async def follow(self, position: int) -> None:
         """Keep the room; all before the position has been read, and has no other reader."""
         is_due = position - self._position >= _ROOM_BYTES // 2 or position < self._position
-        if is_due and not await trio.to_thread.run_sync(keep_room, self._path, _ROOM_BYTES, position):
+        if is_due and not await run_in_thread(keep_room, self._path, _ROOM_BYTES, position):
             self._position = position
 
 

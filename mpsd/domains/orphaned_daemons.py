@@ -22,6 +22,7 @@ from mpsd.host.file_identity import identity_at
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.process import ProcessId
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _RECORD = "clients-of-removed"
@@ -64,7 +65,7 @@ class Outlived:
         known = [Orphan(each.control.process, frozenset(each.members)) for each in domains if each.control.process]
         lines = [[each.daemon, *each.clients] for each in (*self._orphans, *known) if each.clients is not None]
         text = "".join(" ".join(f"{each.pid}:{each.start_time}" for each in line) + "\n" for line in lines)
-        await trio.to_thread.run_sync(_write, home / _RECORD, text)
+        await run_in_thread(_write, home / _RECORD, text)
 
     async def run(self, home: Path, found: Iterable[ProcessId]) -> None:
         """End each daemon after its last client; return when all have ended.  found: the daemons that no domain has adopted."""
@@ -103,7 +104,7 @@ async def find_unreachable(home: Path, inspector: Inspector) -> list[ProcessId]:
 
     Call it before a domain is started.
     """
-    homeless = await trio.to_thread.run_sync(_homeless)
+    homeless = await run_in_thread(_homeless)
     found = [process for process in homeless if await _is_from(home, process, inspector)]
     pids = {process.pid for process in found}
     return [process for process in found if processes.parent(process.pid) not in pids]  # a server ends with its daemon

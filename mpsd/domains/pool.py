@@ -34,6 +34,7 @@ from mpsd.model.device import ComputeMode, Device
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
 from mpsd.notify import Changed, Signal
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
@@ -293,7 +294,7 @@ class Pool:
         control = VendorControl(self.program, self.settings.home / name)
         if control.adopt() is None and number != 1:
             self.store.forget_domain(name)
-            self._clear_home(name)
+            shutil.rmtree(self.settings.home / name, ignore_errors=True)
             return
         domain = self.create(gpus, name, number)
         domain.control.adopt()
@@ -357,12 +358,9 @@ class Pool:
         del self.domains[domain.name]
         self.store.forget_domain(domain.name)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _REMOVE_SECONDS):
-            await trio.to_thread.run_sync(self._clear_home, domain.name)
+            await run_in_thread(shutil.rmtree, self.settings.home / domain.name, True)  # errors are ignored
         log.info("domain.gone", domain=domain.name)
         self.notify()
-
-    def _clear_home(self, name: str) -> None:
-        shutil.rmtree(self.settings.home / name, ignore_errors=True)
 
     def begin_guarding(self, domain: Domain) -> None:
         """Guard a domain without servers, so that its servers give nothing to clients at the domain's own socket."""

@@ -14,6 +14,7 @@ import trio
 
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.errors import MpsdError
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 REFUSER_UID = 0x7FFFFFFE  # the uid of no user, so that no client can be of the same user
@@ -57,4 +58,4 @@ class Refuser:
         if self._is_found() and not await self._control.quit(patience_seconds):
             await self._control.kill()
         await self._control.sweep()
-        await trio.to_thread.run_sync(partial(shutil.rmtree, self._home, ignore_errors=True))
+        await run_in_thread(partial(shutil.rmtree, self._home, ignore_errors=True))

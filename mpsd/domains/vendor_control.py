@@ -25,6 +25,7 @@ from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.program_run import run_program
 from mpsd.model.process import ProcessId
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
@@ -75,7 +76,7 @@ class VendorControl:
 
     async def start(self, visible_devices: str | None, options: tuple[str, ...] = ()) -> ProcessId:
         """Start the daemon and return when it listens.  Raise VendorFailed with its message, or UnusablePath."""
-        await trio.to_thread.run_sync(self._make_directories)
+        await run_in_thread(self._make_directories)
         await self.sweep()
         arguments = ["-d", *options]
         environment = self.environment()
@@ -88,11 +89,11 @@ class VendorControl:
             raise
         self.process = self._find() if status == 0 else None
         if self.process is None:
-            room = await trio.to_thread.run_sync(os.statvfs, self.pipe_directory)
+            room = await run_in_thread(os.statvfs, self.pipe_directory)
             reason = why_absent(output, status, has_room=room.f_bavail > 0)
             asked = f"{self._program.path} {' '.join(arguments)}"
             raise VendorFailed(f"{asked} ended with status {status} and left no daemon behind: {reason}")
-        await trio.to_thread.run_sync(self.home.record, self.process)
+        await run_in_thread(self.home.record, self.process)
         return self.process
 
     def adopt(self) -> ProcessId | None:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from mpsd.domains.domain import Domain
 from mpsd.host import cgroups, processes
 from mpsd.model.domain import DomainState
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 SECONDS = 0.5
@@ -56,7 +57,7 @@ async def watch_vital_signs(
     for turn in itertools.count():
         looks_at_clients = turn % _LOOKS_AT_CLIENTS == 0
         signs = {domain.name: _signs(domain, looks_at_clients or not domain.is_answering) for domain in _alive(domains)}
-        found = await trio.to_thread.run_sync(_look_at_all, signs, abandon_on_cancel=True)
+        found = await run_in_thread(_look_at_all, signs, abandon_on_cancel=True)
         for domain in _alive(domains):
             if (finding := found.get(domain.name)) is not None:
                 _take(domain, finding, publish)

@@ -13,6 +13,7 @@ from mpsd.health.rules import problems as health
 from mpsd.health.rules.problems import HealthFacts, Storage
 from mpsd.health.state_directory import StateDirectory
 from mpsd.leases.lease_book import LeaseBook
+from mpsd.threads import run_in_thread
 
 SECONDS = 0.5
 
@@ -40,7 +41,7 @@ class Health(Struct):
         """Update the facts as long as mpsd runs, in a thread: a disk that hangs stops the thread and not the loop."""
         self._seen_at = trio.current_time()
         while True:
-            self._seen = await trio.to_thread.run_sync(self.state_directory.look, abandon_on_cancel=True)
+            self._seen = await run_in_thread(self.state_directory.look, abandon_on_cancel=True)
             self._seen_at = trio.current_time()
             await trio.sleep(SECONDS)
 

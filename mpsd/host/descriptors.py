@@ -26,11 +26,12 @@ import trio
 from msgspec import Struct, field
 
 from mpsd.host.syscalls import type_of
+from mpsd.threads import run_in_thread
 
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
 SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (app/descriptor_limit.py)
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
-MOST_CLOSINGS = 8  # for one user; to close usual descriptors takes a fraction of a millisecond
+MOST_CLOSINGS = 8  # threads for one user; to close usual descriptors takes a fraction of a millisecond
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
@@ -55,20 +56,15 @@ class Descriptors(Struct, eq=False):
 
 async def close_apart(close: Callable[[], None]) -> None:
     """Run `close` in a thread and wait for it: a client decides how long that takes.  If cancelled, the thread continues."""
-    closed, token = trio.Event(), trio.lowlevel.current_trio_token()
-
-    def tell(outcome: object) -> None:
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(closed.set)
-
-    trio.lowlevel.start_thread_soon(close, tell)
+    closed = trio.Event()
+    _start(close, closed.set)
     await closed.wait()
 
 
 class Closings:
-    """Guards that mpsd closes descriptors of one user in `most` calls at a time: a user can make each last for ever.
+    """Guards that one user's descriptors take few threads: a user can make each closing last for ever.
 
-    While `most` calls run, mpsd should receive no further descriptors of this user (`room`).
+    While `most` threads close, mpsd should receive no further descriptors of this user (`room`); one message can bring 253.
     """
 
     def __init__(self, most: int = MOST_CLOSINGS) -> None:
@@ -90,11 +86,9 @@ class Closings:
 
     def begin(self, share: int, fds: Collection[int], ended: Callable[[], None] = lambda: None) -> None:
         """Close the descriptors in threads; call `ended` when they are closed."""
-        self._under_way[share] += 1
-        close_beside(fds, partial(self._end, share, ended))
+        self._under_way[share] += close_beside(fds, ended, partial(self._end, share))
 
-    def _end(self, share: int, ended: Callable[[], None]) -> None:
-        ended()
+    def _end(self, share: int) -> None:
         self._under_way[share] -= 1
         if not self._under_way[share]:
             del self._under_way[share]
@@ -102,31 +96,48 @@ class Closings:
         self._ended = trio.Event()
 
 
-def close_beside(fds: Collection[int], ended: Callable[[], None]) -> None:
-    """Close another process's descriptors in threads; call `ended` on the event loop when all are closed.
+def close_beside(fds: Collection[int], ended: Callable[[], None], ended_one: Callable[[], None] = lambda: None) -> int:
+    """Close another process's descriptors in threads; return how many threads that takes.
 
-    Each regular file gets a separate thread: a silent file server must not keep the other files open.  The kernel frees the
-    number of a descriptor as soon as close(2) begins.
+    `ended_one` is called on the event loop for each thread that has ended, and `ended` after the last.  Each regular file gets
+    a separate thread: a silent file server must not keep the other files open.  The kernel frees the number of a descriptor as
+    soon as close(2) begins.
     """
     files = [fd for fd in fds if is_file(fd)]
-    groups = [*([fd] for fd in files), [fd for fd in fds if fd not in files]]
-    token, left = trio.lowlevel.current_trio_token(), len(groups)
+    others = [fd for fd in fds if fd not in files]
+    groups = [*([fd] for fd in files), *([others] if others or not files else [])]
+    left = len(groups)
 
     def end_one() -> None:
         nonlocal left
         left -= 1
+        ended_one()
         if not left:
             ended()
 
+    for group in groups:
+        _start(partial(close_all, group), end_one)
+    return len(groups)
+
+
+def _start(close: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Run `close` in a thread, later if none can be started now, and then call `ended` on the event loop."""
+    token = trio.lowlevel.current_trio_token()
+
     def tell(_: object) -> None:
         with suppress(trio.RunFinishedError):
-            token.run_sync_soon(end_one)
+            token.run_sync_soon(ended)
 
-    for group in groups:
-        try:
-            trio.lowlevel.start_thread_soon(partial(close_all, group), tell)
-        except RuntimeError:  # mpsd cannot start another thread: open descriptors are better than a stopped event loop
-            end_one()
+    try:
+        trio.lowlevel.start_thread_soon(close, tell)
+    except RuntimeError:  # open descriptors are better than a stopped event loop
+        trio.lowlevel.spawn_system_task(_start_later, close, ended)
+
+
+async def _start_later(close: Callable[[], None], ended: Callable[[], None]) -> None:
+    with suppress(OSError):
+        await run_in_thread(close, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
+    ended()
 
 
 def close_soon(fds: Collection[int]) -> None:

@@ -10,6 +10,7 @@ import trio
 from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
 from mpsd.host.polling import until_ended
+from mpsd.threads import run_in_thread
 
 _KILLED_SECONDS = 5.0  # a killed program ends at once, unless it waits in the kernel
 _PIPE_BYTES = 65536  # a new pipe takes as much without a reader
@@ -33,7 +34,7 @@ async def run_program(
         os.close(writes)
         start = partial(inspector.start_program, command, environment, (hears, says, says), uid)
         try:
-            child = await trio.to_thread.run_sync(start)  # not abandoned: it ends in seconds, and may have started a process
+            child = await run_in_thread(start)  # not abandoned: it ends in seconds, and may have started a process
         except BaseException:
             output.close()
             raise

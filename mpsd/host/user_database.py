@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from mpsd.host.user_lookups import ANSWER_SECONDS, gid_of
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _REFRESH_SECONDS = 60.0  # a group that is made while mpsd runs counts after so long, or after a reload
@@ -29,7 +30,7 @@ class UserDatabase:
     async def ask(self, look_up: Callable[[], _T]) -> _T:
         """Return what the function returns.  Raises TooSlowError, and what the function raises."""
         with trio.fail_after(self._seconds):
-            return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._limiter)
+            return await run_in_thread(look_up, abandon_on_cancel=True, limiter=self._limiter)
 
 
 class AdminGroup:

@@ -21,6 +21,7 @@ from mpsd.host.inspector import Inspector
 from mpsd.keeper.messages import REPLY_BYTES, KeeperOp, Reply, Status, pack_request, parse_reply
 from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
 from mpsd.model.process import ProcessId
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 
@@ -80,7 +81,7 @@ class KeeperClient:
         """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed."""
         self.close()
         successor = KeeperClient(self._inspector, self._program, self._path, self._max)
-        await trio.to_thread.run_sync(successor.open)  # not abandoned: it ends within seconds, and may have started a process
+        await run_in_thread(successor.open)  # not abandoned: it ends within seconds, and may have started a process
         self._socket, self._sequence, self.pid = successor._socket, successor._sequence, successor.pid
         if successor._process is not None:
             if self._process is not None:

@@ -22,6 +22,7 @@ from mpsd.host.inspector import Inspector
 from mpsd.keeper.memory_keeper import Item, KeeperGone, VaultKeeper
 from mpsd.keeper.process import find_unreachable, start_keeper
 from mpsd.model.process import ProcessId
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 MOST_KEEPERS = 64
@@ -244,7 +245,7 @@ class VaultKeepers:
     async def _launch(self, number: int) -> None:
         self._collect()
         start = partial(start_keeper, self._inspector, self._program, self._path_of(number), self._most)
-        self._processes.append(await trio.to_thread.run_sync(start))
+        self._processes.append(await run_in_thread(start))
 
     def _path_of(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number}") if number else self._path

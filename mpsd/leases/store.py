@@ -19,6 +19,7 @@ from mpsd.leases.rows import Admitted, admitted_of, admitted_row, lease_of, leas
 from mpsd.model.lease import Lease
 from mpsd.model.process import ProcessId
 from mpsd.storage.database import Write, close, open_database, read, sync_log, write
+from mpsd.threads import run_in_thread
 
 SCHEMA_VERSION = 2
 _SCHEMA = """
@@ -86,7 +87,7 @@ class LeaseStore:
                 return
             written = self._written
             try:
-                await trio.to_thread.run_sync(sync_log, self._path, abandon_on_cancel=True)
+                await run_in_thread(sync_log, self._path, abandon_on_cancel=True)
             except OSError as exc:
                 why = f"{self._path} is written, and the disk does not take it: a power cut would undo it: {exc}"
                 raise UnusablePath(why) from None

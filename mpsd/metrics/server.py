@@ -25,6 +25,7 @@ from mpsd.metrics.listener import MetricsListener, open_door
 from mpsd.metrics.reader import guarded
 from mpsd.metrics.source import MetricsSource, Readings
 from mpsd.relay.assignment import Admission
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 5.0  # the port may still belong to a daemon that is ending
@@ -86,7 +87,7 @@ class Metrics:
         if not path:
             return ""
         try:
-            return await trio.to_thread.run_sync(read_token, path)
+            return await run_in_thread(read_token, path)
         except (OSError, ValueError) as exc:
             log.error("metrics.no_token", file=path, why=str(exc))
             return ""

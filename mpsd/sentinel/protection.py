@@ -24,6 +24,7 @@ from mpsd.model.domain import DomainState, ServerView
 from mpsd.sentinel.messages import SentinelKind, SentinelReport
 from mpsd.sentinel.process import connect_sentinel, environment_of, socket_path, start_sentinel
 from mpsd.sentinel.watcher import Watcher
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
@@ -73,7 +74,7 @@ class Protection(Struct):
 
     async def take_over(self) -> None:
         for ordinal, gpu in enumerate(self.domain.gpus):
-            peer = await trio.to_thread.run_sync(connect_sentinel, socket_path(self.domain.control.home.path, ordinal))
+            peer = await run_in_thread(connect_sentinel, socket_path(self.domain.control.home.path, ordinal))
             if peer is not None:
                 self._adopt(gpu, Watcher(gpu, peer, self._hear, self._note_end))
         with trio.move_on_after(_KNOWN_SECONDS):
@@ -175,7 +176,7 @@ class Protection(Struct):
         command = control.reach(str(self.settings.program), "--fd", "0", "--uid", str(uid))
         environment = environment_of(control.environment(), gpu)
         path, inspector = socket_path(control.home.path, ordinal), self.pool.program.inspector
-        peer = await trio.to_thread.run_sync(start_sentinel, inspector, path, command, environment)
+        peer = await run_in_thread(start_sentinel, inspector, path, command, environment)
         watcher = Watcher(gpu, peer, self._hear, self._note_end)
         self._adopt(gpu, watcher)
         if self._asides:  # since the program was asked for: the block found no sentinel to end

@@ -13,6 +13,7 @@ import trio
 
 from mpsd.storage.database import checkpoint, open_beside
 from mpsd.storage.disk_room import keep_room, keep_room_of
+from mpsd.threads import run_in_thread
 
 SECONDS = 5.0
 ROOM_BYTES = 64 << 10  # of each database, and of its log: enough for some dozens of changes
@@ -37,9 +38,9 @@ class Checkpointing:
         while True:
             for log, database in self._databases.items():
                 if self._is_new(log):
-                    await trio.to_thread.run_sync(self._keep_room, log)
+                    await run_in_thread(self._keep_room, log)
                     self._is_new(log)  # note the time now: later writes wait for the next checkpoint
-                    await trio.to_thread.run_sync(checkpoint, database)
+                    await run_in_thread(checkpoint, database)
             await trio.sleep(SECONDS)
 
     def _keep_room(self, log: Path) -> None:

@@ -20,6 +20,7 @@ from mpsd.model.client import UNKNOWN, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.notify import Signal
+from mpsd.threads import run_in_thread
 from mpsd.uvm.client_watch import InThread, Watch, WatchParts
 from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
@@ -193,6 +194,6 @@ class Attachments:
 
 def _threads(limiter: trio.CapacityLimiter) -> InThread:
     async def in_thread(function: Callable[..., Any], *args: object) -> Any:
-        return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+        return await run_in_thread(function, *args, limiter=limiter)
 
     return in_thread

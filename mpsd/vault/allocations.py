@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import trio
 from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, KeeperFailed
@@ -17,6 +16,7 @@ from mpsd.keeper.memory_keeper import Item
 from mpsd.keeper.memory_keepers import VaultKeepers
 from mpsd.model.arena import Allocation, Arena, KeptState, Portion
 from mpsd.model.process import ProcessId
+from mpsd.threads import run_in_thread
 from mpsd.vault.catalog import Catalog
 from mpsd.vault.descriptor_checks import CheckMemory, Layout, check_state, generation_of_state, read_layout
 from mpsd.vault.live_arena import LiveArena, layout_name, memory_name, state_name
@@ -111,7 +111,7 @@ class Allocations:
 
     async def _with_layout(self, entry: LiveArena, generation: int, process: ProcessId, layout: int) -> Row:
         """Return the row with the new layout, which the keeper holds."""
-        read: Layout = await trio.to_thread.run_sync(read_layout, layout)
+        read: Layout = await run_in_thread(read_layout, layout)
         try:
             entry.check_writer(generation, process)
             arena = entry.arena

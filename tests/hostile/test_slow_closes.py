@@ -1,6 +1,7 @@
 """Descriptors that take long to close, sent where mpsd wants none: the one who sent them waits, and nobody else."""
 
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -111,11 +112,16 @@ os.kill(server, 9)
 """
 )
 CONNECTIONS = 40
-MOST_DESCRIPTORS = 2500  # 8 closings of one user with 200 descriptors each, and mpsd's own
+MOST_DESCRIPTORS = 700  # one message of 200 at each end of its closing, and mpsd's own
+MOST_THREADS = 350  # 8 for one user, or one message's 200; and mpsd's own
 
 
 def descriptors(machine: Machine) -> int:
     return len(os.listdir(f"/proc/{machine.daemon_pid()}/fd"))
+
+
+def threads(machine: Machine) -> int:
+    return len(os.listdir(f"/proc/{machine.daemon_pid()}/task"))
 
 
 @pytest.mark.root
@@ -150,10 +156,12 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
         with machine.mpsd() as mpsd:
             assert mpsd.ask(calls.health()).state == "running"
         assert descriptors(machine) < MOST_DESCRIPTORS
+        assert threads(machine) < MOST_THREADS
     finally:
         process.communicate(timeout=30)
 
 
+LESS_THAN_A_STACK = 6 << 20  # a thread's has 8 MiB
 ASKS_FOR_NUMBERS = LINGERS + """
 made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 made.connect(sys.argv[1])
@@ -176,3 +184,32 @@ def test_a_reader_of_the_numbers_keeps_nobody_waiting(machine: Machine, asked: s
         for _ in range(20):
             assert mpsd.ask(calls.health()).state == "running"
     assert machine.blocks() == []
+
+
+TAKES_THREADS = LINGERS + """
+for door in sys.argv[1:]:
+    for _ in range(8):
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.connect(door)
+        send(made)
+        kept.append(made)
+print("ready", flush=True)
+time.sleep(120)
+"""
+
+
+def test_a_machine_without_threads_ends_nothing(machine: Machine) -> None:
+    """Where TasksMax=, the pids of a cgroup or the memory leave mpsd few threads, one user's descriptors took them all: mpsd
+    ended as soon as it needed one."""
+    machine.start()
+    pid = machine.daemon_pid()
+    [size] = [int(line.split()[1]) << 10 for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmSize" in line]
+    had = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (size + LESS_THAN_A_STACK, had[1]))
+    with attacking(TAKES_THREADS, machine.pipe / "mpsd.sock", machine.pipe / "mpsd-ui"):
+        machine.wait_for_journal("threads.none")
+        with machine.mpsd() as mpsd:
+            assert mpsd.ask(calls.health()).state == "running"
+        resource.prlimit(pid, resource.RLIMIT_AS, had)
+        machine.counter(uid=1000).ready()
+    assert machine.daemon_pid() == pid

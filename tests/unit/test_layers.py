@@ -20,7 +20,7 @@ SOURCES = sorted(
 
 # Who may import whom: a package imports only from packages of a lower rank.  mpsd/__init__.py is free to all.
 LAYERS = (
-    ("errors", "native", "notify"),
+    ("errors", "native", "notify", "threads"),
     ("model", "storage", "fairness"),
     ("wire", "gpu", "host"),
     ("config",),

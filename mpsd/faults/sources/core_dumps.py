@@ -27,6 +27,7 @@ from mpsd.host.file_writers import FileWriters, Lineage
 from mpsd.host.inotify import COMPLETE, DirectoryWatch
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 KEPT = 16
@@ -118,7 +119,7 @@ class CoreDumps:
         while True:
             began = trio.current_time()
             # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
-            found = await trio.to_thread.run_sync(self._look, directory, closed)
+            found = await run_in_thread(self._look, directory, closed)
             await self._tell(found, publish)
             # Pause as long as it took, however many files come: parsing holds the interpreter's lock.
             await trio.sleep(trio.current_time() - began)

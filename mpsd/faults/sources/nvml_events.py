@@ -15,6 +15,7 @@ import trio
 from mpsd.errors import VendorFailed
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.xid import RECOVERY_ACTION, meaning_of, recovery_text
+from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _WAIT_MS = 2000  # a wait that was abandoned ends within this time
@@ -58,12 +59,12 @@ class NvmlEvents:
         pause, had_events = _AGAIN_SECONDS, False
         while True:
             try:
-                events = await trio.to_thread.run_sync(XidEvents, gpu, self._library, limiter=self._threads)
+                events = await run_in_thread(XidEvents, gpu, self._library, limiter=self._threads)
                 try:
                     self._begin(gpu)
                     pause, had_events = _AGAIN_SECONDS, True
                     while True:
-                        seen = await trio.to_thread.run_sync(
+                        seen = await run_in_thread(
                             events.wait, _WAIT_MS, abandon_on_cancel=True, limiter=self._threads
                         )
                         if seen is not None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.host.descriptors import Closings, close_beside, is_file
+from mpsd.host.descriptors import Closings, close_apart, close_beside, is_file
 from tests.lingering import lingering
 
 SLOW, QUICK = 1000, 1001
@@ -26,6 +26,33 @@ async def test_a_user_whose_descriptors_close_slowly_brings_no_more() -> None:
         await closings.room(QUICK)
     with trio.fail_after(30):
         await closings.room(SLOW)
+
+
+async def test_each_file_of_a_message_counts() -> None:
+    """8 messages of 253 files each took 2,024 threads, at each of four sockets."""
+    closings = Closings(most=3)
+    with tempfile.TemporaryFile(dir=os.path.dirname(__file__)) as file:
+        closings.begin(SLOW, [os.dup(file.fileno()) for _ in range(3)])
+    with trio.move_on_after(0) as waiting:
+        await closings.room(SLOW)
+    assert waiting.cancelled_caught
+    with trio.fail_after(30):
+        await closings.room(SLOW)
+
+
+async def test_without_a_thread_they_are_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stayed open for ever; and close_apart() raised RuntimeError."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", refuse)
+    (ours, theirs), (ours_too, theirs_too), closed = socket.socketpair(), socket.socketpair(), trio.Event()
+    with theirs, theirs_too, trio.fail_after(30):
+        close_beside([ours.detach()], closed.set)
+        await close_apart(ours_too.close)
+        await closed.wait()
+        assert (theirs.recv(1), theirs_too.recv(1)) == (b"", b"")
 
 
 async def test_all_are_closed_before_the_end_is_told() -> None:

@@ -39,7 +39,7 @@ async def test_the_uids_of_a_range_are_one_user() -> None:
             nursery.start_soon(read)
             await trio.testing.wait_all_tasks_blocked()
             assert not got, "the descriptors of the range's owner count too"
-            closings._end(OWNER, lambda: None)
+            closings._end(OWNER)
         await reader.aclose()
     assert got == [b"x"]
 
