@@ -39,19 +39,21 @@ def listen_in(directory: int, path: Path, mode: int, kind: int = socket.SOCK_SEQ
     encoded = os.fsencode(path)
     if len(encoded) > MAX_PATH_BYTES:
         raise UnusablePath(f"the socket path {path} has {len(encoded)} bytes; {MAX_PATH_BYTES} fit")
-    listener = socket.socket(socket.AF_UNIX, kind)
+    listener: socket.socket | None = None
     try:
+        listener = socket.socket(socket.AF_UNIX, kind)
         with suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=directory)
         os.fchmod(listener.fileno(), 0o600)  # bind creates the file with the socket's mode; it is widened below
         listener.bind(f"/proc/self/fd/{directory}/{path.name}")
         _set_mode(directory, path.name, mode)
         listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        return listener
     except OSError as exc:
-        listener.close()
+        if listener is not None:
+            listener.close()
         raise UnusablePath(f"cannot listen at {path}: {exc.strerror}") from None
-    listener.setblocking(False)
-    return listener
 
 
 def leave_open(listener: socket.socket | trio.socket.SocketType) -> None:

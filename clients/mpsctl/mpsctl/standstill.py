@@ -58,7 +58,7 @@ class Standstill:
 
     def _is_standing(self) -> bool:
         try:
-            threads = [path.read_text() for path in Path(f"/proc/{self._pid}/task").glob("*/stat")]
+            threads = [path.read_text(errors="replace") for path in Path(f"/proc/{self._pid}/task").glob("*/stat")]
         except OSError:
             return False
         return bool(threads) and all(text.rpartition(")")[2].split()[0] in "TtZX" for text in threads)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,3 +61,17 @@ def test_a_process_that_got_the_writers_pid_is_not_stopped() -> None:
             later.kill()
     with pytest.raises(CannotStop, match="has ended"):
         Standstill(later.pid, start_time, 60.0)
+
+
+def test_a_process_whose_name_is_no_text_stands_still_too() -> None:
+    """mpsctl ended with a traceback."""
+    rename = "open('/proc/self/comm', 'wb').write(bytes([255])); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        found = processes.process_id(named.pid)
+        assert found is not None
+        with Standstill(named.pid, found.start_time, 60.0) as standing:
+            standing.stop()
+            assert processes.state(named.pid) == "T"
+        named.communicate(b"\n")

@@ -1,6 +1,7 @@
 """Listeners that end with mpsd, while clients have descriptors in connections that mpsd has not accepted."""
 
 import os
+import resource
 import socket
 import struct
 import time
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.host.listeners import leave_open, listen
+from mpsd.errors import UnusablePath
+from mpsd.host.listeners import leave_open, listen, listen_in
 
 LINGER_SECONDS = 60
 
@@ -42,3 +44,16 @@ def test_no_client_delays_the_end(short_dir: Path) -> None:
             late.connect(str(short_dir / "door"))
     other.close()  # nothing lingers any more
     os.close(number)
+
+
+def test_without_a_descriptor_the_path_cannot_be_used(short_dir: Path) -> None:
+    """mpsd, which makes a lost socket again, ended with OSError."""
+    had = resource.getrlimit(resource.RLIMIT_NOFILE)
+    directory = os.open(short_dir, os.O_RDONLY)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, had[1]))
+        with pytest.raises(UnusablePath, match="Too many open files"):
+            listen_in(directory, short_dir / "door", 0o600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, had)
+        os.close(directory)
