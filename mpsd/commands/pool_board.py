@@ -104,6 +104,23 @@ class DaemonBoard:
             return _without(domain.sentinel.pids, await domain.control.command(line))
         return await self._at_baseline(domain, server_pid, line)
 
+    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
+        """Domains that hang are waited for at the same time, and no longer than for one command: one user may have many."""
+        seconds = self._pool.program.command_seconds
+        found: list[str | MpsdError] = [VendorFailed(f"'{line}' was not answered in {seconds:g} s") for _, line in lines]
+
+        async def ask(place: int, server_pid: int, line: str) -> None:
+            try:
+                found[place] = await self.forward(server_pid, line)
+            except MpsdError as exc:
+                found[place] = exc
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for place, (server_pid, line) in enumerate(lines):
+                    nursery.start_soon(ask, place, server_pid, line)
+        return found
+
     async def _at_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
         """Send a command about a server's limits while the server has its baseline limits.  Raises VendorFailed.
 

@@ -134,17 +134,15 @@ class Pool:
         return next((domain for domain in self.domains.values() if process in domain.members), None)
 
     def domain_of_server(self, pid: int) -> Domain:
-        for domain in self.domains.values():
-            if pid in domain.servers:
-                return domain
+        if (found := next((domain for domain in self.domains.values() if pid in domain.servers), None)) is not None:
+            return found
         raise NoSuchServer(f"Server {pid} not found")
 
     def domain_of_process(self, pid: int) -> Domain | None:
         """Return the domain of a vendor server or a client."""
-        for domain in self.domains.values():
-            if pid in domain.servers or pid in domain.client_pids or any(p.pid == pid for p in domain.members):
-                return domain
-        return None
+        own = (each for each in self.domains.values() if pid in each.servers or pid in each.client_pids)
+        placed = (each for each in self.domains.values() if any(process.pid == pid for process in each.members))
+        return next(own, None) or next(placed, None)
 
     def default_domain(self) -> Domain:
         """Return the domain that answers for all where only one can: the oldest that is alive, of all GPUs."""
@@ -378,12 +376,16 @@ class Pool:
         self.store.save_defaults(defaults)
         self.defaults = defaults
         failures: list[VendorFailed] = []
-        for domain in list(self.domains.values()):
-            if domain.state in (DomainState.READY, DomainState.FAULT, DomainState.RECYCLING):
-                try:
-                    await domain.apply_defaults(defaults)
-                except VendorFailed as exc:
-                    failures.append(exc)
+
+        async def apply(domain: Domain) -> None:
+            try:
+                await domain.apply_defaults(defaults)
+            except VendorFailed as exc:
+                failures.append(exc)
+        async with trio.open_nursery() as nursery:  # a domain that hangs delays no other
+            for domain in self.domains.values():
+                if domain.state in (DomainState.READY, DomainState.FAULT, DomainState.RECYCLING):
+                    nursery.start_soon(apply, domain)
         self.notify()
         if failures:
             raise failures[0]

@@ -89,9 +89,10 @@ class Shutdown(Struct):
 
     async def _wait_for_clients(self) -> None:
         while trio.current_time() < self._deadline:
-            for domain in list(self.pool.domains.values()):
-                domain.mark_stale()  # a client that connected a moment ago may not be known yet
-                await self._look(domain)
+            async with trio.open_nursery() as nursery:  # a domain that hangs delays no other
+                for domain in self.pool.domains.values():
+                    domain.mark_stale()  # a client that connected a moment ago may not be known yet
+                    nursery.start_soon(self._look, domain)
             if not self._client_count() and not self.pool.outlived.with_clients:
                 return
             with trio.move_on_after(min(_WAIT_SECONDS, max(0.0, self._deadline - trio.current_time()))):

@@ -6,6 +6,7 @@ The daemon implements `Board`; tests implement it in memory.  Only types live he
 from collections.abc import Sequence
 from typing import Protocol
 
+from mpsd.errors import MpsdError
 from mpsd.model.device import Device
 from mpsd.model.domain import Defaults, ServerView
 
@@ -37,6 +38,9 @@ class Board(Protocol):
 
     async def forward(self, server_pid: int | None, line: str) -> str:
         """Return the unchanged answer of the vendor's daemon that runs the server (None: of the default domain's)."""
+
+    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
+        """Return the answer to each line of the daemon that runs this server, or its error; all are asked at once."""
 
     async def quit(self, timeout_seconds: float | None) -> int:
         """End all domains, by force after the timeout; return the exit status once none is left."""

@@ -59,15 +59,9 @@ async def _forward_each(
     ask: CommandCall[Any], servers: Sequence[ServerView], line: str
 ) -> tuple[list[tuple[ServerView, str]], list[MpsdError]]:
     """Return each server with its domain's answer, and the errors of the others; a server that has just ended is in neither."""
-    answers, silent = [], []
-    for server in servers:
-        try:
-            answers.append((server, await ask.board.forward(server.pid, line.format(pid=server.pid))))
-        except NoSuchServer:
-            continue
-        except MpsdError as error:
-            silent.append(error)
-    return answers, silent
+    found = await ask.board.forward_each([(server.pid, line.format(pid=server.pid)) for server in servers])
+    answers = [(server, each) for server, each in zip(servers, found, strict=True) if isinstance(each, str)]
+    return answers, [each for each in found if isinstance(each, MpsdError) and not isinstance(each, NoSuchServer)]
 
 
 def _merged(text: str, silent: Sequence[MpsdError]) -> Answer:

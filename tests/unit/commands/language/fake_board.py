@@ -1,5 +1,6 @@
 """A board in memory, with domains that answer forwarded lines as the vendor's daemon does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -75,6 +76,15 @@ class FakeBoard:
             raise self.broken[server_pid]
         name, *words = line.split()
         return VENDOR.get(name, unknown)(self, name, words)
+
+    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
+        found: list[str | MpsdError] = []
+        for pid, line in lines:
+            try:
+                found.append(await self.forward(pid, line))
+            except MpsdError as exc:
+                found.append(exc)
+        return found
 
     def server(self, pid: str) -> ServerView:
         for each in self.running:

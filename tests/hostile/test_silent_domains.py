@@ -1,0 +1,49 @@
+"""A user whose servers stand still: commands about all clients wait for all these domains at once, and answer without them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mpsd_client import Selector, calls
+
+from tests.integration.machine import UIDS, Machine
+
+OWNER, OTHER = UIDS[0], UIDS[1]
+DOMAINS = 4
+SECONDS = 5.0  # vendor.command_seconds
+MOST_SECONDS = 2.5 * SECONDS  # with one of them each command takes 6 s; it took 22 s with all
+
+
+@contextmanager
+def standing_still(machine: Machine) -> Iterator[int]:
+    """Let all servers of one user stand still, and return the pid of another user's server."""
+    with machine.mpsd() as mpsd:
+        for token in _tokens():
+            mpsd.ask(calls.lease_create("own", Selector.of_token(token), sm_percent=5, domain="own", owner_uid=OWNER))
+    silent = [machine.server_of(machine.counter(uid=OWNER, MPSD_LEASE=token).ready()) for token in _tokens()]
+    other = machine.server_of(machine.counter(uid=OTHER).ready())
+    for pid in silent:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield other
+    finally:
+        for pid in silent:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _tokens() -> list[str]:
+    return [f"{number:016}" for number in range(DOMAINS)]
+
+
+def test_commands_wait_for_all_of_them_at_once(machine: Machine) -> None:
+    """Each command about all waited 5 s for each of them."""
+    machine.start()
+    with standing_still(machine) as other:
+        for line in ("ps", "get_device_client_list", "device_query", "set_default_active_thread_percentage 90"):
+            began = time.monotonic()
+            done = machine.ask(line, seconds=60)
+            assert time.monotonic() - began < MOST_SECONDS, line
+            if line == "ps":
+                assert (done.returncode, str(other) in done.stdout) == (1, True), "only parts are missing"
