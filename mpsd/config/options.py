@@ -98,7 +98,7 @@ class RelayOptions:
     turn_seconds: float = option(
         0.5,
         "How long a client may stay silent while a vendor daemon waits for it; then the daemon is freed for others, "
-        "and the client is linked again when it sends.",
+        "and the client is linked again when it sends. Ten times as long, a client may keep those of other users waiting.",
         accept=POSITIVE,
         needs_restart=True,
     )

@@ -7,7 +7,7 @@ it waiting (relay/forwarding.py).  limit_guard.py explains windows.
 Users take turns, however many connections each has; a user who lately kept a domain waiting comes after the others.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import trio
@@ -31,41 +31,50 @@ class Entrant(Struct, eq=False):
     offences: int = 0
     is_late: Callable[[], bool] = lambda: False
     may_enter: trio.Event = field(default_factory=trio.Event)
+    may_be_in_the_way: trio.Event = field(default_factory=trio.Event)  # set while it is inside: look again
 
 
 class Pass:
-    """The right to send; given back early when the domain makes the client wait, or at the end."""
+    """The right to be inside; and that of a client to send, given back early when the domain makes the client wait."""
 
-    def __init__(self, gate: "HandshakeGate | None") -> None:
+    def __init__(self, gate: "HandshakeGate", entrant: Entrant) -> None:
         self._gate = gate
+        self._entrant = entrant
 
     def give_back(self) -> None:
-        if self._gate is not None:
-            self._gate._release()
-            self._gate = None
+        """Let another client send."""
+        self._gate._release(self._entrant)
+
+    async def until_in_the_way(self, *, of_others: bool) -> None:
+        """Wait until the first in the queue waits for this one to leave.  of_others: and another user is in the queue."""
+        while not self._gate._is_in_the_way(self._entrant, of_others):
+            self._entrant.may_be_in_the_way = trio.Event()
+            await self._entrant.may_be_in_the_way.wait()
 
 
 class HandshakeGate:
-    """Guards that at most one pass is in use, that all inside have one key, and that only a late user is overtaken.
+    """Guards that at most one client may send, that all inside have one key, and that only a late user is overtaken.
 
     The first in the queue lets no other in before it, even if others could enter at once.
     """
 
     def __init__(self) -> None:
-        self.inside = 0
         self.window = 0  # its number; it lasts for as long as anything is inside
+        self._inside: set[Entrant] = set()
         self._key: object = None
-        self._is_taken = False
+        self._sender: Entrant | None = None
         self._queue: Turns[Entrant] = Turns(lambda entrant: entrant.offences)
+
+    @property
+    def inside(self) -> int:
+        return len(self._inside)
 
     @asynccontextmanager
     async def turn(self, entrant: Entrant) -> AsyncIterator[Pass]:
         await self._enter(entrant)
-        right = Pass(self if entrant.is_client else None)
         try:
-            yield right
+            yield Pass(self, entrant)
         finally:
-            right.give_back()
             self._leave(entrant)
 
     async def _enter(self, entrant: Entrant) -> None:
@@ -78,28 +87,46 @@ class HandshakeGate:
                 self._queue.remove(entrant.share, entrant)
                 self._let_in()
             else:  # it was let in at the same moment
-                Pass(self if entrant.is_client else None).give_back()
                 self._leave(entrant)
             raise
 
     def _let_in(self) -> None:
-        while (first := self._queue.first(lambda entrant: entrant.is_late())) and self._has_room(first):
+        while (first := self._first()) and not self._in_the_way_of(first):
             self._queue.remove(first.share, first)
             self._queue.rest(first.share)
-            self.window += not self.inside
-            self.inside += 1
+            self.window += not self._inside
+            self._inside.add(first)
             self._key = first.key
-            self._is_taken |= first.is_client
+            if first.is_client:
+                self._sender = first
             first.may_enter.set()
+        for each in self._in_the_way_of(first) if first else ():
+            each.may_be_in_the_way.set()
 
-    def _has_room(self, entrant: Entrant) -> bool:
-        return not (entrant.is_client and self._is_taken) and (not self.inside or self._key == entrant.key)
+    def _first(self) -> Entrant | None:
+        return self._queue.first(lambda entrant: entrant.is_late())
+
+    def _in_the_way_of(self, entrant: Entrant) -> Collection[Entrant]:
+        """Return those inside that have to leave, or to let another client send, before it can enter."""
+        if self._inside and entrant.key != self._key:
+            return self._inside
+        return (self._sender,) if self._sender and entrant.is_client else ()
+
+    def _is_in_the_way(self, entrant: Entrant, of_others: bool) -> bool:
+        first = self._first()
+        is_kept_out = first is not None and entrant in self._in_the_way_of(first)
+        return is_kept_out and (not of_others or self._queue.has_others_than(entrant.share))
 
     def _leave(self, entrant: Entrant) -> None:
-        self.inside -= 1
-        self._queue.rest(entrant.share)
-        self._let_in()
+        self._inside.remove(entrant)
+        self._end_turn(entrant)
 
-    def _release(self) -> None:
-        self._is_taken = False
+    def _release(self, entrant: Entrant) -> None:
+        if self._sender is entrant:
+            self._end_turn(entrant)
+
+    def _end_turn(self, entrant: Entrant) -> None:
+        if self._sender is entrant:
+            self._sender = None
+        self._queue.rest(entrant.share)
         self._let_in()

@@ -32,6 +32,10 @@ class Turns(Generic[T]):
         """Return how many entries of this user wait."""
         return len(self._waiting.get(uid, ()))
 
+    def has_others_than(self, uid: int) -> bool:
+        """Return whether entries of another user wait."""
+        return len(self._waiting) > (uid in self._waiting)
+
     def put(self, uid: int, thing: T) -> None:
         waiting = self._waiting.setdefault(uid, deque())
         place = len(waiting)

@@ -33,12 +33,18 @@ from mpsd.relay.vendor_connection import connect, until_read
 
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
+_WINDOW_TURNS = 10  # of a client's patience: so long one may keep other users out; a handshake takes milliseconds (measured)
+_OWN_USER_SECONDS = 30.0  # so long it may keep out those of its own user
 _OFFENDER_SHARE = 10  # a client that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
 _ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
 _FROZEN_SECONDS = 2.0  # a vendor daemon that answers no client for so long waits for the current one, or is ill
 _LONGEST_PAUSE_SECONDS = 30.0
+_WHY_DETACHED = {
+    LinkSide.SLOW_CLIENT: "silent in its handshake",
+    LinkSide.OVERDUE_CLIENT: "others waited until it had left the domain",
+}
 
 
 class _NotSet(Exception):
@@ -76,20 +82,20 @@ class Conversations(Struct):
     async def resume(self, caller: ClientConnection, domain: Domain, backend: socket.socket) -> None:
         """Continue a handshake that an earlier mpsd relayed.  The limits that it set are still in force."""
         caller.link.no_way_back()
-        caller.link.is_granted = True  # for all that this mpsd knows
+        caller.link.granted_at = trio.current_time()  # for all that this mpsd knows
         if caller.process is not None:
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain
                 domain.join(caller.process, caller.credentials.uid, domain.key)
                 self.pool.watch(domain, caller.process)
             domain.attach(caller.process)
-        async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control):
-            await self._through(caller, domain, backend, None)
+        async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
+            end = await self._through(caller, domain, backend, right)
         with trio.move_on_after(_FAREWELL_SECONDS):
             await until_ended(caller.connection)
             return
-        why = "its domain ended what an earlier mpsd had relayed, and may have lost a word of"
-        await self.refusals.hold(caller, domain, why)
+        lost = "its domain ended what an earlier mpsd had relayed, and may have lost a word of"
+        await self.refusals.hold(caller, domain, _WHY_DETACHED.get(end, lost))
 
     async def _once(self, caller: ClientConnection) -> bool:
         """Place and link the caller once; return True when the connection is over, False if it should be placed again."""
@@ -198,7 +204,7 @@ class Conversations(Struct):
     def _offences(self, caller: ClientConnection) -> int:
         return self.offences.of(caller.process, caller.credentials.uid)
 
-    async def _through(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
+    async def _through(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass) -> LinkSide:
         try:
             with backend:
                 try:
@@ -210,8 +216,7 @@ class Conversations(Struct):
             if isinstance(exc, MpsdError | OSError) or caller.scope.cancel_called:
                 self.keeper.drop(caller.domain_id(domain.name))
             raise
-        if right:
-            right.give_back()
+        right.give_back()
         self.keeper.drop(caller.domain_id(domain.name))
         domain.mark_stale()
         log.debug("relay.ended", pid=caller.credentials.pid, domain=domain.name, end=end.name,
@@ -227,8 +232,8 @@ class Conversations(Struct):
 
     async def _after(self, caller: ClientConnection, domain: Domain, end: LinkSide) -> bool:
         """Return True when it is over, False when the client should be linked again."""
-        if end is LinkSide.SLOW_CLIENT:
-            return await self._detach(caller, domain)
+        if end in _WHY_DETACHED:
+            return await self._detach(caller, domain, end)
         if caller.link.is_out_of_step:
             await trio.sleep(_RETRY_SECONDS)  # if mpsd closed the connection, the client would run without MPS
             return False
@@ -239,10 +244,14 @@ class Conversations(Struct):
         await self.refusals.hold(caller, domain, "its domain died in mid-handshake")
         return True
 
-    async def _link(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass | None) -> LinkSide:
-        """Run the link; a domain that falls silent during it counts as ended, if the client can use another domain."""
+    async def _link(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass) -> LinkSide:
+        """Run the link, until the client keeps others out for too long.
+
+        A domain that falls silent meanwhile counts as ended, if the client can use another domain.
+        """
         share = _OFFENDER_SHARE if self._offences(caller) else 1
         patience = self.settings.turn_seconds / share
+        end = LinkSide.DOMAIN
 
         async def is_well() -> bool:
             """Return whether the daemon has queued the client and answers others; then the next client gets its turn."""
@@ -251,16 +260,24 @@ class Conversations(Struct):
             if not answers:
                 domain.unanswered_since = min(domain.unanswered_since, asked_at)
                 domain.mark_stale()  # its next answer shows that it is well again
-            if answers and right:
+            if answers:
                 right.give_back()
             return answers
 
-        end = LinkSide.DOMAIN
+        async def end_overdue(scope: trio.CancelScope) -> None:
+            nonlocal end
+            await self._until_overdue(caller, domain, right, patience)
+            if domain.guard.is_on or not caller.link.awaits_domain:  # else a server may have to start, or clients to finish
+                self.offences.note(caller.process, caller.credentials.uid)  # now: its user's next is let in at once
+            end = LinkSide.OVERDUE_CLIENT
+            scope.cancel()
+
         trouble: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_give_up_when_silent, caller, domain, nursery.cancel_scope)
+            nursery.start_soon(end_overdue, nursery.cancel_scope)
             try:
-                end = await caller.link.run(backend, patience, is_well, lambda: domain.guard.is_on)
+                end = await caller.link.run(backend, patience, is_well)
             except (MpsdError, OSError) as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
@@ -268,8 +285,23 @@ class Conversations(Struct):
             raise trouble
         return end
 
-    async def _detach(self, caller: ClientConnection, domain: Domain) -> bool:
-        """Handle a silent client that the vendor daemon was freed of; return whether its connection is over.
+    async def _until_overdue(self, caller: ClientConnection, domain: Domain, right: Pass, patience: float) -> None:
+        """Return when others wait for the client to leave and it has had its time: once to get a channel, and once with it.
+
+        The time in which the domain answers nobody does not count.
+        """
+        link, since = caller.link, trio.current_time()
+        while True:
+            await _until_in_the_way(right, since, _WINDOW_TURNS * patience)
+            if link.granted_at > since:
+                since = link.granted_at
+            elif link.awaits_domain and not await domain.control.is_responsive(_FROZEN_SECONDS):
+                since = trio.current_time()
+            else:
+                return
+
+    async def _detach(self, caller: ClientConnection, domain: Domain, end: LinkSide) -> bool:
+        """Handle a client that the vendor daemon was freed of; return whether its connection is over.
 
         It is linked again when it sends something, or after a pause if it was the domain that did not answer.  If the daemon is
         silent even now, it was not the client's fault.
@@ -278,10 +310,9 @@ class Conversations(Struct):
         if caller.link.transcript is not None and caller.process not in domain.connected and not is_free:
             domain.leave(caller.process)
             return False
-        self.offences.note(caller.process, caller.credentials.uid)
-        pid, why = caller.credentials.pid, "silent in its handshake"
-        if caller.link.says_too_much:
-            why = "it sent more than a handshake has"
+        if end is LinkSide.SLOW_CLIENT:
+            self.offences.note(caller.process, caller.credentials.uid)
+        pid, why = caller.credentials.pid, _WHY_DETACHED[end]
         log.warning("relay.detached", pid=pid, uid=caller.credentials.uid, domain=domain.name, why=why)
         if caller.link.transcript is None:
             await self.refusals.hold(caller, domain, why)
@@ -292,6 +323,15 @@ class Conversations(Struct):
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
+
+
+async def _until_in_the_way(right: Pass, since: float, seconds: float) -> None:
+    """Return when it is in the way of another user, after so many seconds; or of its own user, after _OWN_USER_SECONDS."""
+    await trio.sleep_until(since + seconds)
+    with trio.move_on_at(since + _OWN_USER_SECONDS):
+        await right.until_in_the_way(of_others=True)
+        return
+    await right.until_in_the_way(of_others=False)
 
 
 async def _give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:

@@ -29,7 +29,6 @@ _MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the 
 _MOST_KEPT_BYTES = 32 << 10  # of them: one user has thousands of connections
 _PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
-_TALK_TURNS = 10  # of a client's patience: so long one may speak that has sent more than a handshake has
 _NO_RETURN_SECONDS = 30.0  # after the domain has passed descriptors: a busy machine may take seconds until a client sends
 
 
@@ -39,6 +38,7 @@ class LinkSide(Enum):
     CLIENT = auto()
     DOMAIN = auto()
     SLOW_CLIENT = auto()  # neither: the client kept its domain waiting, and mpsd disconnected it
+    OVERDUE_CLIENT = auto()  # neither: the client had its time and kept others waiting, and mpsd disconnected it
 
 
 class _Turn(Enum):
@@ -60,7 +60,7 @@ class Forwarding(Struct):
     has_spoken: bool = False  # the client has sent a message
     greeted_at: float = math.inf  # when it was first sent one; trio time
     has_passed_descriptors: bool = False  # one side has passed some; without any, the client cannot have a channel to a server
-    is_granted: bool = False  # the domain has passed some, or may have before this mpsd
+    granted_at: float = -math.inf  # when the domain passed the first, or may have before this mpsd; trio time
     is_out_of_step: bool = False  # the replay to the last domain failed
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
@@ -76,19 +76,12 @@ class Forwarding(Struct):
     _trouble: Exception | None = None
 
     async def run(
-        self,
-        domain: socket.socket,
-        patience_seconds: float,
-        is_well: Callable[[], Awaitable[bool]],
-        has_limits: Callable[[], bool] = lambda: False,
+        self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]
     ) -> LinkSide:
         """Bring the domain to the client's point of the handshake, then copy both ways until one side ends.
 
         `is_well` is asked when the domain makes the client wait: whether the domain serves others in the meantime.  If not, it
-        waits for this client.  `has_limits`: whether others wait until the domain has granted this client something; then a
-        client that sends more than a handshake has is disconnected too.
-
-        Raise ProtocolError or OSError for what the client did.
+        waits for this client.  Raise ProtocolError or OSError for what the client did.
         """
         self._end, self._trouble, self.has_run = None, None, True
         self.is_out_of_step = not await self._replay(domain)
@@ -96,7 +89,7 @@ class Forwarding(Struct):
             return LinkSide.DOMAIN
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._copy_from_client, domain, nursery.cancel_scope)
-            nursery.start_soon(self._watch_turns, patience_seconds, is_well, has_limits, nursery.cancel_scope)
+            nursery.start_soon(self._watch_turns, patience_seconds, is_well, nursery.cancel_scope)
             await self._copy_from_domain(domain)
             nursery.cancel_scope.cancel()
         if self._trouble is not None:  # raised here: out of a nursery it would come as a group
@@ -183,7 +176,9 @@ class Forwarding(Struct):
         try:
             while (message := await look_at(domain)) is not None:
                 if message.descriptors:
-                    self.has_passed_descriptors = self.is_granted = True
+                    self.has_passed_descriptors = True
+                    if not self.is_granted:
+                        self.granted_at = trio.current_time()
                     self.no_way_back()
                 self._set_turn(_Turn.CLIENT)
                 try:
@@ -200,50 +195,39 @@ class Forwarding(Struct):
             self._trouble = exc
 
     async def _watch_turns(
-        self,
-        patience_seconds: float,
-        is_well: Callable[[], Awaitable[bool]],
-        has_limits: Callable[[], bool],
-        scope: trio.CancelScope,
+        self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope
     ) -> None:
-        """Free the domain of a client that keeps it waiting, by silence, by messages that the domain does not answer, or by
-        more messages than a handshake has, if `has_limits`.
+        """Free the domain of a client that keeps it waiting, by silence or by messages that the domain does not answer.
 
         A client with a channel to a server cannot be linked again: it has far more time, and is never blamed for the silence of
         a domain.  Only an answer of the domain ends the wait for it: more messages of the client do not.
         """
         asked_at: int | None = None  # after so many answers; None: a new wait begins
-        talks_until = math.inf
-        while trio.current_time() < talks_until:
+        while True:
             turned, turn, is_granted, answers = self._turned, self._turn, self.is_granted, self._answers
-            if not self.says_too_much or not has_limits():
-                talks_until = math.inf
-            elif talks_until == math.inf:
-                talks_until = trio.current_time() + _TALK_TURNS * patience_seconds
             if turn is _Turn.CLIENT:
                 silence = max(patience_seconds, _NO_RETURN_SECONDS) if is_granted else patience_seconds
                 due, asked_at = trio.current_time() + silence, None
             elif asked_at != answers:
                 due, asked_at = trio.current_time() + _PENDING_SECONDS, answers
-            with trio.move_on_at(min(due, talks_until)):
+            with trio.move_on_at(due):
                 await turned.wait()
                 continue
-            if turn is _Turn.DOMAIN and trio.current_time() < talks_until:
+            if turn is _Turn.DOMAIN:
                 asked_at = None
                 if await is_well() or self._answers != answers:
-                    with trio.move_on_at(talks_until):  # else for ever: a server may have to start, or clients to finish
-                        await turned.wait()
+                    await turned.wait()  # for as long as this keeps no others waiting (conversation.py)
                     continue
                 if is_granted:
                     continue
-            break
-        self._end = LinkSide.SLOW_CLIENT
-        scope.cancel()
+            self._end = LinkSide.SLOW_CLIENT
+            scope.cancel()
+            return
 
     @property
-    def says_too_much(self) -> bool:
-        """Whether it has sent more than a handshake has, and the domain has passed it no descriptor."""
-        return self.transcript is None and not self.is_granted
+    def is_granted(self) -> bool:
+        """Whether the domain has passed a descriptor, or may have before this mpsd."""
+        return self.granted_at > -math.inf
 
     @property
     def awaits_domain(self) -> bool:

@@ -82,3 +82,11 @@ def test_who_rests_goes_to_the_end() -> None:
     turns.rest(1)
     turns.rest(3)
     assert list(turns) == ["x", "a", "b"]
+
+
+def test_it_knows_whether_others_wait() -> None:
+    turns = filled((1, "a"), (1, "b"))
+    assert not turns.has_others_than(1)
+    assert turns.has_others_than(2)
+    turns.put(2, "x")
+    assert turns.has_others_than(1)

@@ -1,0 +1,186 @@
+"""How long a client may keep others out of its domain."""
+
+import math
+import socket
+from types import SimpleNamespace
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.domains.handshake_gate import Entrant, HandshakeGate
+from mpsd.model.process import Credentials
+from mpsd.relay import message
+from mpsd.relay.assignment import Assignment
+from mpsd.relay.client_connection import ClientConnection
+from mpsd.relay.conversation import Conversations, RelaySettings
+from mpsd.relay.forwarding import Forwarding
+from tests.running import running
+from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdmission
+
+OWN, OTHER = 1, 2  # users
+PATIENCE, TIME, LONG = 0.5, 5.0, 30.0
+FREE = "no limits"
+
+
+class VendorDaemon:
+    """Answers mpsd or not; and a client's connection as the test does."""
+
+    def __init__(self, path=""):
+        self.path, self.is_answering = path, True
+
+    async def is_responsive(self, seconds):
+        await trio.sleep(0 if self.is_answering else seconds)
+        return self.is_answering
+
+    def socket_path(self, door):
+        return self.path
+
+    def is_alive(self):
+        return True
+
+
+def waiter(share, key=FREE):
+    return Entrant(key, share, is_client=True)
+
+
+class Stay:
+    """A client of OWN that is inside, and when it becomes overdue."""
+
+    def __init__(self, granted_at=-math.inf, awaits_domain=False, gives_back=False):
+        self.gate, self.control, self.gives_back, self.overdue_at = HandshakeGate(), VendorDaemon(), gives_back, math.inf
+        self.link = SimpleNamespace(granted_at=granted_at, awaits_domain=awaits_domain)
+
+    async def run(self, task_status=trio.TASK_STATUS_IGNORED):
+        shared = Conversations(None, None, None, None, None, None)
+        async with self.gate.turn(waiter(OWN)) as right:
+            if self.gives_back:
+                right.give_back()
+            began = trio.current_time()
+            task_status.started()
+            await shared._until_overdue(SimpleNamespace(link=self.link), SimpleNamespace(control=self.control), right, PATIENCE)
+            self.overdue_at = trio.current_time() - began
+
+    async def wait(self, entrant):
+        async with self.gate.turn(entrant):
+            pass
+
+    async def of(self, *waiters, seconds=3600.0):
+        """Return when it is overdue, with these in the queue from the beginning."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.run)
+            for each in waiters:
+                nursery.start_soon(self.wait, each)
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(seconds)
+            nursery.cancel_scope.cancel()
+        return self.overdue_at
+
+
+@pytest.mark.parametrize(
+    ("waiters", "overdue_at"),
+    [
+        ([], math.inf),
+        ([waiter(OTHER)], TIME),
+        ([Entrant("command")], TIME),
+        ([waiter(OWN)], LONG),
+        ([waiter(OWN), waiter(OTHER)], TIME),
+    ],
+    ids=["nobody", "another user", "mpsd", "its own user", "another user behind its own"],
+)
+async def test_a_client_has_its_time_and_more_where_no_other_user_waits(autojump_clock, waiters, overdue_at):
+    assert await Stay().of(*waiters) == pytest.approx(overdue_at)
+
+
+@pytest.mark.parametrize(
+    ("waiters", "overdue_at"),
+    [([waiter(OTHER)], math.inf), ([waiter(OTHER, object())], TIME), ([waiter(OWN, object()), waiter(OTHER)], TIME)],
+    ids=["who shares the window", "who wants it alone", "who waits behind a client that wants it alone"],
+)
+async def test_who_lets_others_send_keeps_only_those_out_that_want_another_window(autojump_clock, waiters, overdue_at):
+    assert await Stay(gives_back=True).of(*waiters) == pytest.approx(overdue_at)
+
+
+async def test_who_had_its_time_leaves_as_soon_as_another_user_comes(autojump_clock):
+    stay = Stay()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stay.run)
+        await trio.sleep(100)
+        assert stay.overdue_at == math.inf
+        await stay.wait(waiter(OTHER))
+    assert stay.overdue_at == pytest.approx(100)
+
+
+async def test_who_gives_up_waiting_does_not_make_a_client_leave(autojump_clock):
+    stay = Stay()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stay.run)
+        with trio.move_on_after(TIME - 1):
+            await stay.wait(waiter(OTHER))
+        await trio.sleep(100)
+        assert stay.overdue_at == math.inf
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_time_begins_anew_with_the_channel(autojump_clock):
+    """A server that started slowly would take the time in which its client has to finish."""
+    granted_at = trio.current_time() + TIME - 0.01
+    assert await Stay(granted_at).of(waiter(OTHER)) == pytest.approx(2 * TIME - 0.01)
+
+
+async def test_a_client_is_not_blamed_for_a_domain_that_answers_nobody(autojump_clock):
+    stay = Stay(awaits_domain=True)
+    stay.control.is_answering = False
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stay.run)
+        nursery.start_soon(stay.wait, waiter(OTHER))
+        await trio.sleep(100)
+        assert stay.overdue_at == math.inf
+        stay.control.is_answering = True
+    assert 100 <= stay.overdue_at <= 100 + TIME + 2
+
+
+async def test_a_client_that_a_healthy_daemon_leaves_without_an_answer_makes_way_and_is_linked_again(autojump_clock, tmp_path):
+    """It kept the others out for ever.  Its own connection stays open: closed, it would run without MPS."""
+    pool, held = HopefulPool(), set()
+    domain = pool.domain
+    domain.control = VendorDaemon(str(tmp_path / "control"))
+    keeper = SimpleNamespace(hold=lambda name, end: held.add(name), drop=held.discard)
+    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
+    assignment = Assignment(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
+    assignment.may_place.set()
+    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        for end in (ours, theirs, listener):
+            end.setblocking(False)
+        listener.bind(domain.control.path)
+        listener.listen()
+        link = Forwarding(ours, may_impersonate=False, share=OWN)
+        caller = ClientConnection(1, "control", ours, Credentials(1, OWN, OWN), None, 0.0, link)
+        theirs.send(b"hello")
+        async with running(shared.run, caller):
+            first = await accepted(listener)
+            assert (await message.receive(first)).data == b"hello"
+            began = trio.current_time()
+            async with domain.guard.window(waiter(OTHER, object()), domain.control):
+                assert trio.current_time() - began == pytest.approx(TIME, abs=0.1)
+                with trio.fail_after(1):
+                    assert await message.receive(first) is None
+                with pytest.raises(BlockingIOError):
+                    theirs.recv(1)
+            assert not shared.offences.of(None, OWN), "a server may have had to start"
+            with trio.fail_after(10):
+                again = await accepted(listener)
+                assert (await message.receive(again)).data == b"hello"
+                again.send(b"answer")
+                assert (await message.receive(theirs)).data == b"answer"
+        for end in (first, again):
+            end.close()
+
+
+async def accepted(listener):
+    await trio.lowlevel.wait_readable(listener)
+    end, _ = listener.accept()
+    end.setblocking(False)
+    return end
