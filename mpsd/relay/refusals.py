@@ -7,9 +7,10 @@ import math
 
 import structlog
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.handshake_gate import Entrant, HandshakeGate
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import Refused
 from mpsd.host import processes
@@ -22,15 +23,20 @@ from mpsd.relay.vendor_connection import connect
 log = structlog.get_logger()
 _HANG_UP_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # an answer takes milliseconds
+_TURN_SECONDS = 5.0  # all that a client may take, whatever it sends
 _AGAIN_SECONDS = 1.0
 
 
 class Refusals(Struct):
-    """Guards that a refused client never reaches a domain."""
+    """Guards that a refused client never reaches a domain, and that users take turns at the daemon that refuses them.
+
+    As every vendor daemon, that one waits for its peer without limit.
+    """
 
     refuser: Refuser
     turn_seconds: float
     under_way: int = 0  # clients that wait for their error now
+    _gate: HandshakeGate = field(default_factory=HandshakeGate)
 
     async def turn_away(self, caller: ClientConnection, refusal: Refused) -> None:
         """Refuse the client as configured."""
@@ -68,11 +74,15 @@ class Refusals(Struct):
 
     async def _tell(self, caller: ClientConnection) -> bool:
         directory = await self.refuser.open()
-        backend = await connect(f"{directory}/{caller.door}", self.refuser) if directory else None
-        if backend is None:
+        if directory is None:
             return False
-        with backend:
-            return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
+        async with self._gate.turn(Entrant("refused", caller.link.share, is_client=True)):
+            backend = await connect(f"{directory}/{caller.door}", self.refuser)
+            if backend is None:
+                return False
+            with backend, trio.move_on_after(_TURN_SECONDS):
+                return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
+        return False
 
     async def hold_unknown(self, caller: ClientConnection) -> None:
         """Hold a client that mpsd could not identify.  One that hangs up soon has died in the queue, and is not logged."""

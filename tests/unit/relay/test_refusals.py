@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 
 from mpsd.model.process import Credentials
 from mpsd.relay import refusals
@@ -18,6 +19,7 @@ class Link:
     def __init__(self, *ends: LinkSide, awaits_domain: bool = False) -> None:
         self.ends, self.awaits_domain = list(ends), awaits_domain
         self.transcript: list[bytes] | None = []
+        self.share = 1000
 
     async def run(self, *_: object) -> LinkSide:
         return self.ends.pop(0)
@@ -76,3 +78,20 @@ async def test_without_a_refusing_daemon_it_is_held_until_it_ends(autojump_clock
             assert nursery.child_tasks
             theirs.close()
     assert link.transcript is None
+
+
+async def test_who_speaks_on_and_on_keeps_the_refusing_daemon_for_a_moment(autojump_clock: object) -> None:
+    class Talker(Link):
+        async def run(self, *_: object) -> LinkSide:
+            return await trio.sleep_forever()
+
+    refusing, began = Refusals(Refuser(True), 0.5), trio.current_time()
+    talker, other = (
+        SimpleNamespace(link=link, door="control", credentials=Credentials(1, 1000, 1000))
+        for link in (Talker(), Link(LinkSide.CLIENT))
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refusing.try_to_tell, talker, "it has no lease")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await refusing.try_to_tell(other, "it has no lease")
+    assert trio.current_time() - began == pytest.approx(5.0)
