@@ -143,14 +143,14 @@ class Coordinator:
         self, percent: Mapping[ServiceRecord, float], why: str, uses: Mapping[ServiceRecord, tuple[float | None, str]]
     ) -> None:
         """Give these services other shares, all or none: their starters carry it out.  Raises UnusablePath."""
-        moved = {each: share for each, share in percent.items() if each.share is not None and each.share.sm_percent != share}
-        ticks = self.parts.ticks()
-        deals = {each: dealt for each, share in moved.items() if (dealt := changed_to(each, share, ticks)) is not None}
+        moved = [(each, of) for each, of in percent.items() if each.share is not None and each.share.sm_percent != of]
+        ticks = self.parts.ticks()  # one whose share would be nothing keeps what it has: that is too little for a difference
+        deals = {each: dealt for each, of in moved if (dealt := changed_to(each, of, ticks)) is not None}
         self._store.deal({each.arena.id: dealt for each, dealt in deals.items()})
-        for record, share in moved.items():
-            before, (busy, level) = record.share, uses[record]
+        for record, dealt in deals.items():
+            before, share, (busy, level) = record.share, dealt.sm_percent, uses[record]
             assert before is not None
-            record.dealt = deals[record]
+            record.dealt = dealt
             record.share = Share(share, busy, level, why, self.parts.clock(), before.moves + 1)
             facts = {"from_percent": before.sm_percent, "to_percent": share, "busy": busy, "level": level, "why": why}
             self.events.publish(record, "share", **facts)

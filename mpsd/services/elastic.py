@@ -30,7 +30,7 @@ WINDOW_SECONDS = 2.0  # a use is the mean over so long
 SETTLE_SECONDS = 2.0  # of a term must have been seen before the next deal
 LATE_SECONDS = 120.0  # for so long the pool waits for one service: several times what starting a large model takes
 PEAK_SECONDS = 10.0  # the largest use in so long counts: a share grows at once, and shrinks after a rest
-_TENTH = 0.1  # shares are dealt in tenths of a percent
+_TENTH = 0.1  # shares are dealt in tenths of a percent; what is less than one is dealt as it is
 _NAMES: Mapping[int, str] = {number: name for name, number in LEVELS.items()}
 
 
@@ -151,7 +151,7 @@ class ElasticShares:
         elif not weighed.is_new:
             self._show(rest, f"stands still: {why}")
             return
-        percent = {each: math.floor(deal[each.arena.id] * 10) / 10 for each in rest}
+        percent = {each: _rounded(deal[each.arena.id]) for each in rest}
         try:
             self._coordinator.deal(percent, f"moved: {why}", self._usages(rest))
         except UnusablePath as exc:
@@ -206,6 +206,11 @@ class ElasticShares:
             if shown != record.share:
                 record.share = shown
                 self._coordinator.show(record)
+
+
+def _rounded(percent: float) -> float:
+    """Round down, so that a pool is never dealt more than it has, and not to nothing, which would be no share."""
+    return math.floor(percent * 10) / 10 or percent
 
 
 def _part(record: ServiceRecord) -> float:
