@@ -219,3 +219,54 @@ def test_one_that_was_ready_is_replaced_at_once() -> None:
     """The starter replaces it as often as it ends."""
     assert ended(Restarts(), 1.0, True, 100.0) == Restarts()
     assert ended(Restarts(3, 50.0), 1.0, True, 100.0) == Restarts(3, 50.0)
+
+
+# -- a replica -------------------------------------------------------------------------------------------------------------
+
+HOME, AWAY = Make(20.0, gpu="GPU-a"), Make(20.0, gpu="GPU-b")
+MOVED, ENDS = "the service has moved to another GPU", "the service ends"
+
+
+def at_home(number: int, standing: str = READY, **more: object) -> Own:
+    return own(number, standing, **{"make": HOME, "has_joined": bool(standing)} | more)  # type: ignore[arg-type]
+
+
+def away(number: int, **more: object) -> Own:
+    return Own(number, **{"make": AWAY} | more)  # type: ignore[arg-type]
+
+
+def two_gpus(*members: Own, **more: object) -> Situation:
+    return replace(situation(*members, **more), make=HOME, **{"replica": AWAY, "may_start_replica": True} | more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("of", "deeds"),
+    [
+        pytest.param(two_gpus(phase=""), (Start(), Start()), id="none before the service exists: it would make the arena"),
+        pytest.param(two_gpus(at_home(1)), (Start(), Start(is_replica=True)), id="a standby and a replica"),
+        pytest.param(two_gpus(at_home(1), at_home(2), away(3)), (), id="all are there"),
+        pytest.param(two_gpus(at_home(1), away(3)), (Start(),), id="a replica is no standby"),
+        pytest.param(two_gpus(at_home(1), at_home(2), may_start_replica=False), (), id="another starter has one, or not yet"),
+        pytest.param(two_gpus(at_home(1), at_home(2), away(3, is_stopping=True)), (), id="the one before has yet to end"),
+        pytest.param(
+            two_gpus(at_home(1), at_home(2), away(3, is_stopping=True, is_left=True)), (Start(is_replica=True),), id="it hangs"
+        ),
+        pytest.param(
+            two_gpus(at_home(1), at_home(2), away(3, make=replace(AWAY, round=1))), (Stop(3, REPLACED),), id="other settings"
+        ),
+        pytest.param(
+            two_gpus(at_home(1), at_home(2), away(3, is_writer=True, has_joined=True), away(4, has_joined=True)),
+            (Stop(3, MOVED), Stop(4, MOVED)),
+            id="those on the lost GPU end, before a replica starts there",
+        ),
+        pytest.param(
+            two_gpus(at_home(1), at_home(2), away(3), away(4)), (Stop(4, MOVED),), id="one that was starting is the replica"
+        ),
+        pytest.param(two_gpus(at_home(1), at_home(2), away(3), phase="fencing"), (), id="it is needed soon"),
+        pytest.param(
+            two_gpus(at_home(1), at_home(2), away(3), is_ending=True), (Stop(2, ENDS), Stop(3, ENDS)), id="it ends too"
+        ),
+    ],
+)
+def test_a_replica_is_kept_on_the_other_gpu(of: Situation, deeds: tuple[Deed, ...]) -> None:
+    assert plan(of) == deeds

@@ -74,6 +74,26 @@ async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, sh
             f"--gpu 7: mpsd has no such GPU; it has 0 ({UUIDS[0]}), 1 ({UUIDS[1]})",
             id="no such GPU",
         ),
+        pytest.param(
+            ("--gpu", "0", "--replica-gpu", "7", "true"),
+            f"--replica-gpu 7: mpsd has no such GPU; it has 0 ({UUIDS[0]}), 1 ({UUIDS[1]})",
+            id="no such GPU for a replica",
+        ),
+        pytest.param(
+            ("--replica-gpu", "1", "true"),
+            "--replica-gpu needs --gpu too, and one GPU in each: where the service begins, and where its replica is",
+            id="a replica of a service that could be anywhere",
+        ),
+        pytest.param(
+            ("--gpu", "0,1", "--replica-gpu", "1", "true"),
+            "--replica-gpu needs --gpu too, and one GPU in each: where the service begins, and where its replica is",
+            id="a replica of a service on two",
+        ),
+        pytest.param(
+            ("--gpu", "1", "--replica-gpu", UUIDS[1], "true"),
+            f"--replica-gpu {UUIDS[1]} is the GPU of the service: a replica has to be on another one",
+            id="a replica on the same GPU",
+        ),
     ],
 )
 async def test_what_cannot_be_run_is_said_at_once(words: tuple[str, ...], why: str, tmp_path: Path, short_dir: Path) -> None:

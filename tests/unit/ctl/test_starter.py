@@ -22,7 +22,7 @@ from mpsctl.starter.groups import eligible, groups, share_out
 from mpsctl.starter.mpsd_connection import Away, MpsdConnection
 from mpsctl.starter.plan import Make
 from mpsctl.starter.reports import Reporter, differences, stopping
-from mpsctl.starter.settings import Given, Settings, changes, of_service
+from mpsctl.starter.settings import Given, Settings, Task, changes, of_service
 from mpsd_client import Client, Disconnected, calls, values
 
 from tests.integration.process import wait_for
@@ -126,6 +126,27 @@ def test_a_child_is_told_its_service_and_its_lease(tmp_path: Path) -> None:
     assert (statuses, child.lease_id) == ([0], 7)
     log = tmp_path / "llm-1.log"  # who writes it ends after the child has
     wait_for("its output", lambda: log.exists() and log.read_text() == f"llm a-token\n{child.pid}\n{child.pid}\n")
+
+
+def test_a_child_sees_one_gpu_if_a_replica_is_kept(tmp_path: Path) -> None:
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    place = Place("llm", ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], environ, str(tmp_path), 1)
+    log = tmp_path / "llm-1.log"
+    for make, seen in ((Make(), "0,1\n"), (Make(gpu="GPU-b"), "GPU-b\n")):
+        is_told = threading.Event()
+        place.begin(1, make, None, lambda child, status, told=is_told: told.set(), unheard)  # type: ignore[misc]
+        assert is_told.wait(WAITS_SECONDS)
+        wait_for("its output", lambda seen=seen: log.exists() and log.read_text() == seen)  # type: ignore[misc]
+        log.unlink()
+
+
+def test_the_replica_uses_the_gpu_that_the_service_does_not() -> None:
+    task = Task(Given(), ["GPU-1"], replica_gpu="GPU-2")
+    assert (task.home(None), task.away("GPU-1")) == ("GPU-1", "GPU-2")
+    assert task.home(replace(SERVICE, gpu="GPU-2")) == "GPU-2", "it has moved"
+    assert task.away("GPU-2") == "GPU-1"
+    assert task.away("GPU-3") == "GPU-2"
+    assert Task(Given(), ["GPU-1"]).home(SERVICE) == "", "members without a replica see what the starter sees"
 
 
 def test_one_that_never_joined_is_missed_once_and_not_at_once(tmp_path: Path) -> None:

@@ -232,12 +232,14 @@ def run(session: Session) -> int:
     """Run a starter until a signal ends it or its work is done.  Return the exit status."""
     from mpsctl.starter.children import Place
     from mpsctl.starter.ending import Manner
-    from mpsctl.starter.runner import Starter, Task
-    from mpsctl.starter.settings import Given
+    from mpsctl.starter.runner import Starter
+    from mpsctl.starter.settings import Given, Task
 
     asked, out = session.asked, session.out
     gpus = [gpu for given in asked.gpu or () for gpu in given.split(",")]
-    if trouble := _trouble(asked) or _trouble_with_gpus(session, gpus):
+    devices = session.all(calls.device_list())  # this needs mpsd, so that without one no member is started
+    trouble = _trouble(asked) or _trouble_with_gpus(session, gpus, devices) or _trouble_with_replica(asked, gpus, devices)
+    if trouble:
         print(f"mpsctl service run: {visible(trouble)}", file=out.surroundings.stderr)
         return USAGE
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
@@ -246,17 +248,18 @@ def run(session: Session) -> int:
     environ.pop("MPSD_PIPE_DIRECTORY", None)
     place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
     given = Given(asked.standbys, asked.sm, asked.memory, elastic=asked.elastic)
-    task = Task(given, gpus, manner, asked.until_done, asked.remove_arena)
+    if replica := asked.replica_gpu or "":  # members see one GPU each, by its UUID: an ordinal means another GPU elsewhere
+        (gpus, [replica]) = _uuids(gpus, devices), _uuids([replica], devices)
+    task = Task(given, gpus, manner, asked.until_done, asked.remove_arena, replica)
     return Starter(session, place, task).run()
 
 
-def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
-    """Return what is wrong with the GPUs; empty if nothing.  This needs mpsd, so that without one no member is started."""
-    devices, asked = session.all(calls.device_list()), session.asked
+def _trouble_with_gpus(session: Session, gpus: Sequence[str], devices: Sequence[values.Device]) -> str:
+    """Return what is wrong with the GPUs of the members; empty if nothing."""
+    asked = session.asked
     for gpu in gpus:
-        if not any(_may_be_meant(gpu, device) for device in devices):
-            there = ", ".join(f"{device.ordinal} ({device.uuid})" for device in devices)
-            return f"--gpu {gpu}: mpsd has no such GPU; it has {there}"
+        if not _uuids([gpu], devices):
+            return _no_such("--gpu", gpu, devices)
     if gpus or len(devices) == 1 or (asked.sm is None and asked.memory is None):
         return ""
     try:
@@ -264,6 +267,30 @@ def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
     except Refused:
         return "this machine has several GPUs, and the service does not exist yet: name the GPU by --gpu"
     return ""
+
+
+def _trouble_with_replica(asked: argparse.Namespace, gpus: Sequence[str], devices: Sequence[values.Device]) -> str:
+    if asked.replica_gpu is None:
+        return ""
+    meant = _uuids([asked.replica_gpu], devices)
+    if not meant:
+        return _no_such("--replica-gpu", asked.replica_gpu, devices)
+    home = _uuids(gpus, devices)
+    if len(home) != 1 or len(meant) != 1:
+        return "--replica-gpu needs --gpu too, and one GPU in each: where the service begins, and where its replica is"
+    if home == meant:
+        return f"--replica-gpu {asked.replica_gpu} is the GPU of the service: a replica has to be on another one"
+    return ""
+
+
+def _no_such(option: str, gpu: str, devices: Sequence[values.Device]) -> str:
+    there = ", ".join(f"{device.ordinal} ({device.uuid})" for device in devices)
+    return f"{option} {gpu}: mpsd has no such GPU; it has {there}"
+
+
+def _uuids(gpus: Sequence[str], devices: Sequence[values.Device]) -> list[str]:
+    """Return the UUIDs of the GPUs that these texts may mean."""
+    return [device.uuid for device in devices if any(_may_be_meant(gpu, device) for gpu in gpus)]
 
 
 def _may_be_meant(gpu: str, device: values.Device) -> bool:
@@ -326,6 +353,8 @@ COMMANDS = (
         _ELASTIC,
         Argument("--gpu", "where shares and memory are reserved; otherwise on the service's GPU, or the only one",
                  metavar="GPU[,GPU...]", count="*"),
+        Argument("--replica-gpu", "keep a replica on this GPU too, which serves when that of --gpu is lost; each member then "
+                 "sees one GPU", metavar="GPU"),
         Argument("--log-dir", "where NAME-N.log has the output of member N; otherwise it is printed, with a prefix",
                  metavar="DIR"),
         Argument("--drain", "how long a member's queued GPU work may run before the member is ended; otherwise 1s",

@@ -75,8 +75,9 @@ class ChildGroup:
                 reservations.release(self._mpsd, lease.id)
             raise
         self.children[number] = child
-        self._reporter.report("started", f"member {number} has started, pid {child.pid}{_with(lease, make)}",
-                          member=number, pid=child.pid, lease_id=child.lease_id)  # fmt: skip
+        where = f" on {make.gpu}" if make.gpu else ""
+        self._reporter.report("started", f"member {number} has started{where}, pid {child.pid}{_with(lease, make)}",
+                          member=number, pid=child.pid, lease_id=child.lease_id, gpu=make.gpu or None)  # fmt: skip
 
     def why_not(self, make: Make, gpus: Sequence[str]) -> str:
         """Return why mpsd can never grant the reservation; empty if it can in time.  Raises Away."""
@@ -96,13 +97,18 @@ class ChildGroup:
         reservations.release(self._mpsd, lease.id)
         return ""
 
-    def miss(self) -> None:
-        """Report each child that has run for MISSED_SECONDS without joining, once: its program may not support services."""
+    def miss(self, gpu: str, *, has_replica: bool) -> None:
+        """Report each child that has run for MISSED_SECONDS without joining, once: its program may not support services, or
+        no replicas.  gpu: of the members; empty: any."""
         for child in self.children.values():
-            if not child.is_stopping and child.miss():
-                late = f"has not joined after {MISSED_SECONDS:.0f} s: does its program make a Service and open it?"
-                text = f"member {child.number} (pid {child.pid}) {late}"
-                self._reporter.report("not_joined", text, member=child.number, pid=child.pid)
+            is_replica = child.make.gpu != gpu
+            if child.is_stopping or (is_replica and has_replica) or not child.miss():
+                continue
+            if is_replica:
+                late = "has not become the replica after {:.0f} s: does its program make a Service with replica_lag?"
+            else:
+                late = "has not joined after {:.0f} s: does its program make a Service and open it?"
+            self._tell_of(child, "not_joined", late.format(MISSED_SECONDS))
 
     def stop(self, number: int, why: str) -> None:
         """Begin to end a child.  A Stopped follows, and an Ended if the child has ended."""

@@ -85,6 +85,7 @@ class Child:
             member.since_at if member else self.began_wall,
             0.0 if self.ill_at is None else time.monotonic() - self.ill_at,
             self.is_left,
+            bool(self.member_pid),
         )
 
 
@@ -112,6 +113,8 @@ class Place:
         environ = dict(self.environ) | {"MPSD_SERVICE": self.name}
         if lease is not None and lease.selector.value is not None:
             environ["MPSD_LEASE"] = lease.selector.value
+        if make.gpu:
+            environ["CUDA_VISIBLE_DEVICES"] = make.gpu
         writer = self._begin_log_writer(number)
         try:
             process = subprocess.Popen(

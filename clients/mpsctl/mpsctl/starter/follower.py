@@ -59,6 +59,7 @@ def follow(name: str, connect: Callable[[], Client], tell: Callable[[News], None
 
 def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
     revision: int | None = None
+    seen: object = None  # what the last view has that does not change its revision, or is of another arena
     stopping: Stopping | None = None
     while True:
         status = mpsd.ask(calls.status())
@@ -76,9 +77,10 @@ def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
         else:
             if why := _why_not_obey(name, found.owner_uid, mpsd.hello.uid):
                 raise Refused(ErrorCode.NOT_ALLOWED, ErrorCode.NOT_ALLOWED.name, why)
-            if found.revision != revision:
+            now = (found.id, found.replica.pid if found.replica else None)
+            if found.revision != revision or now != seen:
                 tell(Seen(found))
-            revision = found.revision
+            revision, seen = found.revision, now
 
 
 def _why_not_obey(name: str, owner_uid: int, uid: int) -> str:

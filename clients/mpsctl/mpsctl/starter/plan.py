@@ -9,6 +9,9 @@ In a *rolling change* the starter replaces the members whose settings differ fro
 The starter stops an old member that could serve only if the desired number of standbys is ready without it.  If the GPU has no
 room for one extra member (`may_surge` is false) and no ending member is about to free some, the starter stops an old standby
 first, and the service has one standby fewer for a while.  Surplus members are stopped before anything else.
+
+A *replica* is a child that sees another GPU than the service's.  When the service moves to that GPU, it is a member; the
+members of before are stopped, and a new replica is started where they were.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,17 +27,19 @@ ILL_SECONDS = {FAULTED: 10.0, SILENT: 30.0}  # it may end by itself, or recover
 @dataclass(frozen=True, slots=True)
 class Make:
     """The settings of a member.  sm_percent, memory_bytes: its reservation.  round: the number of restarts by SIGHUP before
-    its start."""
+    its start.  gpu: the UUID of the only GPU that it sees; empty: it sees those of the starter."""
 
     sm_percent: float | None = None
     memory_bytes: int | None = None
     round: int = 0
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
     """A child of this starter.  standing: its state as a member; empty until it joins.  since_at: when it joined.
-    ill_seconds: for how long its state has been one of ILL_SECONDS.  is_left: the starter could not end it."""
+    ill_seconds: for how long its state has been one of ILL_SECONDS.  is_left: the starter could not end it.  has_joined: it was
+    a member at any time."""
 
     number: int
     make: Make = Make()
@@ -44,6 +49,7 @@ class Own:
     since_at: float = 0.0
     ill_seconds: float = 0.0
     is_left: bool = False
+    has_joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Situation:
     """The input of the planner.  standbys: the desired number.  phase: of the service; empty until it exists.  is_ending: all
     children are to end.  may_start: a start may succeed now.  may_surge: one extra member may fit on the GPU.  may_make_way: a
     successor may fit once its predecessor has ended.  is_busy: a handover is in progress, was refused just now, or has to wait
-    until mpsd reports the service again."""
+    until mpsd reports the service again.  replica: the wanted one, and may_start_replica: its start may succeed now."""
 
     standbys: int
     make: Make
@@ -72,11 +78,13 @@ class Situation:
     may_surge: bool = True
     may_make_way: bool = True
     is_busy: bool = False
+    replica: Make | None = None
+    may_start_replica: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    pass
+    is_replica: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +113,15 @@ def plan(of: Situation) -> tuple[Deed, ...]:
     if of.is_ending:
         return tuple(_ending(of))
     ill = tuple(Stop(each.number, f"it is {each.standing}") for each in of.own if _is_overdue(each))
+    return (*ill, *_members(of), *_replica(of))
+
+
+def _members(of: Situation) -> Iterator[Deed]:
     old = _old(of)
     if _missing(of) > 0:
-        return (*ill, *([Start()] * _missing(of) if of.may_start else ()))
-    if of.phase in _ON_THE_WAY:
-        return ill
-    return (*ill, *(_rolling(of, old) if old else _surplus(of)))
+        yield from [Start()] * _missing(of) if of.may_start else ()
+    elif of.phase not in _ON_THE_WAY:
+        yield from _rolling(of, old) if old else _surplus(of)
 
 
 def is_surge(of: Situation) -> bool:
@@ -142,7 +153,8 @@ def _is_overdue(of: Own) -> bool:
 
 
 def _alive(of: Situation) -> Sequence[Own]:
-    return [each for each in of.own if not each.is_stopping and each.standing != FAULTED]
+    here = (each for each in of.own if each.make.gpu == of.make.gpu)
+    return [each for each in here if not each.is_stopping and each.standing != FAULTED]
 
 
 def _others(of: Situation) -> Sequence[Other]:
@@ -207,3 +219,21 @@ def _surplus(of: Situation) -> Iterator[Stop]:
     for each in last_first[:too_many]:
         if isinstance(each, Own):
             yield Stop(each.number, _TOO_MANY)
+
+
+# -- on another GPU --------------------------------------------------------------------------------------------------------
+
+
+def _replica(of: Situation) -> Iterator[Deed]:
+    """Keep one replica, and stop the children that the service has left behind on another GPU."""
+    away = [each for each in of.own if each.make.gpu != of.make.gpu and not each.is_left]
+    kept = next((each for each in away if not (each.has_joined or each.is_stopping)), None)
+    for each in away:
+        if each is not kept and not each.is_stopping and not _is_overdue(each):
+            yield Stop(each.number, "the service has moved to another GPU")
+    if of.phase != SERVING or of.replica is None:
+        return
+    if kept is not None and kept.make != of.replica and not _old(of):
+        yield Stop(kept.number, "it is replaced")
+    elif not away and of.may_start_replica:
+        yield Start(is_replica=True)

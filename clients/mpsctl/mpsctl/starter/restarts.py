@@ -19,6 +19,12 @@ class Restarts:
         return self.early >= MOST_EARLY
 
 
+def fresh() -> dict[bool, Restarts]:
+    """Return the state of a starter that has started no child: of its members (False), and of its replicas (True), which must
+    not keep each other from being started."""
+    return {False: Restarts(), True: Restarts()}
+
+
 def ended(before: Restarts, lived_seconds: float, was_ready: bool, at: float) -> Restarts:
     """Return the new state after a member ended unasked.  An early end of a member that had become ready does not count: a
     fault may have ended it, and the next one may start well."""

@@ -23,7 +23,6 @@ from mpsctl.session import Session
 from mpsctl.starter import leftovers, reservations
 from mpsctl.starter.child_group import ChildGroup, Ended, Muted, Stopped
 from mpsctl.starter.children import Child, Place
-from mpsctl.starter.ending import Manner
 from mpsctl.starter.follower import Gone, Here, Seen, Stopping, follow
 from mpsctl.starter.mpsd_connection import NO_ANSWER, Away, MpsdConnection
 from mpsctl.starter.plan import (
@@ -41,27 +40,15 @@ from mpsctl.starter.plan import (
     plan,
 )
 from mpsctl.starter.reports import Reporter, reservation, stopping
-from mpsctl.starter.restarts import MOST_EARLY, Restarts, ended
+from mpsctl.starter.restarts import MOST_EARLY, ended, fresh
 from mpsctl.starter.room import Room
-from mpsctl.starter.settings import Given, Settings, changes, of_service
+from mpsctl.starter.settings import Given, Settings, Task, changes, of_service
 from mpsctl.starter.signals import heard
 
 _TICK_SECONDS = 1.0  # how often the main thread checks for due work without an event
 _SETTLE_SECONDS = 5.0  # after mpsd was away: time for the members to join again
 _AGAIN_SECONDS = 10.0  # from a refused handover to the next attempt
 _HANDOVER_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The task from the command line.  gpus: empty: the GPU of the service.  until_done: end all members when the active has
-    ended with status 0.  removes_arena: then remove the arena too."""
-
-    given: Given
-    gpus: Sequence[str] = ()
-    manner: Manner = Manner()
-    until_done: bool = False
-    removes_arena: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +78,7 @@ class Starter:
         self._service: values.Service | None = None
         self._others: tuple[values.Member, ...] = ()
         self._knows_service = self._is_unenforced = False
-        self._restarts, self._round = Restarts(), 0
+        self._restarts, self._round = fresh(), 0  # of members (False) and of replicas (True)
         self._wanted, self._room = Make(), Room()  # each change of the settings resets what is known about room
         self._made = Make()  # how the last member was started
         self._impossible: Make | None = None  # mpsd can never grant a member this reservation
@@ -108,7 +95,8 @@ class Starter:
                     self._do(deed)
                 if self._here is not None:
                     self._children.renew()
-                    self._children.miss()
+                    has_replica = self._service is not None and self._service.replica is not None
+                    self._children.miss(self._home(), has_replica=has_replica)
                 self._listen()
             if self._is_done and status == DONE:
                 leftovers.settle(self._mpsd, self._name, self._reporter, is_removed=self._task.removes_arena)
@@ -200,7 +188,7 @@ class Starter:
         self._given = Given()
         found = of_service(service)
         if service.revision >= self._changed_at and found != self._settings:
-            self._settings, self._restarts = found, Restarts()
+            self._settings, self._restarts = found, fresh()
             each = reservation(found.sm_percent, found.memory_bytes)
             members = f"{found.standbys + 1} members" if found.standbys else "1 member"
             text = f"wanted now: {members}" + (f", each with {each}" if each else "")
@@ -216,7 +204,7 @@ class Starter:
             self._is_done = True
             self._end("the active has done its work")
         elif self._stopping is None:
-            self._count(lived, was_ready=of.child.was_ready)
+            self._count(lived, was_ready=of.child.was_ready, is_replica=of.child.make.gpu != self._home())
 
     def _has_done_its_work(self, child: Child) -> bool:
         """Return whether the child served and did not hand over.  Ask mpsd, since the child may have served and ended before
@@ -231,16 +219,18 @@ class Starter:
         has_handed_over = last.cause in ("asked", "contained") and last.from_pid in pids
         return not has_handed_over and (child.has_served or bool(pids & {last.from_pid, last.to_pid}))
 
-    def _count(self, lived_seconds: float, *, was_ready: bool) -> None:
+    def _count(self, lived_seconds: float, *, was_ready: bool, is_replica: bool) -> None:
         """Count a child that ended unasked or could not be started."""
-        before, self._restarts = self._restarts, ended(self._restarts, lived_seconds, was_ready, time.monotonic())
-        if self._restarts.has_given_up and not before.has_given_up:
-            text = f"{MOST_EARLY} members in a row have ended early: no member is started until a setting is changed, or SIGHUP"
-            self._reporter.report("given_up", text)
+        before = self._restarts[is_replica]
+        self._restarts[is_replica] = now = ended(before, lived_seconds, was_ready, time.monotonic())
+        if now.has_given_up and not before.has_given_up:
+            what = "replica" if is_replica else "member"
+            text = f"{MOST_EARLY} {what}s in a row have ended early: no {what} is started until a setting is changed, or SIGHUP"
+            self._reporter.report("given_up", text, is_replica=is_replica)
 
     def _take_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
-            self._round, self._restarts = self._round + 1, Restarts()
+            self._round, self._restarts = self._round + 1, fresh()
             self._reporter.report("restart", "SIGHUP: all members are restarted, one after the other")
         elif self._status is None:
             self._end(signal.Signals(number).name)
@@ -260,16 +250,17 @@ class Starter:
         children = self._children.children.values()
         if self._status is not None and all(child.is_left for child in children):
             return REFUSED if children else self._status
-        if self._restarts.has_given_up and not children:
+        if self._restarts[False].has_given_up and not children:
             return DONE if self._service is not None and self._service.phase == SERVING else REFUSED
         return None
 
     # -- what is done ----------------------------------------------------------------------------------------------------
 
     def _situation(self) -> Situation:
-        now, restarts = time.monotonic(), self._restarts
+        now, restarts = time.monotonic(), self._restarts[False]
         is_known = self._here is not None and self._knows_service and now >= self._settled_at
-        wanted = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round)
+        home = self._home()
+        wanted = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round, home)
         if wanted != self._wanted:
             self._wanted, self._room = wanted, Room()
         self._room.look(now)
@@ -279,7 +270,7 @@ class Starter:
         may_start = is_known and self._stopping is None and now >= restarts.not_before and not restarts.has_given_up
         return Situation(
             self._settings.standbys,
-            self._made if stays else wanted,
+            replace(self._made, gpu=home) if stays else wanted,
             own,
             tuple(Other(each.standing, each.is_writer, each.since_at) for each in self._others),
             self._service.phase if self._service else "",
@@ -288,12 +279,25 @@ class Starter:
             self._room.may_surge,
             self._room.may_make_way,
             not is_known or now < self._free_at,
+            *self._replica_wanted(wanted, now, is_known=is_known and self._stopping is None),
         )
+
+    def _home(self) -> str:
+        return self._task.home(self._service)
+
+    def _replica_wanted(self, member: Make, now: float, *, is_known: bool) -> tuple[Make | None, bool]:
+        """Return the wanted replica, and whether to start one now."""
+        if not member.gpu:
+            return None, False
+        restarts = self._restarts[True]
+        may_start = is_known and now >= restarts.not_before and not restarts.has_given_up
+        is_there = self._service is not None and self._service.replica is not None  # perhaps another starter's
+        return replace(member, gpu=self._task.away(member.gpu)), may_start and not is_there
 
     def _do(self, deed: Deed) -> None:
         match deed:
-            case Start():
-                self._start()
+            case Start(is_replica):
+                self._start(is_replica)
             case Stop(number, why):
                 self._children.stop(number, why)
             case MakeWay(number):
@@ -301,32 +305,34 @@ class Starter:
             case HandOver(number):
                 self._hand_over(number)
 
-    def _start(self) -> None:
+    def _start(self, is_replica: bool) -> None:
         situation = self._situation()
-        if not situation.may_start:
+        make = situation.replica if is_replica else situation.make
+        if make is None or not (situation.may_start_replica if is_replica else situation.may_start):
             return  # the start before this one failed
         is_enforced = self._here is not None and self._here.is_privileged
-        if not is_enforced and not self._is_unenforced and reservations.is_wanted(situation.make):
+        if not is_enforced and not self._is_unenforced and reservations.is_wanted(make):
             self._is_unenforced = True
             self._reporter.report("not_enforced", "mpsd is not root: leases are not enforced, NOTHING LIMITS these members")
         try:
-            self._children.begin(situation.make, self._gpus(), is_enforced=is_enforced, may_wait=not is_surge(situation))
-            self._made = situation.make
+            may_wait = is_replica or not is_surge(situation)
+            self._children.begin(make, self._gpus(make), is_enforced=is_enforced, may_wait=may_wait)
+            self._made = self._made if is_replica else make
         except Away:
             self._settled_at = time.monotonic() + _TICK_SECONDS
         except Refused as exc:
-            self._take_refusal(situation, exc)
+            self._take_refusal(situation, exc, is_replica)
         except OSError as exc:
             self._reporter.report("trouble", f"a member cannot be started: {exc}", why=str(exc))
-            self._count(0.0, was_ready=False)
+            self._count(0.0, was_ready=False, is_replica=is_replica)
 
-    def _gpus(self) -> Sequence[str]:
-        return self._task.gpus or ((self._service.gpu,) if self._service else ())
+    def _gpus(self, make: Make) -> Sequence[str]:
+        return (make.gpu,) if make.gpu else self._task.gpus or ((self._service.gpu,) if self._service else ())
 
-    def _take_refusal(self, situation: Situation, exc: Refused) -> None:
-        if is_surge(situation):
+    def _take_refusal(self, situation: Situation, exc: Refused, is_replica: bool) -> None:
+        if is_surge(situation) and not is_replica:
             try:
-                why = self._children.why_not(situation.make, self._gpus())
+                why = self._children.why_not(situation.make, self._gpus(situation.make))
             except Away:
                 return
             if why:
@@ -338,12 +344,12 @@ class Starter:
                 self._tell_of_room("waits_for_room", "no room for one more until another one has ended", exc.message)
         else:
             self._reporter.report("trouble", f"no lease for a member: {exc.message}", why=exc.message)
-            self._count(0.0, was_ready=False)
+            self._count(0.0, was_ready=False, is_replica=is_replica)
 
     def _make_way(self, number: int) -> None:
         """Stop the member if its end makes room for its successor."""
         try:
-            why = self._children.why_no_room(number, self._wanted, self._gpus())
+            why = self._children.why_no_room(number, self._wanted, self._gpus(self._wanted))
         except Away:
             return
         if why:
