@@ -142,7 +142,7 @@ TOPICS: Mapping[str, Topic] = {
     "service.moved": Topic(
         "the replica serves in place of the arena on a GPU that failed",
         "the first three, and `from_gpu`, `to_gpu`, `pid`, `at`: the moment of the image, `steps`: publishes that are lost at "
-        "most (nil: not known), `why`",
+        "most (nil: not known), `bound`: of the replica's age, in seconds, `why`",
         4,
     ),
     "service.lost": Topic(

@@ -54,6 +54,7 @@ def subscribe(
     # services
     coordinator.protected.subscribe(faults.kernel_log.hurry)
     coordinator.process_ended.subscribe(services.enlistment.forget)
+    coordinator.events.moved.subscribe(incidents.note_of_gpu)
     vault.arenas.changed.subscribe(coordinator.heard_of)
 
 

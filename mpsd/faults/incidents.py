@@ -26,6 +26,7 @@ from mpsd.faults.known_clients import KnownClients
 from mpsd.faults.rules.blame import Blame
 from mpsd.faults.rules.correlation import is_elsewhere
 from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
+from mpsd.faults.rules.incident_record import MOST_DEEDS
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.rules.unconfirmed_lines import Unconfirmed, confirms_fault
 from mpsd.faults.rules.verdict import WINDOW_NS, is_proof
@@ -250,6 +251,17 @@ class Incidents:
     def note(self, incident: Incident, text: str) -> None:
         log.info("fault.deed", number=incident.number, text=text)
         self._took(self._fusion.note(incident.number, Deed(self._clock(), text)))
+
+    def note_of_gpu(self, gpu: str, text: str) -> None:
+        """Add what followed from the failure of a GPU to its last own incident, unless that was before this mpsd."""
+        of_gpus = (each for each in self._recent.values() if each.fault_class is FaultClass.DEVICE and not each.domain)
+        last = max((each for each in of_gpus if each.gpu == gpu), key=lambda each: each.number, default=None)
+        if last is None:
+            return
+        log.info("fault.deed", number=last.number, text=text)
+        deed = Deed(self._clock(), text)
+        changed = self._fusion.note(last.number, deed)  # empty: it was settled long ago
+        self._took(changed or [replace(last, revision=last.revision + 1, deeds=(*last.deeds, deed)[-MOST_DEEDS:])])
 
     def _took(self, changed: Sequence[Incident]) -> None:
         for incident in changed:

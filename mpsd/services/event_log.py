@@ -1,5 +1,6 @@
 """The log records and events of services."""
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ import structlog
 
 from mpsd.model.arena import Arena
 from mpsd.model.service import Phase
-from mpsd.notify import Outbox
+from mpsd.notify import Outbox, Signal
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Promoted, Ready, Service, Silent
 
@@ -18,21 +19,26 @@ _LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "fail
 
 
 class ServiceEvents:
-    """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept."""
+    """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept.
+
+    moved: a service has left this GPU, and for people where it went, and what was lost."""
 
     def __init__(self, publish: Callable[[str, Mapping[str, Any]], None], outbox: Outbox) -> None:
         self._publish, self._outbox = publish, outbox
+        self.moved = Signal[[str, str]]()
 
     def publish(self, record: ServiceRecord, what: str, **facts: object) -> None:
         self._outbox.put(partial(self._say, record.arena, what, facts))
 
-    def _say(self, arena: Arena, what: str, facts: dict[str, object]) -> None:
+    def _say(self, arena: Arena, what: str, facts: Mapping[str, Any]) -> None:
         if what in _LOUD:
             log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
         else:
             log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
         self._publish(f"service.{what}", {**whose, **facts})
+        if what == "moved":
+            self.moved.emit(str(facts["from_gpu"]), f"service {arena.name} of user {arena.owner_uid} {_moved(facts)}")
 
     def tell(self, record: ServiceRecord, before: Service, event: Event, why: str) -> None:
         """Publish the event, before its consequences are carried out."""
@@ -52,3 +58,13 @@ class ServiceEvents:
                 self.publish(record, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
             case Placed(process, domain):
                 log.debug("service.placed", pid=process.pid, domain=domain)
+
+
+def _moved(facts: Mapping[str, Any]) -> str:
+    """Return what a move has lost, in words."""
+    at, steps = facts["at"], facts["steps"]  # of the image from which it goes on
+    unlike = {None: "How many publishes are lost is not known", 0: "No publish is lost"}
+    lost = unlike.get(steps, f"Publishes lost at most: {steps}")
+    clock = time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 10) % 10}"
+    image = f"it goes on from its image of {clock}, and the bound was {facts['bound']:g} s"
+    return f"was moved to {facts['to_gpu']}, where pid {facts['pid']} serves: {facts['why']}. {lost}: {image}"

@@ -218,5 +218,5 @@ class Replicas:
         if old is not None:
             coordinator.change(record, settings)
         facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
-        coordinator.events.publish(record, "moved", why=why, **facts)
+        coordinator.events.publish(record, "moved", why=why, bound=lag.bound_seconds, **facts)
         return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps)

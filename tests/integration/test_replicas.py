@@ -203,6 +203,11 @@ def test_the_replica_serves_when_the_gpu_is_lost(cast: Cast, xid: int) -> None:
     assert (moved["from_gpu"], moved["to_gpu"], moved["pid"]) == (first, second, standby.pid)
     assert moved["steps"] >= active.step - term["step"] - 1
     assert term["generation"] > active.all("term")[-1]["generation"]
+    with machine.mpsd() as mpsd:
+        [fault] = [each for each in mpsd.pages(calls.fault_list()) if each.fault_class == "device" and not each.domain]
+        done = " ".join(each.text for each in mpsd.ask(calls.fault_get(fault.number)).deeds)
+    assert f"was moved to {second}, where pid {standby.pid} serves" in done
+    assert f"Publishes lost at most: {moved['steps']}:" in done or not moved["steps"]
     assert not machine.bugs()
 
 

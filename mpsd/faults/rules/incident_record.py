@@ -18,7 +18,7 @@ MOST_SHOWN = 64  # pieces of evidence in an Incident
 _MOST_KEPT = 192  # for the verdict
 _MOST_PROOFS = 256  # including those that convict or clear, which come last and take precedence
 _MOST_XIDS = 16
-_MOST_DEEDS = 32
+MOST_DEEDS = 32
 _RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain with fresh servers
 _QUIET_NS = 30 * SECOND_NS  # in any other
 _CONTAINED_NS = CONTAINED_NS + SECOND_NS  # after a contained exception: ends are noticed a little late
@@ -106,8 +106,8 @@ class IncidentRecord(Struct):
         return tuple(self._evidence)
 
     def note(self, deed: Deed) -> None:
-        """Add an act of mpsd; keep only the last _MOST_DEEDS."""
-        self._deeds = (*self._deeds, deed)[-_MOST_DEEDS:]
+        """Add an act of mpsd; keep only the last MOST_DEEDS."""
+        self._deeds = (*self._deeds, deed)[-MOST_DEEDS:]
 
     def has_room_in_time(self, seen_ns: int) -> bool:
         return self.first_ns - WINDOW_NS <= seen_ns <= self.last_ns + WINDOW_NS

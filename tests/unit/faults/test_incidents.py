@@ -210,6 +210,26 @@ async def test_a_deed_of_an_incident_that_is_forgotten_changes_nothing(world, au
     assert len(world.told) == count
 
 
+async def test_what_followed_from_a_lost_gpu_is_told_with_its_incident_however_late(world, autojump_clock):
+    """Where a service has moved to, and what was lost: the move may come long after the incident was settled."""
+    async with trio.open_nursery() as nursery:
+        running(world, nursery)
+        world.xid(79, gpu="GPU-b")
+        world.say_fault(world.domain(gpus=("GPU-b",)))  # the incident of the domain has the GPU's Xid as an excuse
+        assert world.incidents.incident(2).fault_class is FaultClass.DEVICE
+        for number, text in enumerate(("at once", "an hour later"), 1):
+            world.incidents.note_of_gpu("GPU-b", text)
+            found = world.incidents.incident(1)
+            assert [each.text for each in found.deeds] == ["at once", "an hour later"][:number]
+            assert next(iter(world.store.incidents())) == found, "it is stored"
+            await trio.sleep(3600)
+        assert not world.incidents.incident(2).deeds
+        count = len(world.told)
+        world.incidents.note_of_gpu("GPU-c", "a move that was asked for")
+        assert len(world.told) == count
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_client_says_so_itself(world, autojump_clock):
     """It supports other evidence, and proves nothing alone."""
     domain = world.domain()

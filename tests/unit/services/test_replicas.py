@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 
 import pytest
 import trio
@@ -56,7 +57,30 @@ async def test_a_replica_serves_once_the_gpu_has_failed_and_the_active_was_kille
         [view] = [each for each in machine.failover.services() if each.id == 2]
         assert (view.phase, view.writer, view.settings.standbys, view.replica) == (Phase.SERVING, far, 3, None)
         [moved] = machine.topics("moved")
-        assert (moved["from_gpu"], moved["to_gpu"], moved["pid"]) == (HERE, THERE, far.pid)
+        assert (moved["from_gpu"], moved["to_gpu"], moved["pid"], moved["bound"]) == (HERE, THERE, far.pid, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        pytest.param(None, "How many publishes are lost is not known: it goes on", id="not known"),
+        pytest.param(0, "No publish is lost: it goes on", id="none"),
+        pytest.param(3, "Publishes lost at most: 3: it goes on", id="some"),
+    ],
+)
+async def test_a_move_tells_what_is_lost(machine, steps: int | None, words: str):
+    told: list[tuple[str, str]] = []
+    async with machine.mpsd():
+        await machine.serves("a")
+        record, events = machine.coordinator.records[1], machine.coordinator.events
+        events.moved.subscribe(lambda gpu, text: told.append((gpu, text)))
+        facts = {"from_gpu": HERE, "to_gpu": THERE, "pid": 7, "at": 1.55, "steps": steps, "bound": 10.0}
+        events.publish(record, "moved", why="GPU-a has failed", **facts)
+    [(gpu, text)] = told
+    assert gpu == HERE
+    assert text.startswith("service llm of user 1000 was moved to GPU-b, where pid 7 serves: GPU-a has failed. ")
+    assert words in text
+    assert text.endswith("from its image of " + time.strftime("%H:%M:%S", time.localtime(1)) + ".5, and the bound was 10 s")
 
 
 async def test_a_standby_on_the_same_gpu_goes_first(machine, autojump_clock: MockClock):
