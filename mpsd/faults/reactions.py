@@ -97,7 +97,8 @@ class Reactions:
             self._room.release()
 
     def _drain(self, incident: Incident, gpu: str) -> None:
-        why = f"after Xid {', '.join(map(str, incident.xids))} (fault {incident.number}); `mpsctl pardon {gpu}` ends it"
+        xids = f"Xid {', '.join(map(str, incident.xids))} (fault {incident.number})"
+        why = f"after {xids if incident.xids else f'fault {incident.number}'}; `mpsctl pardon {gpu}` ends it"
         self._pool.drain_gpu(gpu, why)
         log.critical("gpu.drained", gpu=gpu, number=incident.number, xids=list(incident.xids))
         self._publish("gpu.drained", {"gpu": gpu, "number": incident.number, "xids": list(incident.xids)})

@@ -1,5 +1,7 @@
 """Wait for NVML's events of one GPU's errors (pynvml), in a thread, one at a time: Xids, and the events that newer drivers add.
 
+`nvidia-smi drain` is no event of NVML, so its state is asked for between two waits.
+
 Each GPU has a separate event set: while NVML does not reach a GPU, every wait for a set that contains it fails.
 """
 
@@ -20,6 +22,7 @@ class GpuEventKind(Enum):
     XID = "nvmlEventTypeXidCriticalError"
     RECOVERY_ACTION = "nvmlEventTypeGpuRecoveryAction"
     UNAVAILABLE = "nvmlEventTypeGpuUnavailableError"
+    DRAINED = ""  # no event of NVML: an administrator has begun to drain the GPU
 
 
 class GpuEvent(Struct, frozen=True):
@@ -30,7 +33,7 @@ class GpuEvent(Struct, frozen=True):
 
 
 class GpuLost(VendorFailed):
-    """NVML does not reach the GPU."""
+    """NVML does not reach the GPU, or it has to be reset before it can be used."""
 
 
 class XidEvents:
@@ -44,6 +47,7 @@ class XidEvents:
         self._is_waiting = False
         self._is_closed = False
         self._kinds: dict[int, GpuEventKind] = {}
+        self._is_drained = False
         try:
             if library is not None:
                 ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -70,7 +74,7 @@ class XidEvents:
         try:
             return self._read(pynvml.nvmlEventSetWait_v2(self._set, milliseconds))
         except pynvml.NVMLError_Timeout:
-            return None
+            return self._look_at_drain()
         except pynvml.NVMLError as exc:
             raise _failed(exc) from None
         finally:
@@ -94,10 +98,20 @@ class XidEvents:
     def _register(self, gpu: str) -> None:
         """Register for those of the events that this driver has for the GPU.  Raise NVMLError."""
         self._gpu = pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
+        self._pci = pynvml.nvmlDeviceGetPciInfo(self._gpu)
         supported = int(pynvml.nvmlDeviceGetSupportedEventTypes(self._gpu))
         self._kinds = {bit: kind for kind in GpuEventKind if (bit := getattr(pynvml, kind.value, 0)) & supported}
         wanted = sum(self._kinds) or pynvml.nvmlEventTypeXidCriticalError  # NVML reports the reason
         pynvml.nvmlDeviceRegisterEvents(self._gpu, wanted, self._set)
+
+    def _look_at_drain(self) -> GpuEvent | None:
+        """Return an event when a drain has begun; None: nothing new, or this GPU has no such state."""
+        try:
+            is_drained = pynvml.nvmlDeviceQueryDrainState(self._pci) == pynvml.NVML_FEATURE_ENABLED
+        except pynvml.NVMLError:
+            return None
+        was_drained, self._is_drained = self._is_drained, is_drained
+        return GpuEvent(GpuEventKind.DRAINED) if is_drained and not was_drained else None
 
     def _read(self, data: pynvml.c_nvmlEventData_t) -> GpuEvent | None:
         kind = self._kinds.get(int(data.eventType))
@@ -124,5 +138,5 @@ class XidEvents:
 
 
 def _failed(error: pynvml.NVMLError) -> VendorFailed:
-    is_lost = isinstance(error, pynvml.NVMLError_GpuIsLost)
+    is_lost = isinstance(error, pynvml.NVMLError_GpuIsLost | pynvml.NVMLError_ResetRequired)
     return GpuLost(f"NVML says {error}") if is_lost else VendorFailed(f"NVML says {error}")

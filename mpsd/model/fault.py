@@ -21,6 +21,13 @@ class FaultClass(StrEnum):
     UNKNOWN = "unknown"
 
 
+class GpuState(StrEnum):
+    """What NVML reports of a GPU that mpsd should use no more."""
+
+    LOST = "lost"  # it cannot be reached, or has to be reset before it can be used
+    DRAINED = "drained"  # an administrator lets it take no new process (nvidia-smi drain)
+
+
 class Source(StrEnum):
     """The source of an observation.  docs/faults.md describes what each can and cannot know."""
 
@@ -90,6 +97,7 @@ class Observation(Struct, frozen=True):
     is_failure: the process got an error of an SM exception, as it reports, or ended by itself with an error.
     present: the clients of the domain at that moment, as far as mpsd knew; the collector fills it in.
     text: the observation, in one line for people, at most TEXT_CHARACTERS.
+    gpu_state: the GPU should be used no more, and this is not known by an Xid.
     """
 
     source: Source
@@ -109,6 +117,7 @@ class Observation(Struct, frozen=True):
     text: str = ""
     is_contained: bool = False
     is_failure: bool = False
+    gpu_state: GpuState | None = None
 
 
 TEXT_CHARACTERS = 400

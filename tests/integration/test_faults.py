@@ -222,14 +222,25 @@ def test_incidents_and_convictions_outlive_mpsd(machine: Machine) -> None:
     wait_for("the running client to be watched again", lambda: standing(machine, running).watched)
 
 
-def test_a_gpu_that_needs_a_reset_takes_nobody(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("words", "reason", "seen"),
+    [
+        pytest.param(("xid", "0", "79"), "after Xid 79 (fault 1)", "fallen off the bus", id="it needs a reset"),
+        pytest.param(("lose", "0"), "after fault 1;", "NVML says GPU is lost", id="NVML has lost it"),
+        pytest.param(("drain", "0"), "after fault 1;", "an administrator drains the GPU", id="nvidia-smi drain"),
+    ],
+)
+def test_a_gpu_to_be_used_no_more_takes_nobody(machine: Machine, words: tuple[str, ...], reason: str, seen: str) -> None:
     machine.start()
     [uuid] = machine.uuids()
     with told(machine) as mpsd:
-        assert machine.run("xid", "0", "79", program=SIMULATOR / "bin/mpsd-sim").returncode == 0
+        assert machine.run(*words, program=SIMULATOR / "bin/mpsd-sim").returncode == 0
         assert until(mpsd, "gpu.drained").facts["gpu"] == uuid
         waiting = machine.counter()
-        assert "79" in machine.wait_for_journal("client.waiting")["reason"]
+        assert reason in machine.wait_for_journal("client.waiting")["reason"]
+        found = mpsd.ask(calls.fault_get(1))
+        assert (found.fault_class, found.gpu) == ("device", uuid)
+        assert any(seen in each.text for each in found.evidence)
         assert waiting.is_silent()
         mpsd.ask(calls.blame_pardon(uuid))
     waiting.ready()

@@ -211,6 +211,23 @@ def test_the_replica_serves_when_the_gpu_is_lost(cast: Cast, xid: int) -> None:
     assert not machine.bugs()
 
 
+@pytest.mark.parametrize("verb", ["drain", "lose"])
+def test_the_replica_serves_after_the_active_on_a_gpu_that_nvml_reports(cast: Cast, verb: str) -> None:
+    """`nvidia-smi drain`, or a GPU that NVML has lost: the active goes on as long as it can, and no member follows it there."""
+    machine = cast.machine
+    active, standby = cast.pair()
+    first, second = machine.uuids()
+    assert machine.run(verb, first, program=TOOL).returncode == 0
+    assert machine.wait_for_journal("gpu.drained")["gpu"] == first
+    before = active.step
+    active.wait("more steps", lambda: active.step > before + 5)
+    assert not standby.all("term")
+    active.kill()
+    term = standby.first("term")
+    assert (term["gpu"], term["right"]) == (second, True)
+    assert not machine.bugs()
+
+
 def test_the_service_returns_to_the_first_gpu_when_the_second_one_is_lost(cast: Cast) -> None:
     machine = cast.machine
     _, standby = cast.pair()
@@ -274,9 +291,8 @@ def test_a_starter_keeps_a_replica_and_follows_the_service_to_its_gpu(cast: Cast
         except Refused:
             return False
         ready = [each.standing == "ready" and not each.is_writer for each in found.members]
-        of = found.replica
-        is_there = of is not None and of.gpu == replica_gpu and of.at is not None
-        return found.gpu == gpu and found.phase == "serving" and sum(ready) == 1 and len(ready) == 2 and is_there
+        is_there = found.replica is not None and found.replica.gpu == replica_gpu and found.replica.at is not None
+        return (found.gpu, found.phase, sorted(ready), is_there) == (gpu, "serving", [False, True], True)
 
     try:
         wait_for("an active, a standby, a replica", lambda: is_whole(first, second), 2 * SECONDS)

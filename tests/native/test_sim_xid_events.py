@@ -59,6 +59,7 @@ from mpsd.faults.sources import nvml_events
 from mpsd.gpu.nvml import read_devices
 
 nvml_events._AGAIN_SECONDS = nvml_events._AGAIN_MOST_SECONDS = 0.1
+nvml_events._WAIT_MS = 50
 
 async def main():
     library = Path(sys.argv[1])
@@ -71,17 +72,21 @@ async def main():
             while not holds():
                 await trio.sleep(0.01)
 
-    async def receives(gpu, uuid):
-        subprocess.run([*sys.argv[2:], "xid", gpu, "79"], check=True)
+    async def told(uuid, xid, state):
         with trio.fail_after(15):
             seen = await receive.receive()
-        assert seen.gpu == uuid, seen
+        assert (seen.gpu, seen.xid, seen.gpu_state) == (uuid, xid, state), seen
+
+    async def receives(gpu, uuid):
+        subprocess.run([*sys.argv[2:], "xid", gpu, "79"], check=True)
+        await told(uuid, 79, None)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run, send.send_nowait)
         await until(lambda: not source.absent)
         subprocess.run([*sys.argv[2:], "lose", "0"], check=True)
         await until(lambda: source.absent)
+        await told(first, None, "lost")  # once, however often NVML is asked again
         assert source.absent == f"no events of {first}: NVML says GPU is lost", source.absent
         assert source.lost == {first: "NVML says GPU is lost"}, source.lost
         await receives("1", second)
@@ -90,6 +95,13 @@ async def main():
         assert not source.lost
         await receives("0", first)
         await receives("1", second)
+        subprocess.run([*sys.argv[2:], "drain", "1"], check=True)
+        await told(second, None, "drained")
+        await receives("0", first)  # several looks later at a state that lasts
+        subprocess.run([*sys.argv[2:], "undrain", "1"], check=True)
+        await trio.sleep(3 * nvml_events._WAIT_MS / 1000)
+        subprocess.run([*sys.argv[2:], "drain", "1"], check=True)
+        await told(second, None, "drained")
         nursery.cancel_scope.cancel()
     print("done", flush=True)
 
@@ -97,8 +109,8 @@ trio.run(main)
 """
 
 
-def test_a_lost_gpu_leaves_the_events_of_the_others_and_its_own_come_back_with_it() -> None:
-    """One event set for all GPUs ended with the first that NVML lost."""
+def test_a_gpu_that_is_lost_or_drained_is_told_once_and_the_others_events_go_on() -> None:
+    """One event set for all GPUs ended with the first that NVML lost.  The events of a lost GPU come back with it."""
     library = ROOT / "native/sim/lib/libnvidia-ml.so.1"
     with open_machine(MPSD_SIM_GPUS="2") as machine:
         environment = {**machine.library_environment(), "PYTHONPATH": str(ROOT)}

@@ -22,7 +22,9 @@ def opens(seen: Observation) -> bool:
 
 
 def is_of_device(seen: Observation) -> bool:
-    return seen.xid is not None and meaning_of(seen.xid).fault_class is FaultClass.DEVICE
+    if seen.xid is None:
+        return seen.gpu_state is not None
+    return meaning_of(seen.xid).fault_class is FaultClass.DEVICE
 
 
 def may_concern(dossier: IncidentRecord, seen: Observation) -> bool:

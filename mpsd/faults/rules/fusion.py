@@ -5,7 +5,7 @@ The incident that takes an observation; the first row that fits.  "Near" is with
 | observation | belongs to |
 |---|---|
 | names a process, but no Xid, nor the vendor's log | the near incident where it was; a core dump: also one up to 10 s old |
-| an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
+| an Xid or GpuState of the GPU | its device incident, open for 30 s after its last; also near ones of its domains (1) |
 | names its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
 | names only its GPU | of the near incidents of the GPU: one with a matching class, then the nearest |
 
@@ -23,7 +23,7 @@ An observation that belongs to no incident opens one, or waits for one (correlat
 |---|---|---|
 | proof: UVM fatal event, record of the module, core dump with an exception | its domain's | |
 | Xid that ends servers (model/xid.py), vendor's log of a fault: with a domain | its domain's | |
-| Xid of the GPU itself | the GPU's | |
+| Xid or GpuState of the GPU | the GPU's | |
 | a client's first error, the end of a process, a dump without an exception | nothing | waits for 2 s; dropped |
 | any other Xid; one without a domain | nothing | waits for 2 s; dropped and counted |
 

@@ -5,7 +5,7 @@
 | its culprit is final, and lives | END: the process | ends_culprit |
 | the module contained a fault of a process, and it lives | FREEZE: the process, at once | |
 | the same | FINISH: the process, once its channels were stopped, or after STOPPED_SECONDS | |
-| an Xid of the GPU requires a reset | DRAIN: the GPU takes no new client | drain_on_device_fault |
+| the GPU has to be reset, or NVML reports a GpuState | DRAIN: the GPU takes no new client | drain_on_device_fault |
 
 A culprit is final if a proof names it, or, once the incident is settled, if it was alone or is the only one left.
 Each act happens at most once for an incident.  A killed client (HOST) is not ended again, and a GPU fault ends no client.
@@ -107,6 +107,6 @@ def _against_culprit(incident: Incident, settings: FaultSettings, is_alive: Live
 
 def _for_gpu(incident: Incident, settings: FaultSettings) -> Iterator[Act]:
     """Drain only for the GPU's own incident: the incident of a domain holds the same Xids as an excuse."""
-    drains = any(seen.xid is not None and must_drain(seen.xid, seen.text) for seen in incident.evidence)
+    drains = any(seen.gpu_state or (seen.xid is not None and must_drain(seen.xid, seen.text)) for seen in incident.evidence)
     if settings.drain_on_device_fault and incident.gpu and not incident.domain and drains:
         yield Drain(incident.gpu)

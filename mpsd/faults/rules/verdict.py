@@ -53,7 +53,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from mpsd.model.fault import Confidence, FaultClass, Observation, Source
+from mpsd.model.fault import Confidence, FaultClass, GpuState, Observation, Source
 from mpsd.model.fault_signs import gone_before, is_contained, is_guess, prompt_signs, tells_of_fault
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import ENDS_SERVER, meaning_of
@@ -88,7 +88,7 @@ def is_proof(seen: Observation) -> bool:
 
 def is_excuse(seen: Observation) -> bool:
     """Return whether the GPU itself failed in a way that can have ended servers."""
-    return seen.xid is not None and meaning_of(seen.xid).excuses
+    return seen.gpu_state is GpuState.LOST or (seen.xid is not None and meaning_of(seen.xid).excuses)
 
 
 def _is_loss(seen: Observation) -> bool:

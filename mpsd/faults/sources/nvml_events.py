@@ -2,7 +2,8 @@
 
 Newer drivers also report that a GPU has to be reset, or is unavailable.  It serves where the kernel log cannot be read,
 which has the same and more a millisecond sooner.  mpsd follows each GPU alone: when
-NVML loses one, the events of the others go on.
+NVML loses one, the events of the others go on.  That NVML has lost a GPU, or that an administrator drains it, is an observation
+too: neither need be in the kernel log.
 """
 
 import time
@@ -13,7 +14,7 @@ import structlog
 import trio
 
 from mpsd.errors import VendorFailed
-from mpsd.model.fault import FaultClass, Observation, Source
+from mpsd.model.fault import FaultClass, GpuState, Observation, Source
 from mpsd.model.xid import RECOVERY_ACTION, meaning_of, recovery_text
 from mpsd.threads import run_in_thread
 
@@ -72,6 +73,8 @@ class NvmlEvents:
                 finally:
                     events.close()
             except VendorFailed as exc:
+                if isinstance(exc, GpuLost) and self._why[gpu] != str(exc):  # once for each loss
+                    publish(observe(gpu, "LOST", 0, time.monotonic_ns(), str(exc)))
                 self._end(gpu, str(exc), is_lost=had_events or isinstance(exc, GpuLost))
             await trio.sleep(pause)
             pause = min(2 * pause, _AGAIN_MOST_SECONDS)
@@ -90,8 +93,10 @@ class NvmlEvents:
             log.warning("faults.no_nvml_events", gpu=gpu, why=why, effect=effect)
 
 
-def observe(gpu: str, kind: str, number: int, seen_ns: int) -> Observation:
-    """Return the observation of an event: of an Xid, of a changed recovery action, or that the GPU is unavailable."""
+def observe(gpu: str, kind: str, number: int, seen_ns: int, text: str = "") -> Observation:
+    """Return the observation of an event: of an Xid, of a changed recovery action, or that the GPU should be used no more.
+
+    text: what NVML says of a GPU that is lost."""
     if kind == "XID":
         known = meaning_of(number)
         text = f"Xid {number}, {known.name}"
@@ -99,4 +104,9 @@ def observe(gpu: str, kind: str, number: int, seen_ns: int) -> Observation:
     if kind == "RECOVERY_ACTION":
         text = recovery_text(number)
         return Observation(Source.NVML, seen_ns, FaultClass.DEVICE, gpu=gpu, xid=RECOVERY_ACTION, text=text)
-    return Observation(Source.NVML, seen_ns, FaultClass.DEVICE, gpu=gpu, text="NVML reports that the GPU is unavailable")
+    state = GpuState.LOST
+    if kind == "DRAINED":
+        state, text = GpuState.DRAINED, "an administrator drains the GPU (nvidia-smi drain): it takes no new process"
+    elif kind == "UNAVAILABLE":
+        text = "NVML reports that the GPU is unavailable"
+    return Observation(Source.NVML, seen_ns, FaultClass.DEVICE, gpu=gpu, text=text, gpu_state=state)

@@ -38,7 +38,8 @@ struct machine_gpu {
 	uint64_t xids; /* how many this GPU has had */
 	uint64_t clearing_until_ns; /* CLOCK_MONOTONIC: the driver is at work on a fault */
 	uint64_t is_lost;           /* NVML does not reach it */
-	uint64_t reserved[2];
+	uint64_t is_drained;        /* an administrator drains it, as by `nvidia-smi drain` */
+	uint64_t reserved[1];
 };
 
 struct machine_process {

@@ -138,6 +138,17 @@ SIM_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo
 	return NVML_SUCCESS;
 }
 
+/* Also of a GPU that is lost: it is found by its address, not by a handle. */
+SIM_EXPORT nvmlReturn_t nvmlDeviceQueryDrainState(nvmlPciInfo_t *pci, unsigned int *state)
+{
+	if (!nvml_is_ready())
+		return NVML_ERROR_UNINITIALIZED;
+	if (!pci || !state || pci->domain || pci->bus || pci->device < 6 || pci->device - 6 >= machine_open()->gpu_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*state = machine_open()->gpus[pci->device - 6].is_drained != 0;
+	return NVML_SUCCESS;
+}
+
 SIM_EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode)
 {
 	return give_number(device, nvml_check(device) == NVML_SUCCESS ? device->mode : 0, mode);

@@ -15,6 +15,8 @@ static const char usage[] =
 	"       mpsd-sim xid GPU [CODE]      a device fault: whoever has work there loses it\n"
 	"       mpsd-sim lose GPU            NVML does not reach it; its work goes on\n"
 	"       mpsd-sim return GPU          NVML reaches it again\n"
+	"       mpsd-sim drain GPU           NVML reports that it is drained; its work goes on\n"
+	"       mpsd-sim undrain GPU         it is not drained any more\n"
 	"       mpsd-sim reset               forget what the dead left behind, and the Xids\n"
 	"GPU is an ordinal or a UUID.  The machine is the directory MPSD_SIM_DIR.\n";
 
@@ -114,16 +116,31 @@ static int device_fault(const char *name, unsigned code)
 	return 0;
 }
 
-static int set_lost(const char *name, bool is_lost)
+static int set_state(const char *verb, const char *name)
 {
 	int gpu = find(name);
+	struct machine_gpu *of;
 
 	if (gpu < 0)
 		return 2;
+	of = &machine_open()->gpus[gpu];
 	machine_lock();
-	machine_open()->gpus[gpu].is_lost = is_lost;
+	if (strcmp(verb, "lose") == 0 || strcmp(verb, "return") == 0)
+		of->is_lost = strcmp(verb, "lose") == 0;
+	else
+		of->is_drained = strcmp(verb, "drain") == 0;
 	machine_unlock();
 	return 0;
+}
+
+static bool is_state(const char *verb)
+{
+	static const char *const verbs[] = { "lose", "return", "drain", "undrain" };
+
+	for (unsigned i = 0; i < sizeof(verbs) / sizeof(*verbs); i++)
+		if (strcmp(verb, verbs[i]) == 0)
+			return true;
+	return false;
 }
 
 static int reset(void)
@@ -138,6 +155,7 @@ static int reset(void)
 		state->gpus[i].xids = 0;
 		state->gpus[i].mode = MACHINE_DEFAULT;
 		state->gpus[i].is_lost = false;
+		state->gpus[i].is_drained = false;
 	}
 	snprintf(path, sizeof(path), "%s/kmsg", machine_directory());
 	(void)unlink(path);
@@ -163,8 +181,8 @@ int main(int argc, char **argv)
 		return set_mode(argv[2], argv[3]);
 	if (strcmp(verb, "xid") == 0 && (argc == 3 || argc == 4))
 		return device_fault(argv[2], argc == 4 ? (unsigned)atoi(argv[3]) : 79);
-	if (argc == 3 && (strcmp(verb, "lose") == 0 || strcmp(verb, "return") == 0))
-		return set_lost(argv[2], strcmp(verb, "lose") == 0);
+	if (argc == 3 && is_state(verb))
+		return set_state(verb, argv[2]);
 	if (strcmp(verb, "reset") == 0 && argc == 2)
 		return reset();
 	fputs(usage, stderr);

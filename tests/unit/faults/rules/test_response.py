@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from mpsd.faults.rules.response import Drain, End, Finish, Freeze, is_stopped, plan
 from mpsd.faults.rules.settings import FaultSettings
-from mpsd.model.fault import Confidence, FaultClass, Incident, Observation, Source
+from mpsd.model.fault import Confidence, FaultClass, GpuState, Incident, Observation, Source
 from mpsd.model.process import ProcessId
 
 A, B = ProcessId(1, 1), ProcessId(2, 1)
@@ -28,6 +28,11 @@ def xid(number, text=""):
 
 def device(number, text=""):
     return incident(Confidence.UNKNOWN, FaultClass.DEVICE, domain="", victims=(), evidence=(xid(number, text),))
+
+
+def by_nvml(state):
+    seen = Observation(Source.NVML, 0, FaultClass.DEVICE, gpu="GPU-a", gpu_state=state)
+    return replace(device(63), evidence=(seen,), xids=())
 
 
 def contained(process=A, **facts):
@@ -68,6 +73,9 @@ ROWS = [
     pytest.param(incident(Confidence.ALONE, FaultClass.HOST, is_settled=True), DEFAULT, True, (), id="it was killed"),
     pytest.param(incident(fault_class=FaultClass.DEVICE), DEFAULT, True, (), id="the GPU did it"),
     pytest.param(device(79), DEFAULT, False, (Drain("GPU-a"),), id="the GPU is gone"),
+    pytest.param(by_nvml(GpuState.LOST), DEFAULT, False, (Drain("GPU-a"),), id="NVML has lost it"),
+    pytest.param(by_nvml(GpuState.DRAINED), DEFAULT, False, (Drain("GPU-a"),), id="an administrator drains it"),
+    pytest.param(by_nvml(None), DEFAULT, False, (), id="an Xid drains nothing by its source"),
     pytest.param(device(79), NO_DRAIN, False, (), id="it is not to be drained"),
     pytest.param(device(63), DEFAULT, False, (), id="a row of memory was replaced"),
     pytest.param(device(154, RESET), DEFAULT, False, (Drain("GPU-a"),), id="154 says that it must be reset"),

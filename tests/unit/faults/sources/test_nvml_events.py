@@ -5,7 +5,7 @@ import structlog
 import trio
 
 from mpsd.faults.sources.nvml_events import NvmlEvents, observe
-from mpsd.model.fault import FaultClass, Source
+from mpsd.model.fault import FaultClass, GpuState, Source
 from mpsd.model.xid import must_drain
 from tests.running import running
 
@@ -42,6 +42,14 @@ def test_a_recovery_action_drains_the_gpu_as_its_line_of_the_kernel_log_does(act
     assert must_drain(seen.xid, seen.text) == bool(drains)
 
 
-def test_an_unavailable_gpu_is_told_and_no_xid_is_made_up():
-    seen = observe("GPU-1", "UNAVAILABLE", 0, 12)
-    assert (seen.xid, seen.fault_class, seen.text) == (None, FaultClass.DEVICE, "NVML reports that the GPU is unavailable")
+@pytest.mark.parametrize(
+    ("kind", "state", "text"),
+    [
+        ("UNAVAILABLE", GpuState.LOST, "NVML reports that the GPU is unavailable"),
+        ("LOST", GpuState.LOST, "NVML says GPU is lost"),
+        ("DRAINED", GpuState.DRAINED, "an administrator drains the GPU (nvidia-smi drain): it takes no new process"),
+    ],
+)
+def test_a_gpu_to_be_used_no_more_is_told_and_no_xid_is_made_up(kind, state, text):
+    seen = observe("GPU-1", kind, 0, 12, "NVML says GPU is lost")
+    assert (seen.xid, seen.fault_class, seen.gpu_state, seen.text) == (None, FaultClass.DEVICE, state, text)
