@@ -240,15 +240,23 @@ class ImageDirectory:
                 os.close(found)
         return used
 
-    def publish(self, manifest: Manifest) -> None:
-        """Let an image be complete: its blocks are on the disk.  The lock is held.  Raise BadRequest, NoRoom or OSError."""
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write what `publish` then makes an image of.  The lock is held.  Raise BadRequest, NoRoom or OSError."""
         check_free(self, manifest.name)
         try:
             write_file(self.top, MANIFEST_IN_WORK, encode(manifest, self.hash_of))
         except OSError as exc:
             raise explained(exc) from None
-        os.rename(MANIFEST_IN_WORK, manifest.name, src_dir_fd=self.top, dst_dir_fd=self.complete)
-        os.fsync(self.complete)
+
+    def publish(self, name: str) -> None:
+        """Let an image be complete: its blocks are on the disk.  The lock is held.  Raise OSError, and there is no image."""
+        try:
+            os.rename(MANIFEST_IN_WORK, name, src_dir_fd=self.top, dst_dir_fd=self.complete)
+            os.fsync(self.complete)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self.complete)  # it was free before
+            raise
 
     def stored_bytes(self) -> int:
         """Return the disk space of all packs."""

@@ -59,7 +59,7 @@ class ImageWriter:
         self._room = self._measure_room()
         self._failure: Exception | None = None
         self._is_open = True
-        self._is_finished = False
+        self._keeps_blocks = False  # a manifest may name them
 
     def _measure_room(self) -> float:
         """Return how many blocks the quota allows; infinity without a quota."""
@@ -174,8 +174,9 @@ class ImageWriter:
         with self._directory.locked():
             self._share_with_later()
             manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas), members)
-            self._directory.publish(manifest)
-        self._is_finished = True
+            self._directory.write_manifest(manifest)
+            self._keeps_blocks = True  # first: whatever fails from here on, no manifest is without its blocks
+            self._directory.publish(self._name)
         self.close()
         return manifest
 
@@ -201,12 +202,12 @@ class ImageWriter:
                 self._use(where, stored[place.id])
 
     def close(self) -> None:
-        """Release everything; an image that was not finished leaves nothing."""
+        """Release everything; an image that was not finished leaves nothing, but for blocks that `collect` frees."""
         if not self._is_open:
             return
         self._is_open = False
         for pack in self._packs.values():
-            used = sorted(slot for number, slot in self._uses if number == pack.number) if self._is_finished else []
+            used = sorted(slot for number, slot in self._uses if number == pack.number) if self._keeps_blocks else []
             with suppress(OSError):  # `collect` repeats it
                 pack.trim(used)
             pack.close()

@@ -1,5 +1,6 @@
-"""A process is killed at every system call, or the disk is full: an image is whole or absent."""
+"""A process is killed or interrupted at every system call, or one fails, or the disk is full: an image is whole or absent."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import NoRoom
+from mpsd.errors import MpsdError, NoRoom
 from mpsd.images import pack
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.retention import Limits
@@ -140,6 +141,65 @@ def check_whole(images: Images, allowed: list[set[str]]) -> None:
     if "second" not in names:
         take(images, "second", CONTENTS["second"])
     assert contents_of(images, "second") == expected(CONTENTS["second"])
+
+
+def interrupted(call: Callable[[], object]) -> None:
+    """A user types Ctrl-C during the call."""
+    call()
+    raise KeyboardInterrupt
+
+
+def broken(call: Callable[[], object]) -> None:
+    """The disk has an error, and what was called may have had an effect."""
+    call()
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def refused(call: Callable[[], object]) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def fail_in(step: Step, path: Path, number: int, how: Callable[[Callable[[], object]], None]) -> bool:
+    """Carry out the step in another process, of which one call fails; return False if it has fewer calls."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    count = 0
+
+    def failing_version(call: Callable[..., object]) -> Callable[..., object]:
+        def version(*arguments: object, **named: object) -> object:
+            nonlocal count
+            count += 1
+            if count == number:
+                how(lambda: call(*arguments, **named))
+            return call(*arguments, **named)
+
+        return version
+
+    try:
+        for module, name in CALLS:
+            setattr(module, name, failing_version(getattr(module, name)))
+        with suppress(KeyboardInterrupt, OSError, MpsdError):
+            step(path)
+    finally:
+        os._exit(int(count >= number))
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("how", [interrupted, *(pytest.param(each, marks=pytest.mark.slow) for each in (broken, refused))])
+def test_a_failure_of_any_call_leaves_every_image_whole_or_absent(
+    how: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
+    begin, allowed = STEPS[take_second]
+    number, is_cut = 0, True
+    while is_cut:
+        number += 1
+        path = tmp_path / str(number)
+        begin(path)
+        is_cut = fail_in(take_second, path, number, how)
+        with Images.open(path) as images:
+            check_whole(images, allowed)
+    assert number > 35
 
 
 @pytest.mark.deadline(120)
