@@ -24,6 +24,7 @@ from mpsd.images.rules.manifest import (
     block_offsets,
     check_facts,
     digest_of,
+    later_than,
     write_places,
 )
 from mpsd.images.rules.membership import Epoch
@@ -150,11 +151,13 @@ class ImageWriter:
                 self._free.append(at)
 
     def finish(
-        self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes] = (), members: Sequence[MemberImage] = ()
-    ) -> Manifest:
+        self, instant: float, arenas: Sequence[ArenaFacts], origins: Sequence[bytes] = (), members: Sequence[MemberImage] = (),
+        *, is_latest: bool = False,
+    ) -> Manifest:  # fmt: skip
         """Let the image be complete, with these arenas and their blocks of this instant; return it once the disk has it.
 
         origins: of each arena, if the image was received (ArenaImage).  members: of which the arenas are the parity.
+        is_latest: the image is of now, so later than those of its series, also where the clock was set back since.
         Blocks that were added outside the arenas' allocations are dropped.  Raise BadRequest if a block is missing, or an image
         of the name was finished meanwhile; NoRoom.
         """
@@ -174,6 +177,8 @@ class ImageWriter:
         with self._directory.locked():
             self._share_with_later()
             manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas), members)
+            if is_latest:
+                manifest = later_than(manifest, [one.manifest for one in self._held])
             self._directory.write_manifest(manifest)
             self._keeps_blocks = True  # first: whatever fails from here on, no manifest is without its blocks
             self._directory.publish(self._name)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from mpsd_client import StateReader
 
-from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
+from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts, Manifest
 from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
 from tests.integration.machine import Machine, open_machine
@@ -185,6 +186,21 @@ def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine,
         1,
         "mpsctl image take: an image has the name second already: choose another, or remove that one\n",
     )
+
+
+def test_an_image_is_later_than_those_before_also_when_the_clock_was_set_back(vault: Machine, tmp_path: Path) -> None:
+    run(vault, "fill", "clocked", "leave")
+    with Images.open(tmp_path) as images:
+        images.set_limits(Limits(keep=1))
+        ahead = time.time() + 3600
+        facts = ArenaFacts("clocked", "GPU-1", 0, 0, 0, ())
+        with images.begin("ahead") as new:
+            new.finish(ahead, [facts])
+        done = mpsctl(vault, "image", "take", "clocked", "--directory", str(tmp_path), "--name", "fresh")
+        assert done.returncode == 0, done.stderr
+        wait_for("the limits to be applied", lambda: images.directory.names() != ["ahead", "fresh"])
+        assert images.newest("clocked").name == "fresh"
+        assert ahead < images.find("fresh").instant < ahead + 1
 
 
 @pytest.mark.slow

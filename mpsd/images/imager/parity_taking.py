@@ -79,7 +79,8 @@ class ParityTaking:
             MemberImage(facts, b"".join(self._hash_of.name_of(copied[offset]) for offset in block_offsets(facts)))
             for facts, copied in zip(arenas, self._copied, strict=True)
         ]
-        made = self._writer.finish(instant, [parity_facts(name, arenas) for name in self._names], members=members)
+        parity = [parity_facts(name, arenas) for name in self._names]
+        made = self._writer.finish(instant, parity, members=members, is_latest=True)
         with suppress(OSError):  # the context may be lost: the image no longer needs it
             self.close()
         return made

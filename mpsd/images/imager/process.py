@@ -175,7 +175,10 @@ class Imager:
         if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):
             raise ClientWroteError("the client no longer waits at the barrier")
         assert writer
-        manifest = parity.finish(instant, facts) if parity else writer.finish(instant, [each.finish() for each in arenas])
+        if parity:
+            manifest = parity.finish(instant, facts)
+        else:
+            manifest = writer.finish(instant, [each.finish() for each in arenas], is_latest=True)
         self._writer = self._parity = None
         self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=writer.new_bytes)
         with suppress(*FAILURES):  # the image is complete; the next one tries again

@@ -10,6 +10,7 @@
 Pure.  Prose: docs/images.md, "The manifest".
 """
 
+import math
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from itertools import accumulate
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, BlockHash
@@ -131,6 +133,12 @@ class Manifest(Struct, frozen=True):
         """Yield the places of all blocks of all arenas."""
         for arena in self.arenas:
             yield from read_places(arena.places)
+
+
+def later_than(image: Manifest, others: Sequence[Manifest]) -> Manifest:
+    """Return the image with an instant after those of the others of its series; the last second of all has none after it."""
+    last = max((each.instant for each in others if each.series == image.series and each.instant < _LATEST), default=0.0)
+    return image if image.instant > last else replace(image, instant=math.nextafter(last, math.inf))
 
 
 def check_has_blocks(image: Manifest) -> None:
