@@ -102,32 +102,21 @@ class Allocations:
         size = 0 if state is None else check_state(state, generation, may_be_older=True)
         async with entry.lock:
             entry.check_writer(generation, process)
-            async with self._held_state(entry, generation, process, state, size) as kept:
-                row = entry.row if layout is None else await self._with_layout(entry, generation, process, layout)
-                arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state))
+            read = None if layout is None else await run_in_thread(read_layout, layout)
+            try:
+                fresh = None if read is None or read.hash == entry.arena.layout_hash else read
+                async with self._held(entry, generation, process, state, size, fresh) as (kept, serial):
+                    row = entry.row
+                    if fresh is not None:
+                        facts = entry.with_facts(layout_hash=fresh.hash, layout_bytes=fresh.bytes)
+                        row = replace(facts, layout_serial=serial)
+                    arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state))
+            finally:
+                if read is not None:
+                    os.close(read.descriptor)
         self._catalog.tell("committed", arena, generation=generation, allocations=arena.allocations)
         await self._reclaimer.settled()
         return arena
-
-    async def _with_layout(self, entry: LiveArena, generation: int, process: ProcessId, layout: int) -> Row:
-        """Return the row with the new layout, which the keeper holds."""
-        read: Layout = await run_in_thread(read_layout, layout)
-        try:
-            entry.check_writer(generation, process)
-            arena = entry.arena
-            if read.hash == arena.layout_hash:
-                return entry.row
-            self._catalog.account.check_layout(arena, read.bytes, self._catalog.bounds(arena))
-            serial = self._catalog.next_serial()
-            await self._keeper.put([Item(layout_name(serial), read.descriptor, read.bytes)], entry.newest_name)
-        finally:
-            os.close(read.descriptor)
-        try:
-            entry.check_writer(generation, process)
-        except BaseException:
-            self._reclaimer.drop([layout_name(serial)])
-            raise
-        return replace(entry.with_facts(layout_hash=read.hash, layout_bytes=read.bytes), layout_serial=serial)
 
     def _commit(self, entry: LiveArena, row: Row) -> Arena:
         contents, old, state = entry.contents, entry.row.layout_serial, entry.row.state
@@ -136,12 +125,7 @@ class Allocations:
             gone.append(layout_name(old))
         if state is not None and state != row.state:
             gone.append(state_name(state.serial))
-        try:
-            self._store.commit(row, None if row.state == state else row.state)
-        except BaseException:
-            if row.layout_serial is not None and row.layout_serial != old:
-                self._reclaimer.drop([layout_name(row.layout_serial)])
-            raise
+        self._store.commit(row, None if row.state == state else row.state)
         before = contents.used_bytes, contents.count
         contents.commit()
         self._catalog.count(entry, *before)
@@ -177,7 +161,7 @@ class Allocations:
         size = check_state(state, generation)
         async with entry.lock:
             entry.check_writer(generation, process)
-            async with self._held_state(entry, generation, process, state, size) as kept:
+            async with self._held(entry, generation, process, state, size) as (kept, _):
                 assert kept is not None
                 self._store.keep_state(entry.arena.id, kept)
             if (before := entry.row.state) is not None:
@@ -187,25 +171,32 @@ class Allocations:
         return arena
 
     @asynccontextmanager
-    async def _held_state(
-        self, entry: LiveArena, generation: int, process: ProcessId, state: int | None, size: int
-    ) -> AsyncIterator[KeptState | None]:
-        """Have the keeper hold the state while the caller stores it; after an error it is dropped again."""
-        if state is None:
-            yield None
-            return
-        catalog, arena = self._catalog, entry.arena
-        more = int(entry.row.state is None)
-        catalog.account.check_growth(arena, 0, more, catalog.bounds(arena))
-        kept = KeptState(catalog.next_serial(), generation, size)
+    async def _held(
+        self, entry: LiveArena, generation: int, process: ProcessId, state: int | None, size: int, layout: Layout | None = None
+    ) -> AsyncIterator[tuple[KeptState | None, int | None]]:
+        """Have the keeper hold the state and the layout, whose serial comes with it, while the caller stores them; after an
+        error they are dropped again.
+
+        One put has both: a comparison with the keepers that came between two would drop the first, which nothing names yet."""
+        catalog, arena, items = self._catalog, entry.arena, list[Item]()
+        kept, serial, more = None, None, int(state is not None and entry.row.state is None)
+        if state is not None:
+            catalog.account.check_growth(arena, 0, more, catalog.bounds(arena))
+            kept = KeptState(catalog.next_serial(), generation, size)
+            items.append(Item(state_name(kept.serial), state, size))
+        if layout is not None:
+            catalog.account.check_layout(arena, layout.bytes, catalog.bounds(arena))
+            serial = catalog.next_serial()
+            items.append(Item(layout_name(serial), layout.descriptor, layout.bytes))
         catalog.account.move(arena, 0, more)
         try:
-            await self._keeper.put([Item(state_name(kept.serial), state, size)], entry.newest_name)
+            if items:
+                await self._keeper.put(items, entry.newest_name)
             entry.check_writer(generation, process)
-            yield kept
+            yield kept, serial
         except BaseException:
             catalog.account.move(arena, 0, -more)
-            self._reclaimer.drop([state_name(kept.serial)])
+            self._reclaimer.drop([each.name for each in items])
             raise
 
     async def state(self, entry: LiveArena) -> tuple[KeptState, int] | None:

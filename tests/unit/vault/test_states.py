@@ -154,6 +154,31 @@ async def test_what_a_keeper_lost_is_given_again_in_one_step(machine, writer, ot
         assert len(await vault.keeper.names()) == vault.catalog.account.allocations + 1 == 3  # the layout counts not
 
 
+async def test_a_comparison_during_a_commit_costs_nothing(machine, writer, state, monkeypatch):
+    """As when another keeper dies, or is reached again, while a commit gives its layout and its state."""
+    async with machine.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0)
+        give = vault.keeper.put
+
+        async def give_after_a_comparison(items, beside=None):
+            if any(item.name.startswith("l.") for item in items):
+                vault.keeper._compare()
+                await wait_all_tasks_blocked()
+            await give(items, beside)
+
+        monkeypatch.setattr(vault.keeper, "put", give_after_a_comparison)
+        state.publish(step=7)
+        layout, given = memory(b"layout"), os.dup(state.fd)
+        await vault.arenas.commit(arena.id, arena.generation, writer.process, layout, given)
+        assert await step_of(vault, arena, writer.process) == (2, 7)
+        vault.keeper._compare()
+        assert vault.arenas.find("model").allocations == 1, "all of the arena was lost with its state"
+        await vault.reclaimer.settled()
+        names = [name for entry in vault.catalog.by_id.values() for name in entry.names()]
+        assert sorted(await vault.keeper.names()) == sorted(names)
+
+
 @pytest.mark.parametrize("generation", [1, 3])
 async def test_a_commit_that_is_refused_keeps_no_state(machine, writer, generation):
     """Of a generation that is yet to come; or since the commit is that of one that is over."""
