@@ -20,7 +20,7 @@ _LISTENER = 3  # its number in the keeper
 def start_keeper(inspector: Inspector, program: Path, path: Path, most: int) -> Child:
     """Start a keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed."""
     environ = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    with _new_socket() as listener:
         try:
             path.unlink(missing_ok=True)
             listener.bind(str(path))
@@ -42,7 +42,7 @@ def connect_keeper(path: Path, seconds: float) -> socket.socket | None:
 
     Raises KeeperFailed if a process listens and cannot be reached within `seconds`.
     """
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = _new_socket()
     end.settimeout(seconds)
     try:
         end.connect(str(path))
@@ -53,6 +53,13 @@ def connect_keeper(path: Path, seconds: float) -> socket.socket | None:
         end.close()
         raise KeeperFailed(f"the keeper at {path} cannot be reached: {exc}") from None
     return end
+
+
+def _new_socket() -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as exc:  # no descriptor, or no memory, is free now
+        raise KeeperFailed(f"no socket for a keeper can be made: {exc.strerror}") from None
 
 
 def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:

@@ -1,6 +1,7 @@
 """Keepers whose sockets were removed are found, and no line that another user forged names one."""
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.errors import KeeperFailed
 from mpsd.host import processes
 from mpsd.host.child import Child
 from mpsd.host.programs import native_directory
 from mpsd.keeper.connections import KeeperClient
-from mpsd.keeper.process import find_unreachable, start_keeper
+from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
 from tests.inspecting import INSPECTOR
 
 NAME = "mpsd-keeper"
@@ -45,6 +47,21 @@ def test_a_keeper_is_found_when_its_socket_was_removed(place: Path, keeper: Chil
     assert unreachable(place) == {}
     place.unlink()
     assert unreachable(place) == {"keeper": keeper.pid}
+
+
+def test_without_a_free_descriptor_a_keeper_is_neither_reached_nor_replaced(place: Path, keeper: Child) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(KeeperFailed, match="Too many open files"):
+            connect_keeper(place, 1.0)
+        with pytest.raises(KeeperFailed, match="Too many open files"):
+            start_keeper(INSPECTOR, Path(NAME), place, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    found = connect_keeper(place, 1.0)
+    assert found is not None
+    found.close()
 
 
 def test_a_forged_line_does_not_make_a_keeper_unreachable(place: Path, keeper: Child) -> None:
