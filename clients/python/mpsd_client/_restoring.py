@@ -181,8 +181,8 @@ class ImageSource:
 def restore_if_missing(
     name: str, gpu: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None, *, mode: int, ttl: float
 ) -> None:
-    """Make the arena `name` of the newest image of an arena of this name, if it does not exist, or has no layout and no
-    process has it: that of a restorer that was killed.  Does nothing without an image.  Raises as restore_image does.
+    """Make the arena `name` of the newest image of an arena of this name, if it is missing.  Does nothing without an image.
+    Raises as restore_image does.
 
     Of several processes that miss the arena, one restores it, and the others wait and find it complete.
     """
@@ -217,13 +217,16 @@ def _open_lock(place: Path) -> int:
 
 
 def is_missing(mpsd: Asks, name: str) -> bool:
+    """Return whether the arena does not exist.  One that no process has is removed first, if it is empty, or is what a restorer
+    left that was killed: without a layout, and with KILLED_TTL."""
     try:
         found = mpsd.ask(calls.arena_get(name))
     except Refused as exc:
         if exc.code != ErrorCode.NO_SUCH_ARENA:
             raise
         return True
-    if found.layout_hash or found.unheld_since is None:
+    has_contents = found.used_bytes or found.state_serial  # a program need not commit a layout with them
+    if found.layout_hash or found.unheld_since is None or (has_contents and found.ttl_seconds != KILLED_TTL):
         return False
     try:  # mpsd lets root remove another user's arena too, but open none by a name without a uid
         mpsd.ask(calls.arena_close(mpsd.ask(calls.arena_open(name, "read")).id))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mpsd_client import Call, ErrorCode, ImageError, Refused
-from mpsd_client._restoring import is_missing, restore_if_missing
+from mpsd_client._restoring import KILLED_TTL, is_missing, restore_if_missing
 
 
 @pytest.mark.root
@@ -32,14 +32,37 @@ def test_nobody_waits_for_who_opened_the_directory_earlier(tmp_path: Path) -> No
     assert (tmp_path / "restore-lock").stat().st_mode & 0o777 == 0o600
 
 
-class AnothersArena:
-    """An mpsd with an empty arena that the caller may not remove: root's, which everyone finds by its name."""
+class OneArena:
+    """An mpsd with an arena that no process has, and that has no layout."""
+
+    def __init__(self, *, may_remove: bool = True, used_bytes: int = 0, state_serial: int = 0, ttl_seconds: float = 0.0) -> None:
+        self._may_remove, self.is_there = may_remove, True
+        facts = {"used_bytes": used_bytes, "state_serial": state_serial, "ttl_seconds": ttl_seconds or None}
+        self._found = SimpleNamespace(id=1, layout_hash="", unheld_since=1.0, **facts)
 
     def ask(self, call: Call[Any]) -> Any:
         if call.method == "arena.remove":
-            raise Refused(ErrorCode.NOT_ALLOWED, "NOT_ALLOWED", "it belongs to root")
-        return SimpleNamespace(id=1, layout_hash="", unheld_since=1.0)
+            if not self._may_remove:
+                raise Refused(ErrorCode.NOT_ALLOWED, "NOT_ALLOWED", "it belongs to root")
+            self.is_there = False
+        return self._found
 
 
 def test_an_arena_that_cannot_be_removed_is_there() -> None:
-    assert not is_missing(AnothersArena(), "weights")
+    """Root's, which everyone finds by its name."""
+    assert not is_missing(OneArena(may_remove=False), "weights")
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_removed"),
+    [
+        pytest.param({}, True, id="empty: its keeper has died, or nothing was ever committed"),
+        pytest.param({"used_bytes": 2 << 20}, False, id="memory that was committed without a layout, as the shim's"),
+        pytest.param({"state_serial": 3}, False, id="a service's forward state alone"),
+        pytest.param({"used_bytes": 2 << 20, "ttl_seconds": 3600.0}, False, id="with a time to live of its owner's"),
+        pytest.param({"used_bytes": 2 << 20, "ttl_seconds": KILLED_TTL}, True, id="what a killed restorer left"),
+    ],
+)
+def test_contents_without_a_layout_are_no_reason_to_restore_an_older_image(facts: dict[str, Any], is_removed: bool) -> None:
+    mpsd = OneArena(**facts)
+    assert (is_missing(mpsd, "weights"), mpsd.is_there) == (is_removed, not is_removed)
