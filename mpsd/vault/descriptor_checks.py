@@ -74,9 +74,9 @@ def read_layout(descriptor: int) -> Layout:
             part = os.pread(descriptor, min(_CHUNK_BYTES, size - at), at)
             if not part:
                 raise BadRequest(f"a layout of {size} bytes became shorter while it was read")
-            digest.update(part)
-            os.write(copy, part)
-            at += len(part)
+            written = os.write(copy, part)
+            digest.update(part[:written])
+            at += written
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(copy)

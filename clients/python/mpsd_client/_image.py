@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpsd_client import _cuda
-from mpsd_client._imager import ROWS_AT_ONCE, ImageError, Imager, Row, image_name, images_directory
+from mpsd_client._imager import ROWS_AT_ONCE, ImageError, Imager, Row, image_name, images_directory, memory_file
 
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena
@@ -130,7 +130,7 @@ class Taking:
             if state:
                 stack.callback(os.close, state[0])
             if arena.layout is not None:
-                layout = _memory_file(arena.layout)
+                layout = memory_file(arena.layout)
                 stack.callback(os.close, layout)
             self._imager.facts(arena.name, arena.committed, arena.generation, layout, state[:2] if state else None)
 
@@ -212,9 +212,3 @@ def _pages(arena: "Arena") -> Iterator[tuple[list[Row], list[int]]]:
         after = found.get("next")
         if after is None:
             return
-
-
-def _memory_file(data: bytes) -> int:
-    descriptor = os.memfd_create("layout")
-    os.write(descriptor, data)
-    return descriptor

@@ -67,6 +67,18 @@ def image_name(arena: str) -> str:
     return f"{arena[:100]}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() // 1_000_000 % 1000:03}"
 
 
+def memory_file(data: bytes) -> int:
+    """Return a file in memory with all these bytes, which the caller closes.  Raises OSError: one write may take a part."""
+    descriptor = os.memfd_create("image", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class NoSuchImage(ImageError):
     """The image does not exist, or none of the arena."""
 

@@ -15,7 +15,7 @@ from mpsd_client import _calls as calls
 from mpsd_client import _values as values
 from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, MpsdError, Refused
-from mpsd_client._imager import START_SECONDS, Asks, ImageError, ImagerProcess, NoSuchImage, Told, images_directory
+from mpsd_client._imager import START_SECONDS, Asks, ImageError, ImagerProcess, NoSuchImage, Told, images_directory, memory_file
 from mpsd_client._native import ffi, lib
 from mpsd_client._record import Record
 from mpsd_client._state_reader import StateReader, check
@@ -151,9 +151,8 @@ class ImageSource:
 
     def fill(self, order: Iterable[int], *, is_partial: bool = False) -> None:
         """Let the imager copy the blocks in this order; the answer is `filled`."""
-        numbers = os.memfd_create("order", os.MFD_CLOEXEC)
+        numbers = memory_file(array("I", order).tobytes())
         try:
-            os.write(numbers, array("I", order))
             self.imager.ask({"do": "fill", "is_partial": is_partial}, [numbers, self.done])
         finally:
             os.close(numbers)

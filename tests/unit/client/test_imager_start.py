@@ -1,6 +1,7 @@
 """What a program waits for while its imager starts: for nothing, unless its arena has more allocations than a socket holds."""
 
 import os
+import resource
 import stat
 import sys
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from mpsd_client import Imager
+from mpsd_client._imager import memory_file
 
 # Reads a line from a FIFO before it reads a request; answers as an imager does, which has taken an image.
 FAKE = """#!{python}
@@ -66,3 +68,18 @@ def test_many_allocations_wait_until_the_imager_reads(gate: Path, tmp_path: Path
         assert imager.answer("prepared", 20)["descriptors"] == 3
     finally:
         imager.close()
+
+
+def test_no_file_for_the_imager_is_shorter_than_what_it_is_told() -> None:
+    """With half an order of blocks, the imager would fill half an arena.  The kernel takes a page of a write, and refuses the
+    rest with the next one, as where memory ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            memory_file(bytes(8192))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    whole = memory_file(bytes(8192))
+    assert os.fstat(whole).st_size == 8192
+    os.close(whole)

@@ -35,10 +35,10 @@ def test_nobody_waits_for_who_opened_the_directory_earlier(tmp_path: Path) -> No
 class OneArena:
     """An mpsd with an arena that no process has, and that has no layout."""
 
-    def __init__(self, *, may_remove: bool = True, used_bytes: int = 0, state_serial: int = 0, ttl_seconds: float = 0.0) -> None:
+    def __init__(self, *, may_remove: bool = True, **facts: object) -> None:
         self._may_remove, self.is_there = may_remove, True
-        facts = {"used_bytes": used_bytes, "state_serial": state_serial, "ttl_seconds": ttl_seconds or None}
-        self._found = SimpleNamespace(id=1, layout_hash="", unheld_since=1.0, **facts)
+        empty = {"id": 1, "layout_hash": "", "unheld_since": 1.0, "used_bytes": 0, "state_serial": 0, "ttl_seconds": None}
+        self._found = SimpleNamespace(**empty | facts)
 
     def ask(self, call: Call[Any]) -> Any:
         if call.method == "arena.remove":

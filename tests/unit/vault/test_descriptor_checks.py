@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import socket
 from contextlib import nullcontext
 
@@ -136,3 +137,16 @@ def test_a_layout_that_becomes_shorter_is_refused(monkeypatch):
         read_layout(theirs)
     assert open_descriptors() == before
     os.close(theirs)
+
+
+def test_no_copy_of_a_layout_is_shorter_than_the_layout():
+    """The kernel takes a page of a write, and refuses the rest with the next one, as where memory ends."""
+    theirs = memory(bytes(8192))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            read_layout(theirs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(theirs)
