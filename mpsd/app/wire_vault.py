@@ -57,7 +57,7 @@ def join_vault(
     program = programs.own_program("keeper")
     path, most = found.claim.state_directory / KEEPER, config.vault.max_allocations
     keeper = VaultKeepers(found.inspector, program, path, most, catalog.compare, store)
-    reclaimer = Reclaimer(keeper, store)
+    reclaimer = Reclaimer(keeper, store, catalog.account.share)
     holders = ArenaHolders(attachments, is_awaited, found.ranges)
     check_memory = check_simulated if config.backend == "sim" else check_exported
     allocations = Allocations(catalog, store, keeper, reclaimer, check_memory)

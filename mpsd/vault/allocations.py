@@ -51,7 +51,7 @@ class Allocations:
             replaced = await self._put(entry, generation, process, allocations, fds)
             arena = entry.arena
         if replaced:
-            await self._reclaimer.settled()
+            await self._reclaimer.settled(arena)
         return arena
 
     async def _put(
@@ -73,10 +73,10 @@ class Allocations:
             self._store.put(entry.row, change.added, change.replaced)
         except BaseException:
             catalog.account.move(arena, -change.growth_bytes, -more)
-            self._reclaimer.drop(names)
+            self._reclaimer.drop(arena, names)
             raise
         entry.contents.put(change)
-        self._reclaimer.drop([memory_name(each.serial) for each in change.replaced])
+        self._reclaimer.drop(arena, [memory_name(each.serial) for each in change.replaced])
         entry.become(entry.row)
         return bool(change.replaced)
 
@@ -90,9 +90,9 @@ class Allocations:
             before = contents.used_bytes, contents.count
             contents.drop(change)
             self._catalog.count(entry, *before)
-            self._reclaimer.drop([memory_name(each.serial) for each in change.gone])
+            self._reclaimer.drop(entry.arena, [memory_name(each.serial) for each in change.gone])
             arena = entry.become(entry.row)
-        await self._reclaimer.settled()
+        await self._reclaimer.settled(arena)
         return arena
 
     async def commit(
@@ -115,7 +115,7 @@ class Allocations:
                 if read is not None:
                     os.close(read.descriptor)
         self._catalog.tell("committed", arena, generation=generation, allocations=arena.allocations)
-        await self._reclaimer.settled()
+        await self._reclaimer.settled(arena)
         return arena
 
     def _commit(self, entry: LiveArena, row: Row) -> Arena:
@@ -129,7 +129,7 @@ class Allocations:
         before = contents.used_bytes, contents.count
         contents.commit()
         self._catalog.count(entry, *before)
-        self._reclaimer.drop(gone)
+        self._reclaimer.drop(entry.arena, gone)
         return self._catalog.change(entry, row)
 
     async def take(
@@ -165,7 +165,7 @@ class Allocations:
                 assert kept is not None
                 self._store.keep_state(entry.arena.id, kept)
             if (before := entry.row.state) is not None:
-                self._reclaimer.drop([state_name(before.serial)])
+                self._reclaimer.drop(entry.arena, [state_name(before.serial)])
             arena = entry.become(replace(entry.row, state=kept))
         self._catalog.arena_changed.emit("state", arena)
         return arena
@@ -196,7 +196,7 @@ class Allocations:
             yield kept, serial
         except BaseException:
             catalog.account.move(arena, 0, -more)
-            self._reclaimer.drop([each.name for each in items])
+            self._reclaimer.drop(arena, [each.name for each in items])
             raise
 
     async def state(self, entry: LiveArena) -> tuple[KeptState, int] | None:
@@ -216,6 +216,6 @@ class Allocations:
         """Return the contents to the last commit; the store has done so already."""
         contents = entry.contents
         before = contents.used_bytes, contents.count
-        self._reclaimer.drop([memory_name(each.serial) for each in contents.fresh])
+        self._reclaimer.drop(entry.arena, [memory_name(each.serial) for each in contents.fresh])
         contents.roll_back()
         self._catalog.count(entry, *before)

@@ -145,7 +145,7 @@ class Arenas:
     async def remove(self, arena_id: int) -> Arena:
         await self._begin()
         arena = self._take_away(self._catalog.find_id(arena_id), "removed")
-        await self._reclaimer.settled()
+        await self._reclaimer.settled(arena)
         return arena
 
     async def make_room(self, gpu: str, wanted_bytes: int, uid: int, *, is_operator: bool) -> tuple[list[Arena], str]:
@@ -156,7 +156,8 @@ class Arenas:
         settings = replace(catalog.settings, evicts_all=is_operator or catalog.settings.evicts_all)
         chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, catalog.parts.clock(), settings)
         gone = [self._take_away(catalog.by_id[arena.id], "evicted") for arena in chosen if not catalog.by_id[arena.id].queue]
-        await self._reclaimer.settled()
+        for arena in gone:
+            await self._reclaimer.settled(arena)
         is_enough = sum(arena.used_bytes for arena in gone) >= wanted_bytes
         return gone, "" if is_enough else why_not_more(self.arenas(), uuid, uid, settings, sees_all=is_operator)
 
@@ -173,7 +174,7 @@ class Arenas:
         names = entry.names()
         self._store.remove(arena.id)
         self._catalog.remove(entry)
-        self._reclaimer.drop(names)
+        self._reclaimer.drop(arena, names)
         self._reclaimer.forget([arena.id])
         self._catalog.tell(what, arena, freed_bytes=arena.used_bytes)
         return arena
@@ -206,7 +207,7 @@ class Arenas:
         """
         await self._begin()
         arena = await self._writers.close(self._catalog.find_id(arena_id), process, openings)
-        await self._reclaimer.settled()
+        await self._reclaimer.settled(arena)
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
@@ -217,7 +218,7 @@ class Arenas:
         """Make the arena unchangeable; its writer becomes a reader."""
         await self._begin()
         arena = await self._writers.seal(self._catalog.find_id(arena_id), generation, process)
-        await self._reclaimer.settled()
+        await self._reclaimer.settled(arena)
         return arena
 
     # -- for services: not methods of the socket ---------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class ArenaAccount:
         self._windows: Counter[int] = Counter()
         self.used_bytes: Mapping[str, int] = self._by_gpu
 
-    def _share(self, arena: Arena) -> int:
+    def share(self, arena: Arena) -> int:
         """Return the uid that owns the arena's share; minus its pid namespace if it was made in a container.
 
         Processes there can take any uid: they have one share together.
@@ -83,7 +83,7 @@ class ArenaAccount:
         self._count(arena, -1)
 
     def _count(self, arena: Arena, sign: int) -> None:
-        share = self._share(arena)
+        share = self.share(arena)
         self._arenas[share] += sign
         self._windows[share] += sign * arena.window_bytes
         self._layouts[share] += sign * arena.layout_bytes
@@ -96,7 +96,7 @@ class ArenaAccount:
     def move(self, arena: Arena, growth_bytes: int, allocations: int) -> None:
         """Count a growth of the arena, or a decrease if negative."""
         self._by_gpu[arena.gpu] += growth_bytes
-        share = self._share(arena)
+        share = self.share(arena)
         self._by_user[arena.gpu, share] += growth_bytes
         if arena.lease_id is not None:
             self._by_lease[arena.gpu, arena.lease_id] += growth_bytes
@@ -112,7 +112,7 @@ class ArenaAccount:
 
     def check_number(self, arena: Arena, bounds: Bounds) -> None:
         """Check whether one more arena may exist.  Raise NoRoom."""
-        uid, settings = self._share(arena), bounds.settings
+        uid, settings = self.share(arena), bounds.settings
         if self.arenas >= settings.max_arenas:
             raise NoRoom(f"{self.arenas} arenas exist, which is the maximum (vault.max_arenas)")
         if kept := hindrance_of_slots(settings.max_arenas, self._arenas[uid], self.arenas, bounds.is_free(arena), "arenas"):
@@ -137,7 +137,7 @@ class ArenaAccount:
             self._check_allocations(arena, allocations, bounds)
 
     def _check_allocations(self, arena: Arena, more: int, bounds: Bounds) -> None:
-        uid, settings = self._share(arena), bounds.settings
+        uid, settings = self.share(arena), bounds.settings
         if self.allocations + more > settings.max_allocations:
             raise NoRoom(f"{self.allocations} allocations are held, and {more} more do not fit (vault.max_allocations)")
         if not bounds.is_free(arena) and self._allocations[uid] + more > settings.user_allocations:
@@ -151,14 +151,14 @@ class ArenaAccount:
         """Check the size of a new layout.  Raise NoRoom."""
         most = bounds.settings.layout_bytes
         own = most if bounds.is_free(arena) else most // _USERS_SHARE
-        growth, of_user = size - arena.layout_bytes, self._layouts[self._share(arena)]
+        growth, of_user = size - arena.layout_bytes, self._layouts[self.share(arena)]
         if growth > 0 and (self._layouts.total() + growth > most or of_user + growth > own):
-            whose = _whose(self._share(arena))
+            whose = _whose(self.share(arena))
             raise NoRoom(f"a layout of {size} bytes: those of {whose} may have {_size(own)} (vault.layouts)")
 
     def _amounts(self, arena: Arena, bounds: Bounds) -> tuple[tuple[str, int, int | None], ...]:
         """Return for each bound: the name of its owner, the used bytes, the limit."""
-        gpu, uid, lease = arena.gpu, self._share(arena), arena.lease_id
+        gpu, uid, lease = arena.gpu, self.share(arena), arena.lease_id
         of_lease = 0 if lease is None else self._by_lease[gpu, lease]
         return (
             ("all arenas of the GPU", self._by_gpu[gpu], bounds.of_gpu),

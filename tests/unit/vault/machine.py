@@ -85,7 +85,7 @@ class Machine:
         )
         catalog = Catalog(store, parts, self.settings)
         keeper = VaultKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, catalog.compare, store)
-        reclaimer = Reclaimer(keeper, store)
+        reclaimer = Reclaimer(keeper, store, catalog.account.share)
 
         def is_awaited(process: ProcessId) -> bool:
             return catalog.settings.is_prompt and any(e.queue and e.arena.writer == process for e in catalog.by_id.values())

@@ -106,7 +106,7 @@ async def test_what_cannot_be_stored_is_refused_and_not_held(machine, writer):
             await put(vault, arena, writer.process, 1)
         with pytest.raises(UnusablePath, match="disk is full"):
             await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
-        await vault.reclaimer.settled()
+        await vault.reclaimer.settled(arena)
         assert await vault.keeper.names() == ["m.000000000001"]
         assert vault.catalog.account.used_bytes[GPU] == vault.arenas.find("model").used_bytes == GRANULE
 

@@ -93,7 +93,7 @@ async def test_promotion_leaves_it_until_the_new_writer_keeps_its_own(machine, w
             own.publish(step=8)
             await keep(vault, arena, other.process, own)
         assert await step_of(vault, arena, other.process) == (2, 8)
-        await vault.reclaimer.settled()
+        await vault.reclaimer.settled(arena)
         assert await vault.keeper.names() == ["s.000000000002"]
 
 
@@ -150,7 +150,7 @@ async def test_what_a_keeper_lost_is_given_again_in_one_step(machine, writer, ot
         assert await step_of(vault, again, other.process) == (again.state_serial, 8)
         assert await taken(vault, again, other.process) == {0: b"0"}
         assert (again.state_generation, again.generation) == (2, 2), "mpsd looks at it for signs of life"
-        await vault.reclaimer.settled()
+        await vault.reclaimer.settled(arena)
         assert len(await vault.keeper.names()) == vault.catalog.account.allocations + 1 == 3  # the layout counts not
 
 
@@ -174,7 +174,7 @@ async def test_a_comparison_during_a_commit_costs_nothing(machine, writer, state
         assert await step_of(vault, arena, writer.process) == (2, 7)
         vault.keeper._compare()
         assert vault.arenas.find("model").allocations == 1, "all of the arena was lost with its state"
-        await vault.reclaimer.settled()
+        await vault.reclaimer.settled(arena)
         names = [name for entry in vault.catalog.by_id.values() for name in entry.names()]
         assert sorted(await vault.keeper.names()) == sorted(names)
 
@@ -217,7 +217,7 @@ async def test_it_counts_as_a_descriptor(machine, writer, state):
             await keep(vault, arena, writer.process, state)
         with pytest.raises(NoRoom, match=r"vault\.max_allocations"):
             await put(vault, arena, writer.process, 0)
-        await vault.reclaimer.settled()
+        await vault.reclaimer.settled(arena)
         assert (await vault.keeper.names(), vault.catalog.account.allocations) == (["s.000000000003"], 1)
         second = await opened(vault, writer.process, replace(SPEC, name="second"))
         with pytest.raises(NoRoom, match=r"vault\.max_allocations"):

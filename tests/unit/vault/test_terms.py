@@ -215,7 +215,7 @@ async def test_what_the_one_before_has_under_way_comes_to_nothing(machine, write
         slow.set()
         while nursery.child_tasks:
             await trio.lowlevel.checkpoint()
-        await vault.reclaimer.settled()
+        await vault.reclaimer.settled(arena)
         assert facts(vault) == (2, other.process, (), GRANULE, 1)
         account = vault.catalog.account
         assert (account.used_bytes[SPEC.gpu], account.allocations) == (GRANULE, 1)
