@@ -196,12 +196,12 @@ class ImageWriter:
 
     def _share_with_later(self) -> None:
         """Share blocks with images that were completed since this one was begun.  The directory's lock is held."""
-        before = {one.manifest.name for one in self._held}
+        before, bad = {one.manifest.name for one in self._held}, self._directory.bad_places()
         stored: dict[bytes, BlockPlace] = {}
         for name in self._directory.names():
             if name not in before:
                 with suppress(ImageDamaged):
-                    stored |= {place.id: place for place in self._directory.read(name).places()}
+                    stored |= {place.id: place for place in self._directory.read(name).places() if place not in bad}
         for where, place in list(self._places.items()) if stored else ():
             if place.pack in self._packs and place.id in stored:
                 self._use(where, stored[place.id])

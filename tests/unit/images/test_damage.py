@@ -47,6 +47,16 @@ def test_a_damaged_block_is_stored_again_by_the_next_image(images: Images, path:
     assert [each.image for each in images.verify()] == ["first", "second"]
 
 
+def test_a_block_that_was_damaged_since_an_image_was_begun_is_not_shared(images: Images, path: Path) -> None:
+    with images.begin("second") as second:
+        second.add("model", 0, block(10))
+        place = take(images, "first", {0: 10}).arenas[0].place(0)
+        flip(path / f"packs/{place.pack}", place.slot * BLOCK_BYTES)
+        assert [each.image for each in images.verify()] == ["first"]
+        second.finish(1.0, [facts(0)])
+    assert contents_of(images, "second") == expected({0: 10})
+
+
 def test_a_pack_that_is_cut_off_or_missing_is_found(images: Images, path: Path) -> None:
     take(images, "first", FIRST)
     os.truncate(path / "packs/1", 2 * BLOCK_BYTES + 4096)
