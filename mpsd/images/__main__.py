@@ -299,8 +299,8 @@ def _limits(images: Images, asked: argparse.Namespace) -> int:
     if changes:
         images.set_limits(limits)
     quota = _NONE if limits.quota_bytes is None else size_text(limits.quota_bytes)
-    text = f"quota: {quota}\nimages of each arena: {limits.keep or _NONE}\nseconds: {limits.age_seconds or _NONE}"
-    _report(asked, asdict(limits), text)
+    lines = f"quota: {quota}", f"images of each arena: {limits.keep or _NONE}", f"seconds: {limits.age_seconds or _NONE}"
+    _report(asked, asdict(limits), *lines)
     return DONE
 
 
@@ -321,8 +321,8 @@ def _collect(images: Images, asked: argparse.Namespace) -> int:
 
 
 def _say(text: str, to: TextIO | None = None) -> None:
-    """Print a text that may have names of whoever made the image or committed the layout."""
-    print(visible(text, keep="\n"), file=to)
+    """Print a line that may have names of whoever made the image or committed the layout."""
+    print(visible(text), file=to)
 
 
 def _facts(image: Manifest) -> dict[str, Any]:
@@ -342,11 +342,11 @@ def _facts(image: Manifest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _report(asked: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+def _report(asked: argparse.Namespace, document: dict[str, Any], *lines: str) -> None:
     if asked.json:
         _print_json(document)
-    else:
-        _say(text)
+    for line in () if asked.json else lines:
+        _say(line)
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ class Checkpointing:
     def _is_new(self, log: Path) -> bool:
         """Return whether the log was written since the last call."""
         before = self._done.get(log)
-        with suppress(FileNotFoundError):  # another process has moved it
+        with suppress(OSError):  # another process has moved it, or the disk fails
             self._done[log] = log.stat().st_mtime_ns
         return self._done.get(log) != before
 

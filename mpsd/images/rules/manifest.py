@@ -15,9 +15,10 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from mpsd.errors import BadRequest
@@ -28,6 +29,7 @@ from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
 
 BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
 MOST_MANIFEST_BYTES = 512 << 20
+MOST_ALLOCATIONS = 1 << 20  # of an arena; a vault holds fewer
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
 _MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 2
 _HEAD = struct.Struct("<8sHHI")
@@ -57,7 +59,7 @@ class ArenaFacts(Struct, frozen=True):
     base: int
     window_bytes: int
     capacity_bytes: int
-    allocations: tuple[tuple[int, int], ...]
+    allocations: Annotated[tuple[tuple[int, int], ...], Meta(max_length=MOST_ALLOCATIONS)]
     commit: int = 0
     generation: int = 0
     layout: bytes = b""

@@ -1,8 +1,9 @@
 """The epoch of a group that an image belongs to.  Pure."""
 
 import math
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from mpsd.errors import BadRequest
 from mpsd.images.rules.naming import check_name
@@ -20,7 +21,7 @@ class Epoch(Struct, frozen=True):
 
     group: str
     member: str
-    members: tuple[str, ...]
+    members: Annotated[tuple[str, ...], Meta(max_length=MOST_MEMBERS)]
     life: int
     number: int
     quorum: int

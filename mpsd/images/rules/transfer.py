@@ -12,13 +12,15 @@ A message is its length (u32 LE) and a MessagePack map.  Pure.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, Bytes
 from mpsd.images.rules.manifest import (
+    MOST_ALLOCATIONS,
     ArenaFacts,
     ArenaImage,
     BlockNumbers,
@@ -58,7 +60,7 @@ class Offer(Struct, frozen=True, tag=True):
 class Want(Struct, frozen=True, tag=True):
     """The numbers of the blocks that have to travel, ascending, as (first, count); counted through all arenas."""
 
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Annotated[tuple[tuple[int, int], ...], Meta(max_length=MOST_ALLOCATIONS)]
 
 
 class Done(Struct, frozen=True, tag=True):

@@ -161,6 +161,15 @@ def test_a_name_in_the_numbers_is_no_code_for_a_terminal(program: Program, image
     assert labels == [{"arena": "\\x1b]0;it\\x07"}] * 3
 
 
+def test_a_name_is_one_line(program: Program, images: Images) -> None:
+    """A sender of another machine chose it."""
+    forged = "model\nnewest  2026-01-01T00:00:00.000Z  1 GiB  model"
+    take(images, "first", {0: 10}, arena=forged)
+    for verb, lines in (("list", 2), ("show", 5)):
+        out = program(verb, *(["first"] if verb == "show" else []))[1]
+        assert (len(out.splitlines()), out.count("\\nnewest")) == (lines, 1)
+
+
 def test_limits(program: Program, images: Images) -> None:
     assert program.json("limits") == {"quota_bytes": None, "keep": None, "age_seconds": None}
     program("limits", "--quota", "500G", "--older-than", "7d")

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, NoRoom
 from mpsd.images.receiving import receive
-from mpsd.images.rules.manifest import BLOCK_BYTES, Manifest
+from mpsd.images.rules.manifest import BLOCK_BYTES, MOST_ALLOCATIONS, Manifest
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.rules.retention import Limits
 from mpsd.images.rules.transfer import VERSION, Done, NotTaken, Offer, OfferedArena, Want, checksum
@@ -245,6 +246,14 @@ def test_an_image_of_no_time_is_refused(there: Images, instant: float) -> None:
     assert isinstance(answer, NotTaken)
     assert "has a time that is none" in answer.why
     assert (there.listing().damaged, there.collect()) == ({}, 0)
+
+
+def test_no_sender_fills_the_receivers_memory(there: Images) -> None:
+    """A pair of small numbers takes three bytes in a message, and a hundred in memory."""
+    many = replace(facts(), allocations=((0, 0),) * (MOST_ALLOCATIONS + 1))
+    answer = offered(there, Offer(VERSION, "first", "", 1.0, (OfferedArena(many, b""),)))
+    assert isinstance(answer, NotTaken)
+    assert f"length <= {MOST_ALLOCATIONS}" in answer.why
 
 
 def test_no_sender_makes_a_partial_image(images: Images, there: Images) -> None:

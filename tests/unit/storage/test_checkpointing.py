@@ -1,5 +1,6 @@
 """Database logs are checkpointed by a thread, and not by the committing task."""
 
+import errno
 import os
 import sqlite3
 import time
@@ -94,3 +95,23 @@ async def pass_(clock: trio.testing.MockClock, is_done: Callable[[], bool]) -> N
     while not is_done():
         assert time.monotonic() < until
         await trio.lowlevel.checkpoint()
+
+
+async def test_a_disk_that_fails_ends_nothing(
+    database: sqlite3.Connection, tmp_path: Path, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def stat(path: Path, **more: object) -> os.stat_result:
+        asked.append(path)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with closing(Checkpointing(tmp_path)) as made:
+        monkeypatch.setattr(Path, "stat", stat)
+        async with running(made.run):
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked()
+                mock_clock.jump(SECONDS)
+            await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.undo()
+    assert len(asked) > 2
