@@ -2,18 +2,19 @@
 
 import os
 import socket
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+
+import structlog
 
 from mpsd.errors import KeeperFailed
 from mpsd.host import processes
 from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
+from mpsd.host.unix_sockets import listening_sockets
 from mpsd.model.process import ProcessId
 
-_IS_LISTENING = "00010000"  # __SO_ACCEPTCON, the fourth word of a line of /proc/net/unix
-_INODE, _PATH = 6, 7
+log = structlog.get_logger()
 _LISTENER = 3  # its number in the keeper
 
 
@@ -78,18 +79,16 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
     return found
 
 
-def _removed_sockets(path: Path) -> dict[str, str]:
-    """Return the names of listening sockets that no path leads to, by inode.
-
-    The kernel writes the newline in a socket's name as it is, so that any user can forge a line; but not remove the true one:
-    of an inode with two lines nothing is known.
-    """
-    lines = [os.fsdecode(line).split(maxsplit=_PATH) for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]]
-    count = Counter(words[_INODE] for words in lines if len(words) > _INODE)
-    found = {}
-    for words in lines:
-        if len(words) > _PATH and words[3] == _IS_LISTENING and count[words[_INODE]] == 1:
-            place = Path(words[_PATH])
-            if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place):
-                found[words[_INODE]] = place.name
-    return found
+def _removed_sockets(path: Path) -> dict[int, str]:
+    """Return the names of listening sockets that no path leads to, by inode."""
+    try:
+        listening = listening_sockets()
+    except OSError as exc:  # a kernel without CONFIG_UNIX_DIAG
+        log.warning("keeper.not_searched", why=str(exc), effect="a keeper whose socket was removed is not found")
+        return {}
+    places = {inode: Path(name) for inode, name in listening.items() if not name.startswith("\0")}
+    return {
+        inode: place.name
+        for inode, place in places.items()
+        if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place)
+    }

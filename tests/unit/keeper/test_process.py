@@ -71,6 +71,8 @@ def test_a_forged_line_does_not_make_a_keeper_unreachable(place: Path, keeper: C
         forger.bind(f"\0x\n0: 00000002 00000000 00010000 0001 01 {inode} {place}9".encode())
         assert f" {inode} {place}9" in Path("/proc/net/unix").read_text()
         assert unreachable(place) == {}
+        place.unlink()
+        assert unreachable(place) == {"keeper": keeper.pid}, "nor hides it a keeper that is"
 
 
 ELSEWHERE = """
