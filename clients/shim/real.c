@@ -5,15 +5,13 @@
 #include "elf.h"
 
 #include <dlfcn.h>
-#include <sched.h>
 
 struct real real;
 void *(*real_dlsym)(void *, const char *);
 void *(*real_dlvsym)(void *, const char *, const char *);
 
 static struct elf_object libcuda;
-enum { EMPTY, FILLING, FILLED };
-static int state; /* of `real` and `libcuda` */
+static bool is_filled; /* `real` and `libcuda` */
 
 static void *find(void *object, const char *name)
 {
@@ -42,15 +40,32 @@ static void fill(struct real *out, struct elf_object *object)
 	out->has_vmm = mpsd_driver_load(&out->vmm, find, object) == 0;
 }
 
+/* Fills the empty words. All early threads have the same ones, so that none waits for another, nor does a child after fork for
+ * a thread that it does not have. */
+static void share(void *shared, const void *mine, size_t bytes)
+{
+	typedef uintptr_t __attribute__((may_alias)) word;
+	word *to = shared;
+	const word *from = mine;
+
+	for (size_t i = 0; i < bytes / sizeof(word); i++) {
+		word empty = 0;
+
+		__atomic_compare_exchange_n(&to[i], &empty, from[i], false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	}
+}
+
+_Static_assert(sizeof(struct real) % sizeof(uintptr_t) == 0, "whole words");
+_Static_assert(sizeof(struct elf_object) % sizeof(uintptr_t) == 0, "whole words");
+
 /* No lock is held during calls of the loader, since a thread with the loader's lock may be about to call this function: each
- * early thread fills its own table, and one of them, equal to all others, becomes the shared one. */
+ * early thread fills its own table. */
 bool real_load(void)
 {
 	struct elf_object object;
 	struct real mine = { 0 };
-	int expected = EMPTY;
 
-	if (__atomic_load_n(&state, __ATOMIC_ACQUIRE) == FILLED)
+	if (__atomic_load_n(&is_filled, __ATOMIC_ACQUIRE))
 		return true;
 	if (!elf_find_object("libcuda.so.1", &object))
 		return false;
@@ -58,19 +73,15 @@ bool real_load(void)
 	if (!dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE))
 		return false;
 	fill(&mine, &object);
-	if (__atomic_compare_exchange_n(&state, &expected, FILLING, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
-		real = mine;
-		libcuda = object;
-		__atomic_store_n(&state, FILLED, __ATOMIC_RELEASE);
-	}
-	while (__atomic_load_n(&state, __ATOMIC_ACQUIRE) != FILLED) /* the other thread copies a kilobyte */
-		sched_yield();
+	share(&real, &mine, sizeof(real));
+	share(&libcuda, &object, sizeof(libcuda));
+	__atomic_store_n(&is_filled, true, __ATOMIC_RELEASE);
 	return true;
 }
 
 bool real_is_driver(const void *address)
 {
-	return __atomic_load_n(&state, __ATOMIC_ACQUIRE) == FILLED && elf_contains(&libcuda, address);
+	return __atomic_load_n(&is_filled, __ATOMIC_ACQUIRE) && elf_contains(&libcuda, address);
 }
 
 void real_find_dlsym(void)

@@ -164,6 +164,18 @@ def test_a_life(run: Run, life: str, shield: str) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, ["PASS"], "")
 
 
+def test_a_fork_while_another_thread_finds_the_driver_stops_no_child(tmp_path: Path) -> None:
+    """The child waited for ever for a thread that it does not have."""
+    program = tmp_path / "fork"
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    source = ROOT / "tests/native/shim_fork.c"
+    # The page behind the table has to be the next in memory.
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", *warnings, "-pthread", "-fno-toplevel-reorder", "-o", program, source]
+    subprocess.run(command, check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout == "the child: 0, the parent: 0\n"
+
+
 def test_placed_memory_goes_with_its_context(run: Run) -> None:
     assert run("shim_life", "reset", MPSD_SHIELD="absorb").stdout == "PASS\n"
 
