@@ -7,6 +7,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.handshake_gate import MPSD
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.domains.rules.vendor_limits import of_defaults
@@ -96,22 +97,22 @@ class DaemonBoard:
             log.error("command.failed", domain=domain.name, line=f"terminate_client {server_pid} {client_pid}", why=str(exc))
             raise
 
-    async def forward(self, server_pid: int | None, line: str) -> str:
+    async def forward(self, server_pid: int | None, line: str, user: int | None) -> str:
         domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
         if domain.state is DomainState.CONTAINED:
             raise VendorFailed(contained(domain))
         if server_pid is None or not domain.guard.is_on or line.split()[0] not in _OF_ONE_SERVER:
             return _without(domain.sentinel.pids, await domain.control.command(line))
-        return await self._at_baseline(domain, server_pid, line)
+        return await self._at_baseline(domain, server_pid, line, user)
 
-    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
+    async def forward_each(self, lines: Sequence[tuple[int, str]], user: int | None) -> Sequence[str | MpsdError]:
         """Domains that hang are waited for at the same time, and no longer than for one command: one user may have many."""
         seconds = self._pool.program.command_seconds
         found: list[str | MpsdError] = [VendorFailed(f"'{line}' was not answered in {seconds:g} s") for _, line in lines]
 
         async def ask(place: int, server_pid: int, line: str) -> None:
             try:
-                found[place] = await self.forward(server_pid, line)
+                found[place] = await self.forward(server_pid, line, user)
             except MpsdError as exc:
                 found[place] = exc
 
@@ -121,15 +122,16 @@ class DaemonBoard:
                     nursery.start_soon(ask, place, server_pid, line)
         return found
 
-    async def _at_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
+    async def _at_baseline(self, domain: Domain, server_pid: int, line: str, user: int | None) -> str:
         """Send a command about a server's limits while the server has its baseline limits.  Raises VendorFailed.
 
         The limits that a server's user sees and sets differ from those that its next client gets (domains/limit_guard.py).
         """
         seconds = self._pool.program.command_seconds
         defaults = of_defaults(self._pool.defaults, domain.gpus)
+        share = MPSD if user is None else self._pool.ranges.share_of(user)
         with trio.move_on_after(seconds):
-            async with domain.guard.at_baseline(server_pid, defaults, domain.control):
+            async with domain.guard.at_baseline(server_pid, defaults, domain.control, share):
                 answer = await domain.control.command(line)
             self._pool.store.save_baselines(domain.name, domain.guard.baselines)
             return answer

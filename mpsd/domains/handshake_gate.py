@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from mpsd.fairness.turns import Turns
 
-_MPSD = -1  # no user has this uid
+MPSD = -1  # no user has this uid
 
 
 class Entrant(Struct, eq=False):
@@ -26,7 +26,7 @@ class Entrant(Struct, eq=False):
     """
 
     key: object
-    share: int = _MPSD
+    share: int = MPSD
     is_client: bool = False
     offences: int = 0
     is_late: Callable[[], bool] = lambda: False

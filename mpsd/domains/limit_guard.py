@@ -94,9 +94,14 @@ class Guard(Struct):
             await self._tell(server_pid, vendor_limits.tighter(limits, baseline), control)
 
     @asynccontextmanager
-    async def at_baseline(self, server_pid: int, defaults: ClientLimits, control: VendorControl) -> AsyncIterator[None]:
-        """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards."""
-        async with self.window(Entrant(("baseline", server_pid)), control):
+    async def at_baseline(
+        self, server_pid: int, defaults: ClientLimits, control: VendorControl, share: int
+    ) -> AsyncIterator[None]:
+        """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards.
+
+        share: whose turn it takes.
+        """
+        async with self.window(Entrant(("baseline", server_pid), share), control):
             await self.set_limits(server_pid, vendor_limits.unlimited(self.gpus), defaults, control)
             yield
             async with self._telling:
