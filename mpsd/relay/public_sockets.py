@@ -102,7 +102,8 @@ class LinkedSockets(Struct):
                     self.open_again(door)
             except UnusablePath as exc:
                 log.error("door.not_led", why=str(exc), effect="programs that start may run without MPS")
-                await trio.sleep(_AGAIN_SECONDS)
+                with trio.move_on_after(_AGAIN_SECONDS):
+                    await self.pool.changed()  # the domain may have ended: a door that is made meanwhile leads there
                 continue
             await self.pool.changed()
 

@@ -11,6 +11,8 @@ from mpsd_client import calls
 from tests.integration.machine import PROGRAM, Machine
 from tests.integration.process import is_running, wait_for
 
+LIST_SECONDS = 3.0  # less than mpsd waits until it makes a door again
+
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
@@ -27,7 +29,7 @@ def check_found_again(machine: Machine, remove: Callable[[Path], None]) -> None:
     missing = machine.wait_for_journal("pipe_directory.restored")["found_missing"]
     assert {"mpsd-ui", "mpsd.sock"} <= {os.path.basename(each) for each in missing}  # links are made whenever a domain changes
     newcomer = machine.counter().ready()
-    assert newcomer.pid in machine.clients()
+    wait_for("the newcomer in the list", lambda: newcomer.pid in machine.clients(), LIST_SECONDS)
     running.goes_on()
     assert machine.daemon_pid() == pid
     with machine.mpsd() as mpsd:
@@ -80,4 +82,4 @@ def test_without_root_it_lives_on_where_the_directory_cannot_be_made(strangers: 
     os.chown(strangers.pipe, *[os.stat(f"/proc/{pid}").st_uid] * 2)
     strangers.wait_for_journal("pipe_directory.restored")
     newcomer = strangers.counter().ready()
-    assert newcomer.pid in strangers.clients()
+    wait_for("the newcomer in the list", lambda: newcomer.pid in strangers.clients(), LIST_SECONDS)

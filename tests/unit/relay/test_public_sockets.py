@@ -3,9 +3,13 @@
 import os
 import socket
 import struct
+from types import SimpleNamespace
+
+import trio
 
 from mpsd.host.pipe_directory import PipeDirectory
-from mpsd.relay.public_sockets import DOORS, RelayedSockets
+from mpsd.notify import Changed
+from mpsd.relay.public_sockets import DOORS, LinkedSockets, RelayedSockets
 
 
 class NoKeeper:
@@ -41,3 +45,40 @@ def test_each_message_has_a_sender_from_accept_on(short_dir):
         assert sender_of_a_word_after_accept(later, door) == os.getpid()
     first.remove()
     later.remove()
+
+
+class Pool:
+    """Places at the next of the domains; `place` and `changed` are the real one's."""
+
+    gpus = ()
+
+    def __init__(self):
+        self.placed = 0
+        self.domains = Changed()
+
+    async def place(self, ask, process):
+        self.placed += 1
+        control = SimpleNamespace(socket_path=lambda door: f"/domain/{self.placed}/{door}")
+        return SimpleNamespace(control=control)
+
+    async def changed(self):
+        await self.domains.wait()
+
+
+async def test_a_new_domain_counts_while_a_door_cannot_be_made(short_dir, autojump_clock):
+    """The first one may have been restarted: it is a spare until a client is placed there, which no list shows."""
+    directory, pool = PipeDirectory(short_dir / "pipe"), Pool()
+    directory.open()
+    os.rmdir(directory.path)
+    linked = LinkedSockets(directory, pool)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(linked.run)
+        await trio.sleep(1)
+        assert pool.placed == 1
+        pool.domains.notify()
+        await trio.sleep(1)
+        assert pool.placed == 2
+        directory.open()  # made again, by app/public_paths.py
+        linked.open_again("control")
+        assert os.readlink(directory.path / "control") == "/domain/2/control"
+        nursery.cancel_scope.cancel()
