@@ -1,10 +1,21 @@
-"""How many descriptors this process has."""
+"""Which descriptors this process has, and how many."""
 
 import gc
 import os
+from contextlib import suppress
 
 
 def descriptors() -> int:
     """Without those of earlier tests that only wait for the garbage collector."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def opened() -> set[str]:
+    """Return number and file of each, where those of earlier tests may be closed meanwhile."""
+    gc.collect()
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the list itself
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
