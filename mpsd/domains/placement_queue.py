@@ -1,8 +1,8 @@
 """Queue the clients that wait for a fault domain, and look for a place for all of them at once when the domains change.
 
 Clients with equal requests wait for the same reason, so mpsd decides once for them; and users without a domain get the same
-answer. A user with fewer domains comes first, of several such users the one whose client has waited longest. Prose:
-docs/domains.md, "Placement".
+answer, as do clients with keys that no domain has. A user with fewer domains comes first, of several such users the one whose
+client has waited longest. Prose: docs/domains.md, "Placement".
 """
 
 from collections import Counter
@@ -25,6 +25,7 @@ from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 NEW_USER = -1  # no user has this uid
+_NEW_KEY = "\0"  # no domain has this key
 _PAUSE_SECONDS = 0.01  # between two looks: in a crowd each client causes a dozen changes
 
 
@@ -207,6 +208,7 @@ class _Look:
     def renew(self) -> None:
         self.views = self._places.views()
         self._known = set().union(*map(self.shares_in, self.views))
+        self._keys = {"", *(view.key for view in self.views)}
 
     def shares_in(self, view: DomainView) -> set[int]:
         """Return the users who have clients or a server in the domain, by their shares."""
@@ -219,6 +221,8 @@ class _Look:
         uid = alike.ask.uid
         is_known = uid in self._places.operators or self.share_of(uid) in self._known
         kind = alike.ask if is_known else alike.as_new
+        if kind.key not in self._keys:  # then it does not matter which it is
+            kind = replace(kind, key=_NEW_KEY)
         if (wait := self._waits.get(kind)) is not None:
             return wait
         decision = self._places.decide(alike.ask, None, self.views)
