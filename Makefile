@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+# The everyday tests mostly wait: as many run at once as there are processors, up to eight.
+JOBS ?= auto
 TABLE_FLAGS ?=
 DIST ?= dist
 
@@ -87,8 +89,8 @@ build: programs venv ## the C programs, and the front end beside the interpreter
 run: build ## a one-minute scene: two tenants, one faults, the other goes on
 	@$(VENV)/bin/python clients/demo/two_tenants.py
 
-test: build dev ## the everyday tests, a few minutes
-	@$(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+test: build dev ## the everyday tests, a few minutes; JOBS=1: one after the other
+	@$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_FLAGS)
 
 test-slow: build dev ## the slow ones; no test selected is no failure
 	@$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) || test $$? -eq 5
