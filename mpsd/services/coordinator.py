@@ -96,11 +96,10 @@ class Coordinator:
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
         self.process_ended = Signal[[ProcessId]]()
         self.woken = Changed()
-        self._store = store
+        self._store, self._protected = store, set[int]()  # the latter: ids of arenas
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, (asked, dealt) in store.load(known).items():
-            share = own_share(asked, dealt)
-            self.records[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True, share=share, dealt=dealt)
+            self.records[arena_id] = ServiceRecord(known[arena_id], asked, True, share=own_share(asked, dealt), dealt=dealt)
 
     def begin(self) -> None:
         """Begin the grace period for members of an earlier mpsd, once this one runs."""
@@ -174,7 +173,7 @@ class Coordinator:
     def _remove(self, record: ServiceRecord) -> None:
         record.is_removed = True
         self.records.pop(record.arena.id, None)
-        self._tell_protected()
+        self._tell_protected(record)
         if record.is_stored:
             try:
                 self._store.forget(record.arena.id)
@@ -247,8 +246,7 @@ class Coordinator:
 
     def heard_of(self, what: str, arena: Arena) -> None:
         """Take a change of an arena from the vault.  Never raises."""
-        record = self.records.get(arena.id)
-        if record is None:
+        if (record := self.records.get(arena.id)) is None:
             return
         record.arena = arena
         try:
@@ -367,7 +365,7 @@ class Coordinator:
         dying = record.service.writer if record.service.phase is Phase.FENCING else record.service.holder
         if dying is not None and successor(record.service) is not None:
             self.vault.hurry(dying)
-        self._tell_protected()
+        self._tell_protected(record)
         now = replace(view(record), revision=0)
         if now != record.shown:
             record.shown, record.revision = now, record.revision + 1
@@ -386,8 +384,10 @@ class Coordinator:
         record.unserved = why
         self.events.publish(record, "unserved", why=why)
 
-    def _tell_protected(self) -> None:
-        self.protected.emit(any(map(is_protected, self.records.values())))
+    def _tell_protected(self, record: ServiceRecord) -> None:
+        """Emit whether any service is protected.  Only this one may have changed, and a user may have hundreds."""
+        (self._protected.add if is_protected(record) and not record.is_removed else self._protected.discard)(record.arena.id)
+        self.protected.emit(bool(self._protected))
 
     def _end_grace(self, record: ServiceRecord) -> None:
         """End the grace period early, once every holder of the arena is a ready member."""

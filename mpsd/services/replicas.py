@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import trio
 from msgspec import Struct
 
-from mpsd.errors import BadRequest, MpsdError, NotAllowed, StaleGeneration
+from mpsd.errors import BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView
@@ -58,8 +58,7 @@ class Replicas:
 
     def view(self, arena_id: int) -> ReplicaView | None:
         """Return the replica of a service that is behind least; None without one."""
-        known = {arena.id for arena in self._coordinator.vault.arenas()}  # one may have been removed a moment ago
-        views = [self._view(each) for each in self._of(arena_id) if each.arena_id in known]
+        views = (self._view(each) for each in self._of(arena_id) if self._arena(each.arena_id) is not None)
         return min(views, key=lambda each: -(each.at or 0.0), default=None)
 
     async def follow(
@@ -104,6 +103,13 @@ class Replicas:
     def _of(self, arena_id: int) -> Iterator[Replica]:
         return (each for each in self._by_arena.values() if each.of == arena_id)
 
+    def _arena(self, arena_id: int) -> Arena | None:
+        """Return the arena; None if it was removed, perhaps a moment ago."""
+        try:
+            return self._coordinator.vault.find_id(arena_id)
+        except NoSuchArena:
+            return None
+
     def _view(self, replica: Replica) -> ReplicaView:
         arena, last = self._coordinator.vault.find_id(replica.arena_id), replica.last
         return ReplicaView(
@@ -114,9 +120,8 @@ class Replicas:
     def _look(self, replica: Replica) -> None:
         """Forget a replica that has no process any more, and publish when one exceeds its bound."""
         coordinator = self._coordinator
-        known = {arena.id: arena for arena in coordinator.vault.arenas()}
-        ours, record = known.get(replica.arena_id), coordinator.records.get(replica.of)
-        if ours is None or ours.writer != replica.process or replica.of not in known:
+        ours, record = self._arena(replica.arena_id), coordinator.records.get(replica.of)
+        if ours is None or ours.writer != replica.process or self._arena(replica.of) is None:
             self._by_arena.pop(replica.arena_id, None)
             if record is not None:
                 coordinator.events.publish(record, "unreplicated", pid=replica.process.pid)
@@ -153,7 +158,7 @@ class Replicas:
     def _why_replace(self, replica: Replica) -> str:
         """Return why the replica has to serve now; empty: it need not, or may not yet."""
         coordinator = self._coordinator
-        of = next((each for each in coordinator.vault.arenas() if each.id == replica.of), None)
+        of = self._arena(replica.of)
         if of is None or replica.last.at is None:
             return ""
         if not self._has_failed(replica):
@@ -174,7 +179,7 @@ class Replicas:
     def _has_failed(self, replica: Replica) -> bool:
         """Return whether the service's GPU has failed since the replica began to follow, as this mpsd or an earlier one saw."""
         parts, evidence = self._coordinator.parts, self._coordinator.evidence
-        of = next((each for each in self._coordinator.vault.arenas() if each.id == replica.of), None)
+        of = self._arena(replica.of)
         if of is None:
             return False
         is_seen = parts.is_drained(of.gpu) or evidence.has_gpu_failed("", (of.gpu,), replica.since_ns)

@@ -215,6 +215,10 @@ class ServiceRequests:
         self.coordinator.change(record, settings)
         return view(record)
 
+    def members(self, arena_id: int) -> Sequence[ProcessId]:
+        record = self.coordinator.records.get(arena_id)
+        return [each.process for each in record.service.members] if record else []
+
     def settings(self, arena_id: int) -> ServiceSettings:
         record = self.coordinator.records.get(arena_id)
         return record.settings if record else ServiceSettings()

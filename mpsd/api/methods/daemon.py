@@ -33,7 +33,7 @@ async def status(call: Call[Nothing]) -> Map:
         "clients": sum(view.clients for view in views),
         "leases_active": leases[LeaseState.ACTIVE],
         "leases_queued": leases[LeaseState.QUEUED],
-        "queue": len(services.leases.queue()) + len(services.domains.waiting()),
+        "queue": services.leases.queued + len(services.domains.waiting()),
         "arenas": len(services.arenas.arenas()) if services.arenas else 0,
         "keeper": _keeper(services),
         "services": len(served),

@@ -138,9 +138,8 @@ def _check_reach(call: Call[Handover] | Call[ChangeService], arena: Arena) -> No
     """
     if call.peer.is_operator:
         return
-    view = next((each for each in failover_of(call.services).services() if each.id == arena.id), None)
-    members = (member.process.pid for member in view.members) if view else ()
-    if not all(reaches(call.peer.bound, call.services.namespaces_of(pid)) for pid in members):
+    members = failover_of(call.services).members(arena.id)
+    if not all(reaches(call.peer.bound, call.services.namespaces_of(each.pid)) for each in members):
         raise NotAllowed(f"service {arena.name} has members outside of your container, which this could end")
 
 

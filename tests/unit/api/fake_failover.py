@@ -89,6 +89,10 @@ class FakeFailover:
     def services(self) -> list[ServiceView]:
         return list(self.views.values())
 
+    def members(self, arena_id: int) -> list[ProcessId]:
+        view = self.views.get(arena_id)
+        return [each.process for each in view.members] if view else []
+
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
         writer = self._view(arena_id).writer
         if writer is None:

@@ -109,6 +109,10 @@ class FakeLeases:
     def queue(self) -> list[FakeQueued]:
         return self.waiting
 
+    @property
+    def queued(self) -> int:
+        return len(self.waiting)
+
     def identity_of(self, process: ProcessId) -> Identity | None:
         return self.identities.get(process)
 

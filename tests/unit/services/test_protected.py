@@ -3,6 +3,7 @@
 import pytest
 
 from mpsd.model.service import Order
+from mpsd.services import coordinator
 
 
 @pytest.fixture
@@ -71,3 +72,35 @@ async def test_where_there_is_no_service_nobody_is_protected(machine, told, auto
         assert told == [False, True, False]
         assert not machine.coordinator.records
         assert active in machine.processes
+
+
+async def test_a_change_of_one_of_many_looks_at_that_one_alone(machine, told, autojump_clock, monkeypatch):
+    """A user's process can be a member of hundreds of services, and let all of them change each second."""
+    async with machine.mpsd():
+        names = [f"s{number}" for number in range(50)]
+        arenas, process = [machine.vault.create(name) for name in names], machine.process("a")
+        for arena in arenas:
+            machine.vault.open(process, arena.id)
+            await machine.failover.join(arena.id, process, 0, 0.0)
+        looked_at, is_protected = [], coordinator.is_protected
+
+        def look(record: object) -> bool:
+            looked_at.append(record)
+            return is_protected(record)
+
+        monkeypatch.setattr(coordinator, "is_protected", look)
+        for arena in arenas:
+            machine.coordinator.show(machine.coordinator.records[arena.id])
+        assert len(looked_at) == len(arenas)
+
+
+async def test_the_list_of_services_looks_at_no_list_of_arenas(machine, told, autojump_clock, monkeypatch):
+    """Each user may ask for it, again and again."""
+    async with machine.mpsd():
+        for number in range(50):
+            arena = machine.vault.create(f"s{number}")
+            machine.coordinator.record(arena.id)
+        lists, arenas = [], machine.vault.arenas
+        monkeypatch.setattr(machine.vault, "arenas", lambda: lists.append(1) or arenas())
+        assert len(machine.failover.services()) == 50
+        assert lists == []
