@@ -49,7 +49,8 @@ def build_services(
         return gpu in pool.drained
 
     end = _ending(stopper, pool)
-    parts = ServiceParts(pool.name_of_domain, fault_since, is_contained, gpus_of, end, events.publish, outbox, is_drained)
+    facts = pool.name_of_domain, fault_since, is_contained, gpus_of
+    parts = ServiceParts(*facts, end, events.publish, outbox, is_drained, ranges=found.ranges)
     coordinator = Coordinator(vault.arenas, parts, found.service_store, settings.failover(found.config), registry)
     find_place = None if found.is_privileged else _finding(pool)
     enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges)

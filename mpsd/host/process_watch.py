@@ -9,37 +9,59 @@ import structlog
 import trio
 
 from mpsd.errors import BadRequest, TooMany
+from mpsd.fairness.client_slots import hindrance_of_slots
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
 from mpsd.host.polling import until_ended
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 MOST = 8192  # each needs a descriptor
+MOST_OF_USER = 2048  # so that one user cannot keep the others out: a process is watched to its end, also after it has left
+_ROOT = 0
 OnEnd = Callable[[ProcessId, int], None]  # the process, and when its end was seen, of CLOCK_MONOTONIC
 
 
 class ProcessWatch:
-    """Guards that each process is watched once, and that a signal reaches no later process with its pid."""
+    """Guards that each process is watched once, that a signal reaches no later process with its pid, and each user's share.
 
-    def __init__(self, on_end: OnEnd) -> None:
-        self._on_end = on_end
+    ranges: whose uids count as one user.
+    """
+
+    def __init__(self, on_end: OnEnd, ranges: UidRanges = NO_RANGES) -> None:
+        self._on_end, self._share_of = on_end, ranges.share_of
         self._pidfds: dict[ProcessId, int] = {}
+        self._shares: dict[ProcessId, int] = {}
         self._nursery: trio.Nursery | None = None
 
     def watch(self, process: ProcessId) -> None:
         """Watch a process.  Raises BadRequest if it has ended, TooMany."""
         if process in self._pidfds:
             return
-        if len(self._pidfds) >= MOST or self._nursery is None:
-            raise TooMany(f"{MOST} processes are members of services, and no more may be")
+        share = self._check_room(process)
         try:
             pidfd = processes.open_pidfd(process)
         except OSError as exc:
             raise TooMany(f"the end of pid {process.pid} cannot be watched: {exc.strerror}") from None
         if pidfd is None:
             raise BadRequest(f"pid {process.pid} has ended")
-        self._pidfds[process] = pidfd
+        self._pidfds[process], self._shares[process] = pidfd, share
+        assert self._nursery is not None, "there was room"
         self._nursery.start_soon(self._wait, process, pidfd)
+
+    def _check_room(self, process: ProcessId) -> int:
+        """Return the uid that the process counts against.  Raises TooMany."""
+        owner = processes.owner(process.pid)
+        uid = owner[0] if owner else _ROOT
+        share, total = self._share_of(uid), len(self._pidfds)
+        if total >= MOST or self._nursery is None:
+            raise TooMany(f"{MOST} processes are members of services, and no more may be")
+        own = sum(each == share for each in self._shares.values())
+        if kept := hindrance_of_slots(MOST, own, total, uid == _ROOT, "members of services"):
+            raise TooMany(kept)
+        if uid != _ROOT and own >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {share} are or were members of services: no more until one ends")
+        return share
 
     def kill(self, process: ProcessId) -> bool:
         """Send SIGKILL.  Returns whether it was sent, or the process had already ended."""
@@ -69,5 +91,5 @@ class ProcessWatch:
             seen_ns = time.monotonic_ns()
         finally:
             os.close(pidfd)
-            del self._pidfds[process]
+            del self._pidfds[process], self._shares[process]
         self._on_end(process, seen_ns)

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.process_watch import ProcessWatch
 from mpsd.host.processes import ticks_at
 from mpsd.model.arena import Arena
@@ -79,6 +80,7 @@ class ServiceParts(Struct, frozen=True):
     clock: Callable[[], float] = time.time
     clock_ns: Callable[[], int] = time.monotonic_ns
     ticks: Callable[[], int] = ticks_at
+    ranges: UidRanges = NO_RANGES  # whose uids count as one user
 
 
 class Coordinator:
@@ -90,12 +92,11 @@ class Coordinator:
         """Load the settings of services.  Raises UnusablePath."""
         self.vault, self.parts, self.settings = vault, parts, settings
         self.evidence, self.events = Evidence(), ServiceEvents(parts.publish, parts.outbox)
-        self.process_watch = ProcessWatch(self._ended)
+        self.process_watch = ProcessWatch(self._ended, parts.ranges)
         self.registry, self.records = registry, registry.records
         self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
-        self.process_ended = Signal[[ProcessId]]()
-        self.woken = Changed()
+        self.process_ended, self.woken = Signal[[ProcessId]](), Changed()
         self._store, self._protected = store, set[int]()  # the latter: ids of arenas
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, (asked, dealt) in store.load(known).items():
@@ -126,9 +127,8 @@ class Coordinator:
 
     def change(self, record: ServiceRecord, settings: ServiceSettings) -> None:
         old = record.settings
-        keeps = (old.elastic, old.sm_percent) == (settings.elastic, settings.sm_percent)
         share, dealt = record.share, record.dealt
-        if not keeps:
+        if (old.elastic, old.sm_percent) != (settings.elastic, settings.sm_percent):
             share, dealt = own_share(settings), changed_to(record, settings.sm_percent, self.parts.ticks())
         if record.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
             self._store.save(record.arena.id, settings, dealt)
