@@ -24,7 +24,7 @@ from cuda.bindings import driver  # noqa: E402
 
 end("cuda.bindings")
 from mpsd.images.imager import restoring  # noqa: E402
-from mpsd.images.imager.device import ExportedMemory, Gpu, call, prepare  # noqa: E402
+from mpsd.images.imager.device import ExportedMemory, Gpu, call  # noqa: E402
 from mpsd.images.imager.kernel import HashKernel  # noqa: E402
 from mpsd.images.imager.lanes import Lanes  # noqa: E402
 from mpsd.images.store import Images  # noqa: E402
@@ -35,7 +35,7 @@ image = images.reader(sys.argv[2])
 end("manifest")
 key = images.directory.hash_of.block_key
 end("key")
-prepare()
+call(driver.cuInit, 0)
 end("cuInit")
 gpu = Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
 gpu.set_current()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
     from mpsd_client._image import Epoch
-    from mpsd_client._imager import ImageError, Imager, image_name, images_directory
+    from mpsd_client._imager import ImageError, Imager, image_name, images_directory, start_imager
     from mpsd_client._restored_arena import RestoredArena, restore_arena
     from mpsd_client._restoring import restore_image
     from mpsd_client._schedule import ImageSchedule
@@ -79,6 +79,7 @@ __all__ = [
     "release",
     "restore_arena",
     "restore_image",
+    "start_imager",
     "until_granted",
     "values",
 ]
@@ -105,6 +106,7 @@ _LAZY = {
     "images_directory": "_imager",
     "restore_arena": "_restored_arena",
     "restore_image": "_restoring",
+    "start_imager": "_imager",
 }
 
 

@@ -216,6 +216,14 @@ class ImagerProcess:
         self.close()
 
 
+def start_imager() -> ImagerProcess:
+    """Start an imager for one later `restore_arena` or `restore_image`, which then need not wait for its start.
+
+    It is a client of MPS like any other: with its context it takes a place, and memory of the GPU.  `close` lets it go, unless
+    it was given to one of them.  Raises ImageError."""
+    return ImagerProcess()
+
+
 def _pages(mpsd: Asks, arena_id: int) -> Iterator[tuple[Sequence[Row], Sequence[int]]]:
     after = None
     while True:

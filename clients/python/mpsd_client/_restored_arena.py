@@ -10,7 +10,7 @@ from mpsd_client import _calls as calls
 from mpsd_client._arena import Arena, Path
 from mpsd_client._client import Client
 from mpsd_client._errors import MpsdError
-from mpsd_client._imager import ImageError
+from mpsd_client._imager import ImageError, ImagerProcess
 from mpsd_client._layout import Layout, LayoutError, TensorSpec
 from mpsd_client._restoring import BLOCK_BYTES, FILL_SECONDS, KILLED_TTL, ImageSource
 
@@ -96,14 +96,15 @@ class RestoredArena(Arena):
 
 def restore_arena(
     image: str, name: str = "", order: Sequence[str] = (), *, arena: str = "", gpu: str = "", mode: int = 0o600,
-    ttl: float = 0.0, directory: Path = None, path: Path = None,
+    ttl: float = 0.0, directory: Path = None, path: Path = None, imager: ImagerProcess | None = None,
 ) -> RestoredArena:  # fmt: skip
     """Open an arena of an image for writing at once, while its bytes still come: `ready` waits for those that are needed.
 
-    order: names of tensors, as for `ready`; their blocks come first, in this order, and then all others.  The rest: as for
-    restore_image and Arena.create.  Raises as both do.
+    order: names of tensors, as for `ready`; their blocks come first, in this order, and then all others.  imager: one that
+    `start_imager` has started earlier, which belongs to the arena now.  The rest: as for restore_image and Arena.create.
+    Raises as both do.
     """
-    source = ImageSource(image, arena, directory, gpu)
+    source = ImageSource(image, arena, directory, gpu, imager)
     try:
         called, on, capacity, window = source.wanted(name, gpu)
         made = RestoredArena.create(called, capacity, on, window=window, mode=mode, ttl=KILLED_TTL, path=path)

@@ -27,6 +27,7 @@ BLOCK_BYTES = 2 << 20  # of an image
 def restore_image(
     mpsd: Asks, image: str, name: str = "", *, arena: str = "", gpu: str = "", mode: int = 0o600, ttl: float | None = None,
     directory: str | os.PathLike[str] | None = None, told: Told | None = None, lost: list[tuple[int, int]] | None = None,
+    imager: ImagerProcess | None = None,
 ) -> values.Arena:  # fmt: skip
     """Make an arena with the memory, the layout and the forward state of an image; return it committed and closed.
 
@@ -35,11 +36,12 @@ def restore_image(
     all of them, each half second and after each part.  The new arena has its own addresses.
     lost: a list that gets the (offset, bytes) that are damaged, or that parity cannot rebuild, and are zeros in the new arena;
     None: then there is no arena.
+    imager: one that `start_imager` has started earlier; it ends with this call.
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
     with ExitStack() as stack:
-        source = stack.enter_context(ImageSource(image, arena, directory, gpu))
+        source = stack.enter_context(ImageSource(image, arena, directory, gpu, imager))
         made = mpsd.ask(calls.arena_create(*source.wanted(name, gpu), mode=mode, ttl_seconds=KILLED_TTL))
         try:
             generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
@@ -65,10 +67,13 @@ def restore_image(
 class ImageSource:
     """An arena of an image, as an imager gives it: first the memory, and then the bytes.  Owns the imager and descriptors."""
 
-    def __init__(self, image: str, arena: str, directory: str | os.PathLike[str] | None, gpu: str) -> None:
+    def __init__(
+        self, image: str, arena: str, directory: str | os.PathLike[str] | None, gpu: str, imager: ImagerProcess | None = None
+    ) -> None:
+        """imager: one that was started, and asked nothing; if it has ended since, another one is started."""
         place = Path(directory) if directory else images_directory()
         self._stack = ExitStack()
-        self.imager = ImagerProcess()
+        self.imager = imager if imager is not None and imager.is_alive else ImagerProcess()
         self._stack.callback(self.imager.close)
         self._files: list[int] = []
         self._stack.callback(self._take, {"has_layout": False, "has_state": False}, [])

@@ -25,8 +25,10 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def prepare() -> None:
-    """Initialise the driver, so that the first Gpu need not wait as long.  A failure is its failure."""
-    driver.cuInit(0)
+    """Initialise the driver and, if this process sees one GPU alone, make its context: the first Gpu need not wait as long."""
+    call(driver.cuInit, 0)
+    if call(driver.cuDeviceGetCount) == 1:
+        Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
 
 
 class Gpu:

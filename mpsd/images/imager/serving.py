@@ -1,6 +1,7 @@
 """The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py)."""
 
 import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +17,10 @@ REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", 
 
 
 def serve(descriptor: int) -> int:
-    """Serve one process until it closes its end."""
+    """Serve one process until it closes its end.
+
+    What takes long begins before the first request, which may come much later: a process can start an imager early."""
+    threading.Thread(target=_warm, name="driver").start()
     channel = Channel(descriptor)
     work: Any = None
     while request := channel.receive():
@@ -36,11 +40,16 @@ def serve(descriptor: int) -> int:
     return 0
 
 
+def _warm() -> None:
+    """Load modules and make a context.  The first request meets the same failure, and answers it."""
+    with suppress(*FAILURES, ImportError):
+        import_module("mpsd.images.imager.device").prepare()  # meanwhile the other thread may load what it was asked for
+        import_module("mpsd.images.imager.restoring")
+
+
 def _begin(channel: Channel, request: Request) -> Any:
     module, name = BEGINNINGS[request.asked["do"]]
     try:
-        device = import_module("mpsd.images.imager.device")
-        threading.Thread(target=device.prepare, name="driver").start()  # while the other modules are loaded
         work = getattr(import_module(f"mpsd.images.imager.{module}"), name)
     except ImportError as exc:
         raise LookupError(f"mpsd-imager needs cuda-bindings and NumPy, the extra `images` of mpsd: {exc}") from None

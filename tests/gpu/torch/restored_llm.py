@@ -2,6 +2,7 @@
 
     restored_llm.py take SHAPE TOKENS DIRECTORY       the cache has room for so many tokens
     restored_llm.py restore SHAPE TOKENS DIRECTORY
+    restored_llm.py restore_warm SHAPE TOKENS DIRECTORY     with an imager that was started before, while the program loads
 
 Both compute the next token of the same prompt; its keys and values are private, since the arena's cache is not there yet.
 """
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from model import SHAPES, Model, Shape, be_deterministic, cache_of
 
 LENGTH, PROMPT, PAGE = 4096, 128, 16
 ARENA, IMAGE = "llm", "llm"
+WARM_SECONDS = 1.0  # less than a program takes to load
 
 
 def say(event: str, **facts: object) -> None:
@@ -79,20 +82,23 @@ def waits(arena: Any, name: str, function: Callable[..., Any]) -> Callable[..., 
     return wait
 
 
-def restore(shape: Shape, tokens: int, directory: str) -> None:
-    from mpsd_client import restore_arena
+def restore(shape: Shape, tokens: int, directory: str, is_warm: bool = False) -> None:
+    from mpsd_client import restore_arena, start_imager
     from mpsd_client.torch import load_into
 
+    imager = start_imager() if is_warm else None
     with torch.device("cuda"):
         small = made(replace(shape, layers=1), "cuda")
     first_token(small)  # loads the kernels: a standby has them
     del small
     torch.cuda.empty_cache()
     model = made(shape, "meta")
+    if is_warm:
+        time.sleep(WARM_SECONDS)
     layers = [f"layers.{number}" for number in range(shape.layers)]
     order = [f"model.{name}" for name in ("cos", "sin", "embedding", *layers, "norm", "head")]
     began = time.monotonic()
-    arena = restore_arena(IMAGE, ARENA, order, directory=directory)
+    arena = restore_arena(IMAGE, ARENA, order, directory=directory, imager=imager)
     opened = time.monotonic() - began
     load_into(arena, model)
     for layer, name in zip(model.layers, layers, strict=True):
@@ -110,4 +116,5 @@ def restore(shape: Shape, tokens: int, directory: str) -> None:
 if __name__ == "__main__":
     be_deterministic()
     with torch.no_grad():
-        {"take": take, "restore": restore}[sys.argv[1]](SHAPES[sys.argv[2]], int(sys.argv[3]), sys.argv[4])
+        verbs = {"take": take, "restore": restore, "restore_warm": partial(restore, is_warm=True)}
+        verbs[sys.argv[1]](SHAPES[sys.argv[2]], int(sys.argv[3]), sys.argv[4])

@@ -98,10 +98,17 @@ def run_llm(stage: Stage) -> None:
         return found[0] if found else None
 
     taken = run_one("take", "taken")
-    restored = [run_one("restore", "restored") for _ in range(LLM_RESTORES)] if taken else []
+    verbs = ("restore", "restore_warm") if taken else ()
+    restored = {verb: [run_one(verb, "restored") for _ in range(LLM_RESTORES)] for verb in verbs}
     shutil.rmtree(directory, ignore_errors=True)
-    stage.keep("llm", [taken, *restored])
-    if not taken or not all(restored):
+    stage.keep("llm", [taken, *(each for found in restored.values() for each in found)])
+    if taken:
+        _add_llm(stage, taken, "", restored["restore"])
+        _add_llm(stage, taken, "with an imager that was started before: ", restored["restore_warm"])
+
+
+def _add_llm(stage: Stage, taken: Event, how: str, restored: Sequence[Event | None]) -> None:
+    if not all(restored):
         return
     opened, first, whole = (
         figures.median([float(event[key]) for event in restored if event]) for key in ("opened_s", "first_s", "all_s")
@@ -109,7 +116,7 @@ def run_llm(stage: Stage) -> None:
     is_same = all(event and (event["token"], event["logit"]) == (taken["token"], taken["logit"]) for event in restored)
     stage.add(
         f"LLM {SHAPE}, {taken['bytes'] / 1e9:.1f} GB, of which {taken['kv_bytes'] / 1e9:.1f} GB are the cache: "
-        "the part of the restoration after which the first token is there",
+        f"{how}the part of the restoration after which the first token is there",
         mpsd=f"{first / whole:.2f}",
         goal=f"<= {MOST_FIRST}, the same token",
         met=is_same and first <= MOST_FIRST * whole,
