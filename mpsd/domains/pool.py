@@ -218,7 +218,7 @@ class Pool:
     def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
         if others := self.avoid(process):
             ask = replace(ask, avoid=others)
-        if drained := sorted(ask.gpus & self.drained.keys()):
+        if drained := sorted((ask.named or ask.gpus) & self.drained.keys()):
             return Wait(f"GPU {drained[0]} takes no clients: {self.drained[drained[0]].why}")
         return place(ask, views, self.rules(ask.gpus))
 

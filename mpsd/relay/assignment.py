@@ -195,7 +195,8 @@ class Assignment(Struct):
         wish = ""
         if self._wishes and self.pool.home_of(caller.process) is None:
             wish = self._wishes.pop(self._likeness(caller.process, uid), "")
-        return PlacementRequest(uid, self._gpus_of(caller, grant), key, wish)
+        gpus = self._gpus_of(caller, grant)
+        return PlacementRequest(uid, gpus, key, wish, named=named(caller.facts.variables.get(DEVICES_VARIABLE, ""), gpus))
 
     def _gpus_of(self, caller: ClientConnection, grant: Grant) -> frozenset[str]:
         """Return the GPUs of its lease, or else of its domain.
@@ -208,10 +209,20 @@ class Assignment(Struct):
             return frozenset(grant.gpus)
         if not self.is_per_gpu or len(everything) < 2 or caller.process is None:
             return everything
-        word = caller.facts.variables.get(DEVICES_VARIABLE, "")
-        named = [uuid for uuid in everything if len(word) > len("GPU-") and uuid.startswith(word)]
-        chosen = frozenset(named) if len(named) == 1 else everything
+        only = named(caller.facts.variables.get(DEVICES_VARIABLE, ""), everything)
+        chosen = only if len(only) == 1 else everything
         return everything if self.pool.rules(chosen).is_exclusive else chosen
+
+
+def named(visible: str, gpus: frozenset[str]) -> frozenset[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by UUID or the beginning of one; empty if a word is anything else."""
+    found: set[str] = set()
+    for word in visible.split(","):
+        meant = [uuid for uuid in gpus if len(word.strip()) > len("GPU-") and uuid.startswith(word.strip())]
+        if len(meant) != 1:
+            return frozenset()
+        found.update(meant)
+    return frozenset(found)
 
 
 async def _cancel_when_gone(process: ProcessId, scope: trio.CancelScope) -> None:

@@ -84,7 +84,22 @@ def test_a_gpu_that_nvml_loses_is_named_and_the_others_go_on(machine: Machine) -
     wait_for("a spare", lambda: machine.journal("domain.spare_ready"))
     assert machine.run("return", first, program=TOOL).returncode == 0
     with machine.mpsd() as mpsd:
+        mpsd.ask(calls.blame_pardon(first))  # it was drained
         wait_for("health to be well", lambda: mpsd.ask(calls.health()).ok)
+
+
+def test_a_client_that_cannot_use_a_drained_gpu_need_not_wait(machine: Machine) -> None:
+    """One that names its GPUs by UUID; ordinals mean other GPUs once one is missing."""
+    machine.start(MPSD_SIM_GPUS="3")
+    first, second, third = machine.uuids()
+    assert machine.run("drain", "0", program=TOOL).returncode == 0
+    machine.wait_for_journal("gpu.drained")
+    machine.counter(CUDA_VISIBLE_DEVICES=f"{third},{second}").ready()
+    machine.counter(CUDA_VISIBLE_DEVICES=second).ready()
+    kept = [machine.counter(CUDA_VISIBLE_DEVICES=each) for each in ("1,2", f"{second},{first}", first)]
+    reason = f"GPU {first} takes no clients"
+    wait_for("them to wait", lambda: sum(each["reason"].startswith(reason) for each in machine.journal("client.waiting")) == 3)
+    assert all(each.is_silent() for each in kept)
 
 
 def test_limits_of_one_gpu_are_kept_apart_from_the_others(machine: Machine) -> None:

@@ -30,7 +30,8 @@ class PlacementRequest(Struct, frozen=True):
 
     uid: its user.  gpus: the UUIDs of the GPUs that its domain must have been started with.  key: of a domain that it does not
     share with clients of other keys; empty: it shares.  wish: the domain that an operator requests for it; empty: none.  avoid:
-    domains to keep out of if possible, since others of its service are there.
+    domains to keep out of if possible, since others of its service are there.  named: those of `gpus` that it can use, since it
+    names them; empty: all.
     """
 
     uid: int
@@ -38,6 +39,7 @@ class PlacementRequest(Struct, frozen=True):
     key: str = ""
     wish: str = ""
     avoid: frozenset[str] = frozenset()
+    named: frozenset[str] = frozenset()
 
 
 class Rules(Struct, frozen=True):
