@@ -1,6 +1,6 @@
 """Wait for NVML's events of one GPU's errors (pynvml), in a thread, one at a time: Xids, and the events that newer drivers add.
 
-`nvidia-smi drain` is no event of NVML, so its state is asked for between two waits.
+NVML lacks an event for `nvidia-smi drain`, so this state is read between two waits.
 
 Each GPU has a separate event set: while NVML does not reach a GPU, every wait for a set that contains it fails.
 """
@@ -22,7 +22,7 @@ class GpuEventKind(Enum):
     XID = "nvmlEventTypeXidCriticalError"
     RECOVERY_ACTION = "nvmlEventTypeGpuRecoveryAction"
     UNAVAILABLE = "nvmlEventTypeGpuUnavailableError"
-    DRAINED = ""  # no event of NVML: an administrator has begun to drain the GPU
+    DRAINED = ""  # by the drain state: an administrator has begun to drain the GPU
 
 
 class GpuEvent(Struct, frozen=True):
@@ -105,7 +105,7 @@ class XidEvents:
         pynvml.nvmlDeviceRegisterEvents(self._gpu, wanted, self._set)
 
     def _look_at_drain(self) -> GpuEvent | None:
-        """Return an event when a drain has begun; None: nothing new, or this GPU has no such state."""
+        """Return an event when a drain has begun; None: the state is as before, or the GPU lacks it."""
         try:
             is_drained = pynvml.nvmlDeviceQueryDrainState(self._pci) == pynvml.NVML_FEATURE_ENABLED
         except pynvml.NVMLError:

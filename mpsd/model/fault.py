@@ -25,7 +25,7 @@ class GpuState(StrEnum):
     """What NVML reports of a GPU that mpsd should use no more."""
 
     LOST = "lost"  # it cannot be reached, or has to be reset before it can be used
-    DRAINED = "drained"  # an administrator lets it take no new process (nvidia-smi drain)
+    DRAINED = "drained"  # an administrator keeps new processes from it (nvidia-smi drain)
 
 
 class Source(StrEnum):

@@ -2,8 +2,8 @@
 
 Newer drivers also report that a GPU has to be reset, or is unavailable.  It serves where the kernel log cannot be read,
 which has the same and more a millisecond sooner.  mpsd follows each GPU alone: when
-NVML loses one, the events of the others go on.  That NVML has lost a GPU, or that an administrator drains it, is an observation
-too: neither need be in the kernel log.
+NVML loses one, the events of the others go on.  A GPU that NVML has lost, or that an administrator
+drains, is an observation too: the kernel log may lack both.
 """
 
 import time

@@ -19,7 +19,7 @@ REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", 
 def serve(descriptor: int) -> int:
     """Serve one process until it closes its end.
 
-    What takes long begins before the first request, which may come much later: a process can start an imager early."""
+    Modules and the context are loaded before the first request, which may come much later: a process can start it early."""
     threading.Thread(target=_warm, name="driver").start()
     channel = Channel(descriptor)
     work: Any = None
@@ -43,7 +43,7 @@ def serve(descriptor: int) -> int:
 def _warm() -> None:
     """Load modules and make a context.  The first request meets the same failure, and answers it."""
     with suppress(*FAILURES, ImportError):
-        import_module("mpsd.images.imager.device").prepare()  # meanwhile the other thread may load what it was asked for
+        import_module("mpsd.images.imager.device").prepare()  # in parallel to the main thread, which loads others
         import_module("mpsd.images.imager.restoring")
 
 
