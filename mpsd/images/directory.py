@@ -230,7 +230,7 @@ class ImageDirectory:
         """Return the removed images that a process still uses; forget the others.  The lock is held."""
         used = []
         for name in os.listdir(self.removed):
-            found = os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=self.removed)
+            found = os.open(name, os.O_RDWR | _OPEN_FLAGS, dir_fd=self.removed)  # NFS locks only what could be written
             try:
                 if try_lock(found):
                     os.unlink(name, dir_fd=self.removed)

@@ -1,5 +1,7 @@
 """Images on a real file system: complete or absent, each block once, nothing lost, damage found."""
 
+import errno
+import fcntl
 import os
 import stat
 import threading
@@ -214,6 +216,26 @@ def test_removing_frees_the_blocks_that_no_other_image_has(images: Images) -> No
     images.remove("second")
     assert images.collect() == 2 * BLOCK_BYTES
     assert os.listdir(images.directory.packs) == os.listdir(images.directory.removed) == []
+
+
+def test_on_nfs_what_is_removed_is_freed_too(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a file has to be open for writing to be locked alone, and for reading to be locked with others: flock(2)."""
+    flock = fcntl.flock
+
+    def nfs_flock(descriptor: int, how: int) -> None:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if how & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", nfs_flock)
+    for name, content in (("first", 10), ("second", 20)):
+        take(images, name, {0: content})
+    with images.reader("second"):
+        images.remove("first")
+        images.remove("second")
+        assert images.collect() == BLOCK_BYTES
+    assert images.collect() == BLOCK_BYTES
 
 
 def test_blocks_stay_while_a_reader_uses_them(images: Images) -> None:
