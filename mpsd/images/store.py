@@ -81,9 +81,16 @@ class Images:
         """Raise NoSuchImage or ImageDamaged."""
         return self.directory.read(name)
 
-    def newest(self, arena: str) -> Manifest:
-        """Return the newest image that has the blocks of an arena of this name.  Raise NoSuchImage."""
-        for each in reversed(self.listing().images):
+    def newest(self, arena: str, *, skips_damaged: bool = False) -> Manifest:
+        """Return the newest image that has the blocks of an arena of this name.
+
+        Raise NoSuchImage; ImageDamaged if a manifest cannot be read, unless it is to be skipped: it may be of the newest one.
+        """
+        listing = self.listing()
+        if listing.damaged and not skips_damaged:
+            why = "; ".join(listing.damaged.values())
+            raise ImageDamaged(f"{why}: it may be the newest of arena {arena}: remove it to go on with the one before")
+        for each in reversed(listing.images):
             if not each.members and any(one.facts.name == arena for one in each.arenas):
                 return each
         raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}")

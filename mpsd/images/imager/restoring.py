@@ -95,8 +95,9 @@ class Restorer:
             )  # fmt: skip
 
     def renew(self, request: Request) -> None:
-        """Go on with the newest image of the arena, and answer what of it the memory lacks."""
-        image = self._images.reader(self._images.newest(self._facts.name).name)
+        """Go on with the newest image of the arena, and answer what of it the memory lacks.  More images follow: a damaged one
+        is skipped."""
+        image = self._images.reader(self._images.newest(self._facts.name, skips_damaged=True).name)
         arena = image.arena(self._facts.name)
         found = image.manifest.arenas[arena]
         if found.facts.allocations != self._facts.allocations:

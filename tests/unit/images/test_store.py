@@ -261,6 +261,23 @@ def test_blocks_stay_while_a_writer_may_share_them(images: Images) -> None:
     assert contents_of(images, "second") == expected({0: 30, 1: 12})
 
 
+def test_a_damaged_manifest_is_no_reason_to_take_an_older_image(images: Images, path: Path) -> None:
+    """It may be of the newest one, which nobody would miss else: also where no other is left."""
+    for number, name in enumerate(("first", "second")):
+        take(images, name, {0: number}, instant=number)
+    flip(path / "complete/second", 50)
+    for left in (["first", "second"], ["second"]):
+        assert images.directory.names() == left
+        with pytest.raises(ImageDamaged, match=r"image second: .*: remove it to go on with the one before"):
+            images.newest("model")
+        if "first" in left:
+            assert images.newest("model", skips_damaged=True).name == "first"
+            images.remove("first")
+    images.remove("second")
+    with pytest.raises(NoSuchImage):
+        images.newest("model")
+
+
 def test_a_damaged_manifest_stops_the_collection(images: Images, path: Path) -> None:
     """Nothing says which blocks are of that image."""
     take(images, "first", FIRST)
