@@ -53,8 +53,8 @@ def restore_image(
             if told:
                 told(*source.imager.progress)
             state = source.state(generation)
+            mpsd.ask(calls.arena_change(made.id, ttl_seconds=ttl or 0.0))  # first: a complete arena must not expire so soon
             mpsd.ask(calls.arena_commit(made.id, generation, source.layout, None if state is None else state.fd))
-            mpsd.ask(calls.arena_change(made.id, ttl_seconds=ttl or 0.0))
             return mpsd.ask(calls.arena_close(made.id))
         except BaseException:
             with suppress(MpsdError):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from mpsd_client import Call, ErrorCode, ImageError, Refused
+from mpsd_client import Call, ErrorCode, ImageError, Refused, _restoring, restore_image
 from mpsd_client._restoring import KILLED_TTL, is_missing, restore_if_missing
 
 
@@ -66,3 +66,47 @@ def test_an_arena_that_cannot_be_removed_is_there() -> None:
 def test_contents_without_a_layout_are_no_reason_to_restore_an_older_image(facts: dict[str, Any], is_removed: bool) -> None:
     mpsd = OneArena(**facts)
     assert (is_missing(mpsd, "weights"), mpsd.is_there) == (is_removed, not is_removed)
+
+
+class Source:
+    """An image of one arena, of which all bytes are there at once."""
+
+    blocks, layout, imager = 1, None, SimpleNamespace(answer=lambda *_: {}, progress=(1, 1))
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> "Source":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wanted(self, name: str, gpu: str) -> tuple[str, str, int, int]:
+        return name, gpu, 2 << 20, 1 << 30
+
+    def put(self, *_: object) -> None:
+        pass
+
+    def fill(self, *_: object, **__: object) -> None:
+        pass
+
+    def state(self, generation: int) -> None:
+        return None
+
+
+def test_an_arena_that_is_complete_never_has_the_time_to_live_of_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its restorer may be killed after each call.  A service that adopts the arena then would lose it whenever all members are
+    gone for a minute."""
+    found: list[tuple[bool, object]] = []
+
+    def ask(call: Call[Any]) -> Any:
+        is_complete, ttl = found[-1] if found else (False, None)
+        found.append((is_complete or call.method == "arena.commit", call.params.get("ttl_seconds", ttl)))
+        return SimpleNamespace(id=1, name="weights", gpu="0", generation=1)
+
+    monkeypatch.setattr(_restoring, "ImageSource", Source)
+    restore_image(SimpleNamespace(ask=ask), "first", "weights", gpu="0")
+    assert (False, KILLED_TTL) in found
+    assert [each for each in found if each == (True, KILLED_TTL)] == []
+    assert found[-1] == (True, 0.0)
