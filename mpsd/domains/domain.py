@@ -309,6 +309,9 @@ class Domain:
             self.unanswered_since = min(self.unanswered_since, asked_at)
             try:
                 self._believe(await self._ask(), asked_at)
+            except trio.Cancelled:
+                self.news.set()  # a caller with little patience must not let others take the view for the present one
+                raise
             except VendorFailed:
                 self.news.set()
                 self._silent_since = min(self._silent_since, asked_at)

@@ -5,7 +5,7 @@ steps and their order, steps.py carries them out, and targets.py finds the proce
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import structlog
@@ -21,6 +21,7 @@ from mpsd.stop.steps import Servers, Steps, StopCase
 from mpsd.stop.targets import Targets
 
 log = structlog.get_logger()
+_OTHERS_SECONDS = 1.0  # as commands that only read have for a domain that hangs
 _ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
 
 
@@ -44,7 +45,7 @@ class Stopper:
         found, others = await self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
         done: dict[ProcessId, Stopped] = {}
         for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
-            silent = await self._look()
+            silent = await self._look(found)
             if target.kind is TargetKind.PID:
                 self._targets.check_not_needed(found)  # again: a server may have been listed since
             else:
@@ -57,14 +58,14 @@ class Stopper:
             done |= {case.process: case.result for case in cases}
         return Report(list(done.values()), others)
 
-    async def _look(self) -> set[str]:
+    async def _look(self, wanted: Collection[ProcessId]) -> set[str]:
         """Ask every domain for its clients; return the names of the domains that do not answer."""
         silent: set[str] = set()
 
         async def look(domain: Domain) -> None:
             domain.mark_stale()
             silent.add(domain.name)
-            with trio.move_on_after(domain.control.silence_seconds):
+            with trio.move_on_after(_patience(domain, wanted)):
                 try:
                     await domain.refresh()
                     silent.discard(domain.name)
@@ -77,7 +78,7 @@ class Stopper:
         return silent
 
     async def _servers_now(self, wanted: Sequence[ProcessId]) -> list[Servers]:
-        silent = await self._look()
+        silent = await self._look(wanted)
         return [self._servers(process, silent) for process in wanted]
 
     def _open_all(self, wanted: Sequence[ProcessId], silent: set[str], asker: Asker) -> list[StopCase]:
@@ -112,3 +113,14 @@ class Stopper:
             is_unknown = not listed and domain.name in silent and process in domain.members
             found += [(domain, None)] if is_unknown else listed
         return found
+
+
+def _patience(domain: Domain, wanted: Collection[ProcessId]) -> float:
+    """Return for how many seconds to wait for a domain's answer: not long for one where none of the processes was placed.
+
+    A user may let own domains answer nothing, and must not delay the ends of others' clients.
+    """
+    is_known = domain.asked_at >= 0  # else an earlier mpsd may have placed some there
+    pids = {*domain.client_pids, *domain.admitted, *(each.pid for each in domain.members)}
+    are_there = any(each.pid in pids for each in wanted)
+    return _OTHERS_SECONDS if is_known and not are_there else domain.control.silence_seconds

@@ -47,3 +47,15 @@ def test_commands_wait_for_all_of_them_at_once(machine: Machine) -> None:
             assert time.monotonic() - began < MOST_SECONDS, line
             if line == "ps":
                 assert (done.returncode, str(other) in done.stdout) == (1, True), "only parts are missing"
+
+
+def test_the_end_of_another_users_client_waits_for_none_of_them(machine: Machine) -> None:
+    """Each look at the clients, of which a stop has several, took 5 to 15 s: longer than a container may take to end."""
+    machine.start()
+    with standing_still(machine), machine.mpsd(uid=OTHER) as mpsd:
+        mpsd.timeout_seconds = 120
+        client = machine.counter(uid=OTHER).ready()
+        began = time.monotonic()
+        report = mpsd.ask(calls.client_stop(client.process.pid))
+        assert time.monotonic() - began < SECONDS
+        assert [(each.has_ended, each.steps) for each in report.processes] == [(True, ("terminate",))]

@@ -1,6 +1,7 @@
 """A client with a channel to a server and no context: no list of the vendor's shows it, and its domain is not empty."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,22 @@ async def test_no_server_of_another_user_is_started_where_a_client_came_first() 
             await trio.testing.wait_all_tasks_blocked()
             domain.join(processes.process_id(os.getpid()), 1000)
     assert vendor.told == []
+
+
+async def test_a_question_that_its_asker_gives_up_is_asked_again(autojump_clock: trio.testing.MockClock) -> None:
+    """The view counted as present, and after 2 s the domain as frozen, until mpsd's next question a minute later."""
+
+    class Slow(Vendor):
+        async def commands(self, lines: Sequence[str]) -> str:
+            await trio.sleep(1.5)
+            return ""
+
+    domain = a_domain(Slow())
+    domain.mark_stale()
+    with trio.move_on_after(1.0) as given_up:
+        await domain.refresh()
+    assert given_up.cancelled_caught
+    await domain.refresh()
+    assert domain.asked_at == 1.0
+    await trio.sleep(60.0)
+    assert domain.is_answering
