@@ -45,14 +45,25 @@ class Strangers(Struct):
 
     async def run(self) -> None:
         """Run as long as mpsd."""
-        while True:
-            with trio.move_on_after(_SURE_SECONDS if self._known else float("inf")):
-                await self.pool.changed()
-            for domain in [each for each in self.pool.domains.values() if each.state is DomainState.READY]:
-                await self.look(domain)
-            for name, process in list(self._known):
-                if name not in self.pool.domains or not processes.is_alive(process):
-                    del self._known[name, process]
+        busy: set[str] = set()
+        async with trio.open_nursery() as nursery:
+            while True:
+                with trio.move_on_after(_SURE_SECONDS if self._known else float("inf")):
+                    await self.pool.changed()
+                for domain in self.pool.domains.values():
+                    if domain.state is DomainState.READY and domain.name not in busy:
+                        busy.add(domain.name)
+                        nursery.start_soon(self._look_apart, domain, busy)
+                for name, process in list(self._known):
+                    if name not in self.pool.domains or not processes.is_alive(process):
+                        del self._known[name, process]
+
+    async def _look_apart(self, domain: Domain, busy: set[str]) -> None:
+        """Look at a domain while others are looked at too: its daemon may not answer."""
+        try:
+            await self.look(domain)
+        finally:
+            busy.discard(domain.name)
 
     async def look(self, domain: Domain) -> None:
         """Handle the strangers that the domain lists now; mpsd acts only on a second answer, some time after the first."""

@@ -104,3 +104,26 @@ async def test_an_ended_process_is_nobody(autojump_clock: trio.testing.MockClock
         await room.listed(999_999_902, os.getpid())
         await trio.sleep(2.0)
     assert (room.events, room.vendor.told) == ([], [])
+
+
+async def test_a_domain_that_hangs_keeps_no_strangers_of_others(
+    child: "subprocess.Popen[bytes]", autojump_clock: trio.testing.MockClock
+) -> None:
+    """A user with strangers in an own domain, whose server stood still, kept those of others from being ended."""
+
+    class Hung(Vendor):
+        async def command(self, line: str, seconds: float | None = None) -> str:
+            self.told.append(line)
+            return await trio.sleep_forever()
+
+    room, hung = Room(True), Hung()
+    room.pool.domains = {"d2": Domain("d2", 2, GPUS, hung, 48, state=DomainState.READY), **room.pool.domains}  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(room.strangers.run)
+        for _ in range(4):
+            for domain in room.pool.domains.values():
+                domain._believe({SERVER: ServerView(SERVER, 0, "ACTIVE", (child.pid,), domain.name, GPUS)}, trio.current_time())
+            room.pool._changed.notify()
+            await trio.sleep(1.1)
+        nursery.cancel_scope.cancel()
+    assert hung.told == room.vendor.told == [f"terminate_client {SERVER} {child.pid}"]
