@@ -47,17 +47,17 @@ class UnixGroups:
         async with turn:
             try:
                 for each in {uid, share}:  # quotas are those of the share
-                    await self._learn_one(each, names)
+                    await self._learn_one(each, names, share)
             except trio.TooSlowError:
                 log.warning("users.silent", uid=uid, why=_SILENT, effect="requests of this user wait")
                 return False
         return True
 
-    async def _learn_one(self, uid: int, names: Sequence[str]) -> None:
+    async def _learn_one(self, uid: int, names: Sequence[str], share: int) -> None:
         """Raises TooSlowError."""
         if self._lacks(uid, names):
             forgotten = self._forgotten
-            self._note(uid, await self._users.ask(partial(_groups_of, uid, names)))
+            self._note(uid, await self._users.ask(partial(_groups_of, uid, names), share))
             if forgotten != self._forgotten:
                 self._stale.add(uid)
 

@@ -16,6 +16,7 @@ from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _REFRESH_SECONDS = 60.0  # a group that is made while mpsd runs counts after so long, or after a reload
+_LOOK_SECONDS = 0.1
 _THREADS = 8  # each may wait for the database for as long as that likes
 _T = TypeVar("_T")
 
@@ -26,11 +27,33 @@ class UserDatabase:
     def __init__(self, threads: int = _THREADS, seconds: float = ANSWER_SECONDS) -> None:
         self._limiter = trio.CapacityLimiter(threads)
         self._seconds = seconds
+        self._asking: set[int] = set()  # shares with a thread, also one that nobody waits for any more
 
-    async def ask(self, look_up: Callable[[], _T]) -> _T:
-        """Return what the function returns.  Raises TooSlowError, and what the function raises."""
+    async def ask(self, look_up: Callable[[], _T], share: int = 0) -> _T:
+        """Return what the function returns.  Raises TooSlowError, and what the function raises.
+
+        share: whose question it is.  Of each one thread runs at a time: a user with many uids must not take all.
+        """
+
+        started = False
+
+        def asks() -> _T:
+            nonlocal started
+            started = True
+            try:
+                return look_up()
+            finally:
+                self._asking.discard(share)
+
         with trio.fail_after(self._seconds):
-            return await run_in_thread(look_up, abandon_on_cancel=True, limiter=self._limiter)
+            while share in self._asking:  # noqa: ASYNC110  an abandoned thread tells no task of its end
+                await trio.sleep(_LOOK_SECONDS)
+            self._asking.add(share)
+            try:
+                return await run_in_thread(asks, abandon_on_cancel=True, limiter=self._limiter)
+            finally:
+                if not started:
+                    self._asking.discard(share)
 
 
 class AdminGroup:

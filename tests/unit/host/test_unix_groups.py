@@ -80,6 +80,24 @@ async def test_a_user_with_many_uids_takes_one_thread(silent: threading.Event, m
         silent.set()
 
 
+async def test_a_user_whose_questions_are_given_up_takes_no_further_thread(
+    silent: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a question that was given up goes on: each further uid took another one, until no user was left one."""
+    monkeypatch.setattr(unix_groups, "is_member", lambda uid, name: uid < 1000 or silent.wait(60))
+    known = UnixGroups(share_of=lambda uid: 5000 if uid >= 1000 else uid, users=UserDatabase(threads=2, seconds=SHORT_SECONDS))
+    for uid in range(1000, 1004):
+        assert not await known.learn(uid, ["a"])
+    for _ in range(20):  # a busy machine may take longer than the deadline
+        if await known.learn(7, ["a"]):
+            break
+    assert known.of(7, ["a"]) == ("a",)
+    silent.set()
+    with trio.fail_after(30):
+        while not await known.learn(1000, ["a"]):
+            pass
+
+
 async def test_an_answer_to_an_earlier_question_is_asked_for_again(silent: threading.Event) -> None:
     known = UnixGroups()
     async with trio.open_nursery() as nursery:
