@@ -17,6 +17,7 @@ import trio
 from msgspec import Struct, field, msgpack
 
 from mpsd.host.descriptors import received, rights, spare_descriptors
+from mpsd.model.process import ProcessId
 
 _TIMES_FREE = 4  # one user gets at most four fifths of the room
 _QUEUED_BYTES = 4 << 20  # the kernel doubles it, which is enough for some 7,000 connections
@@ -38,6 +39,7 @@ class _Entry(Struct):
     share: int
     cost: int
     waits_for_client: bool
+    process: ProcessId | None
     listing: AbstractContextManager[None]
 
 
@@ -63,6 +65,13 @@ class Backlog(Struct):
         """The number of connections that wait for a place, rather than for their client."""
         return self._of.total()
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def process_of(self, note: Note) -> ProcessId | None:
+        """Return the process of a waiting connection; None if it is not known."""
+        return self._entries[note.number].process
+
     def of(self, share: int) -> int:
         """Return how many of this user wait for a place."""
         return self._of[share]
@@ -71,7 +80,10 @@ class Backlog(Struct):
         """Return what the keeper has to hold: name, socket and note."""
         return [(name, end, 0) for name, end in zip(_ENDS, self._ends, strict=True)]
 
-    def put(self, connection: socket.socket, note: Note, share: int, listing: AbstractContextManager[None]) -> bool:
+    def put(
+        self, connection: socket.socket, note: Note, share: int, listing: AbstractContextManager[None],
+        process: ProcessId | None = None,
+    ) -> bool:  # fmt: skip
         """Add a connection, whose descriptor stays the caller's, and list it while it waits.  False: too many wait."""
         data = msgpack.encode(note)
         cost = _BYTES_EACH + 2 * len(data)
@@ -79,7 +91,7 @@ class Backlog(Struct):
         if len(data) > _MOST_BYTES or cost > room or self._used[share] > _TIMES_FREE * room or not self._send(connection, data):
             return False
         listing.__enter__()
-        self._entries[note.number] = _Entry(share, cost, bool(note.greeting), listing)
+        self._entries[note.number] = _Entry(share, cost, bool(note.greeting), process, listing)
         self._used[share] += cost
         self._of[share] += not note.greeting
         return True

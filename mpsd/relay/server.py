@@ -6,7 +6,7 @@ conversation.py handles one connection.  While it is open the keeper holds it to
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -36,7 +36,8 @@ _ROOM_SECONDS = 0.1
 _FIRST_SHARE = 8  # one place in so many is kept for users who have few: users must not lock each other out
 _CLIENTS_SHARE = 8  # one place in so many is kept for clients that have a domain: each of their contexts needs a connection
 _FEW = 4  # a process begins with two connections, one after the other
-_LOOKED_AT = 64  # connections of the backlog, each _ROOM_SECONDS
+_LOOKED_AT = 64  # connections of the backlog in one step, each _ROOM_SECONDS; of a long one sooner
+_BACKLOG_SECONDS = 1.0  # for a look at a whole backlog: 6,400 connections of one user can be before that of another
 _CROWDED = "relay.max_connections: its user has as many as it may have now, the rest is kept for users with fewer"
 _SETTLE_SECONDS = 0.005
 
@@ -128,21 +129,23 @@ class Relay(Struct):
 
     def _begin(self, held: HeldConnection, nursery: trio.Nursery) -> None:
         """Start the conversation, unless the client has hung up, or its user's places are taken."""
-        sock = held.arrival.sock
+        sock, who = held.arrival.sock, held.arrival.credentials
         if has_hung_up(sock):
             hang_up(sock)
-        elif (places := self._places_for(sock, held.arrival.credentials, is_first=False)) is not None:
+        elif (places := self._places_for(who, partial(_process_at, sock, who), is_first=False)) is not None:
             self._start(sock, held.door, held.number, held.track, nursery, places)
             return
         elif self._wait(sock, Note(held.number, held.door)):
             sock.close()
         else:
-            _log_evicted(held.arrival.credentials, "too many connections, and too many of this user's wait already")
+            _log_evicted(who, "too many connections, and too many of this user's wait already")
             hang_up(sock)
         self.conversations.keeper.drop(held.client_id)
         self.conversations.progress.end(held.track)
 
-    def _places_for(self, sock: socket.socket, who: Credentials, *, is_first: bool) -> Counter[int] | None:
+    def _places_for(
+        self, who: Credentials, find_process: Callable[[], ProcessId | None], *, is_first: bool
+    ) -> Counter[int] | None:
         """Return the places of which the connection gets one; None if it has to wait.
 
         is_first: no earlier connection of this user waits.
@@ -157,7 +160,7 @@ class Relay(Struct):
             hindrance = self._newcomers.hindrance(self._taken[share], self._taken.total(), who.uid in (0, os.geteuid()))
             if not hindrance or pool.is_stopping:
                 return self._taken
-        process, _ = _identify(sock, who)
+        process = find_process()
         if pool.home_of(process) is None or self.conversations.open[process] >= _FEW:
             return None
         kept = self._taken_by_clients
@@ -187,8 +190,9 @@ class Relay(Struct):
     def _wait(self, sock: socket.socket, note: Note) -> bool:
         """Put a copy of the connection into the backlog; False if the backlog is full."""
         who = peer_credentials(sock)
-        listing = nullcontext() if note.greeting else self._listed(_identify(sock, who)[0], who.uid)
-        return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing)
+        process, _ = _identify(sock, who)
+        listing = nullcontext() if note.greeting else self._listed(process, who.uid)
+        return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing, process)
 
     @contextmanager
     def _listed(self, process: ProcessId | None, uid: int) -> Iterator[None]:
@@ -201,17 +205,19 @@ class Relay(Struct):
 
     async def _serve_backlog(self, nursery: trio.Nursery) -> None:
         """Begin connections that have a place, and remove those that have hung up, until cancelled."""
+        aside_at = trio.current_time()
         while True:
             await self.backlog.until_some()
-            if self._taken.total() >= self._newcomers.most:
+            if self._taken.total() >= self._newcomers.most and trio.current_time() >= aside_at:
                 self._set_silent_aside()
+                aside_at = trio.current_time() + _ROOM_SECONDS
             begun = 0
             for sock, note in self.backlog.first(_LOOKED_AT):
                 if has_hung_up(sock):
                     self.backlog.take(note)
                     hang_up(sock)
                 elif (note.greeting and not is_readable(sock)) or (
-                    places := self._places_for(sock, peer_credentials(sock), is_first=True)
+                    places := self._places_for(peer_credentials(sock), partial(self.backlog.process_of, note), is_first=True)
                 ) is None:
                     self.backlog.turn(sock, note)
                 else:
@@ -219,7 +225,7 @@ class Relay(Struct):
                     begun += 1
                 if begun == BEGUN:
                     break
-            await trio.sleep(0 if begun else _ROOM_SECONDS)
+            await trio.sleep(0 if begun else min(_ROOM_SECONDS, _BACKLOG_SECONDS * _LOOKED_AT / max(1, len(self.backlog))))
 
     def _begin_late(self, sock: socket.socket, note: Note, nursery: trio.Nursery, places: Counter[int]) -> None:
         track = self.conversations.progress.begin()
@@ -376,6 +382,10 @@ def _leave(caller: ClientConnection) -> None:
     """Cancel the wait of a caller that hung up.  A link notices by itself, after it has read all messages sent before."""
     if not caller.link.has_run:
         caller.scope.cancel()
+
+
+def _process_at(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
+    return _identify(connection, credentials)[0]
 
 
 def _identify(connection: socket.socket, credentials: Credentials) -> tuple[ProcessId | None, str]:

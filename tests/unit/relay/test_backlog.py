@@ -5,10 +5,15 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
+import trio
+import trio.testing
 
+from mpsd.model.process import ProcessId
 from mpsd.relay.backlog import Backlog, Note
+from mpsd.relay.server import Relay
 
 USER, OTHER = 1000, 1001
 
@@ -161,3 +166,32 @@ def test_who_waits_for_its_client_has_no_claim_to_a_place(pairs: ExitStack) -> N
     [(sock, note)] = backlog.first(64)
     sock.close()
     assert note.greeting == [b"greeting"]
+
+
+@pytest.mark.root  # without CAP_NET_ADMIN some 350 can wait
+async def test_a_full_queue_of_one_user_delays_no_other_for_long(
+    pairs: ExitStack, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """With 64 looked at each 0.1 s, the last of 5,000 was looked at after 8 s, though there was a place for it."""
+    waiting, last = 5000, ProcessId(5000, 1)
+    settings = SimpleNamespace(max_connections=64, silent_seconds=30.0)
+    relay = Relay(SimpleNamespace(settings=settings), backlog=queue(pairs))  # type: ignore[arg-type]
+    ours, theirs = connection(pairs)
+    with theirs:
+        for number in range(1, waiting):
+            assert relay.backlog.put(ours, Note(number, "control"), USER, nullcontext(), ProcessId(number, 1))
+        assert relay.backlog.put(ours, Note(waiting, "control"), OTHER, nullcontext(), last)
+        begun: list[float] = []
+
+        def begin(relay: Relay, sock: socket.socket, note: Note, nursery: trio.Nursery, places: object) -> None:
+            relay.backlog.take(note)
+            sock.close()
+            begun.append(trio.current_time())
+            nursery.cancel_scope.cancel()
+
+        monkeypatch.setattr(Relay, "_places_for", lambda relay, who, find, is_first: find() == last or None)
+        monkeypatch.setattr(Relay, "_begin_late", begin)
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(relay._serve_backlog, nursery)
+        assert begun[0] - start < 2.0
