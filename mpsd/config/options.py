@@ -218,7 +218,10 @@ class MetricsOptions:
         needs_restart=True,
     )
     max_connections: int = option(
-        32, "Most connections at once; then the oldest makes way.", accept=between(1, 1024), needs_restart=True
+        32,
+        "Most connections at once; then the oldest of the user, or machine, with most makes way.",
+        accept=between(1, 1024),
+        needs_restart=True,
     )
     token_file: str = option(
         "",

@@ -11,7 +11,7 @@ from mpsd.errors import KeeperFailed
 from mpsd.host import processes
 from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
-from mpsd.host.unix_sockets import listening_sockets
+from mpsd.host.sock_diag import listening_sockets
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()

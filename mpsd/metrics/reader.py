@@ -5,6 +5,7 @@ sender likes (docs/decisions/019-a-strangers-descriptor-may-not-answer.md).
 """
 
 import socket
+from contextlib import suppress
 
 import trio
 
@@ -13,8 +14,10 @@ from mpsd.host.arrivals import hang_up
 from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings
 from mpsd.host.peers import peer_credentials
+from mpsd.host.sock_diag import tcp_user
 
 _RECEIVE_BYTES = 4096
+_NETWORK_BYTES = 8  # of an IPv6 address: one machine has all of such a network; an IPv4 address is shorter
 
 
 class UnixReader(trio.abc.Stream):
@@ -56,6 +59,21 @@ class UnixReader(trio.abc.Stream):
     async def aclose(self) -> None:
         hang_up(self._sock)
         await trio.lowlevel.checkpoint()
+
+
+def share_at(stream: trio.SocketStream, ranges: UidRanges) -> int | str:
+    """Return whose share of the places a connection takes: a user's of this machine, or another machine's."""
+    sock = stream.socket
+    with suppress(OSError):  # it has hung up
+        if sock.family == socket.AF_UNIX:
+            return ranges.share_of(peer_credentials(sock).uid)  # type: ignore[arg-type]  # trio's has the same methods
+        peer, own = sock.getpeername()[:2], sock.getsockname()[:2]
+        with suppress(OSError):  # a kernel without CONFIG_INET_DIAG
+            if (uid := tcp_user(sock.family, peer, own)) is not None:
+                return ranges.share_of(uid)
+        packed = socket.inet_pton(sock.family, peer[0].partition("%")[0])
+        return packed[:_NETWORK_BYTES].hex()
+    return ""
 
 
 def guarded(stream: trio.SocketStream, closings: Closings, ranges: UidRanges) -> trio.abc.Stream:

@@ -7,9 +7,9 @@
 `serve` loads Prometheus' library and h11, since most daemons never need them.
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 import trio
@@ -22,7 +22,7 @@ from mpsd.host.descriptors import Closings
 from mpsd.metrics.admission_timer import TimedAdmission
 from mpsd.metrics.counters import Counters
 from mpsd.metrics.listener import MetricsListener, open_door
-from mpsd.metrics.reader import guarded
+from mpsd.metrics.reader import guarded, share_at
 from mpsd.metrics.source import MetricsSource, Readings
 from mpsd.relay.assignment import Admission
 from mpsd.threads import run_in_thread
@@ -47,7 +47,7 @@ class Metrics:
         """Count from now on."""
         self.tallies = Counters()
         self._settings, self._events, self._ranges = settings, events, ranges
-        self._open: deque[trio.CancelScope] = deque()  # one a connection, the oldest first
+        self._open: list[tuple[int | str, trio.CancelScope]] = []  # of each connection, with its share; the oldest first
         events.listeners.append(self.tallies.hear)
 
     # -- hooks -------------------------------------------------------------------------------------------------------
@@ -73,7 +73,8 @@ class Metrics:
         answer = pages.answerer(source, _REUSE_SECONDS, self._settings.listen, await self._token())
 
         async def take(stream: trio.SocketStream) -> None:
-            await self._take(guarded(stream, closings, self._ranges), answer)
+            share = share_at(stream, self._ranges)
+            await self._take(guarded(stream, closings, self._ranges), share, answer)
 
         closings = Closings()
         with await self._open_door() as door:
@@ -105,9 +106,11 @@ class Metrics:
                 log.info("metrics.listening", listen=self._settings.listen)
                 return door
 
-    async def _take(self, stream: trio.abc.Stream, answer: Callable[[trio.abc.Stream], Awaitable[str]]) -> None:
+    async def _take(
+        self, stream: trio.abc.Stream, share: int | str, answer: Callable[[trio.abc.Stream], Awaitable[str]]
+    ) -> None:
         """Serve one connection.  A failure in it ends this connection and nothing else."""
-        with self._place() as scope:
+        with self._place(share) as scope:
             try:
                 trouble = await answer(stream)
             except Exception:
@@ -116,20 +119,23 @@ class Metrics:
             if trouble:
                 log.debug("metrics.dropped", why=trouble)
         if scope.cancelled_caught:
-            log.debug("metrics.dropped", why="too many connections, and this was the oldest")
+            log.debug("metrics.dropped", why="too many connections, and this was the oldest of the user with most")
 
     @contextmanager
-    def _place(self) -> Iterator[trio.CancelScope]:
-        """Take a place; if none is free, cancel the oldest connection.
+    def _place(self, share: int | str) -> Iterator[trio.CancelScope]:
+        """Take a place; if none is free, cancel the oldest connection of the user, or machine, with most.
 
-        Otherwise clients that keep connections open could keep all others out.
+        Otherwise clients that keep connections open could keep all others out, and a storm of them could end each scrape.
         """
         if len(self._open) >= self._settings.max_connections:
-            self._open.popleft().cancel()
+            [(greediest, _)] = Counter([*(each for each, _ in self._open), share]).most_common(1)
+            oldest = next(place for place in self._open if place[0] == greediest)
+            self._open.remove(oldest)
+            oldest[1].cancel()
         with trio.CancelScope() as scope:
-            self._open.append(scope)
+            self._open.append((share, scope))
             try:
                 yield scope
             finally:
-                if scope in self._open:
-                    self._open.remove(scope)
+                with suppress(ValueError):
+                    self._open.remove((share, scope))

@@ -60,7 +60,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/relay/message.py": "passes messages on and does not read them; credentials are the kernel's",
     "mpsd/host/peers.py": _KERNEL,
     "mpsd/keeper/connections.py": _BESIDE,
-    "mpsd/host/unix_sockets.py": "reads the kernel's structures; a name of others is between lengths that the kernel wrote",
+    "mpsd/host/sock_diag.py": "reads the kernel's structures; a name of others is between lengths that the kernel wrote",
     "mpsd/keeper/process.py": "opens /dev/null",
     "mpsd/health/loop_watch.py": "reads numbers of its own /proc/self/task/TID/schedstat",
     "mpsd/app/descriptor_limit.py": "opens /dev/null",

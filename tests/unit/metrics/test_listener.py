@@ -1,5 +1,6 @@
 """The door at which numbers are asked for, over real sockets: right requests, wrong ones, none."""
 
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -169,6 +170,41 @@ async def test_who_holds_connections_keeps_nobody_from_asking(short_dir: Path) -
         assert len(daemon.metrics._open) == 3
         for stream in held:
             await stream.aclose()
+
+
+@pytest.mark.root
+async def test_a_storm_of_one_user_ends_no_scrape_of_another(short_dir: Path) -> None:
+    """All come from one address; each new connection took the place of the oldest, which was the scrape's."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    daemon = FakeDaemon.furnish(f"127.0.0.1:{port}", max_connections=4)
+    async with started(daemon.metrics.serve, daemon.fakes.services(), daemon.readings), trio.open_nursery() as nursery:
+        scrape = await connect_as(1000, port)
+        held = [await connect_as(1001, port) for _ in range(12)]
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert [await rest_of(each) for each in held[:9]] == [b""] * 9
+            await scrape.send_all(request("/healthz"))
+            assert (await scrape.receive_some()).startswith(b"HTTP/1.1 200 ")
+        for stream in (scrape, *held):
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def connect_as(uid: int, port: int) -> trio.SocketStream:
+    """Connect once the server listens, with a socket of this user."""
+    os.seteuid(uid)
+    try:
+        with trio.fail_after(PATIENCE_SECONDS):
+            while True:
+                sock = trio.socket.socket()
+                try:
+                    await sock.connect(("127.0.0.1", port))
+                    return trio.SocketStream(sock)
+                except OSError:
+                    sock.close()
+                    await trio.sleep(0.01)
+    finally:
+        os.seteuid(0)
 
 
 async def test_a_bug_ends_one_conversation(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

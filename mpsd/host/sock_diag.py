@@ -1,4 +1,4 @@
-"""The listening Unix sockets of mpsd's network namespace, as sock_diag(7) lists them.
+"""The sockets of mpsd's network namespace, as sock_diag(7) shows them: listening Unix sockets, and the users of TCP sockets.
 
 /proc/net/unix writes a newline in a socket's name as it is, so that any user can add lines to it that name another's socket.
 """
@@ -6,39 +6,71 @@
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 
 _NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 _SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_REQUEST_DUMP = 0x301  # NLM_F_REQUEST, NLM_F_DUMP
+_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
 _LISTENING = 1 << 10  # TCP_LISTEN in net/tcp_states.h, which Unix sockets have too
 _UDIAG_SHOW_NAME, _UNIX_DIAG_NAME = 1, 0  # linux/unix_diag.h
 _HEAD = struct.Struct("=IHHII")  # nlmsghdr: length, type
 _QUESTION = struct.Struct("=BBHIIIQ")  # unix_diag_req: family, protocol, padding, states, inode, what to show, cookie
 _ANSWER = struct.Struct("=BBBBIQ")  # unix_diag_msg: family, type, state, padding, inode, cookie
 _ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
+_TCP_QUESTION = struct.Struct("=BBBBI2s2s16s16sI8s")  # inet_diag_req_v2: family, protocol, 2 x 0, states, the socket:
+# ports, addresses (the peer's first), device, cookie
+_TCP_ANSWER = struct.Struct("=BB2x48x12xI")  # inet_diag_msg: family, state, then the socket, three numbers, the uid
+_OPEN_STATES = (1, 8)  # TCP_ESTABLISHED, TCP_CLOSE_WAIT: in others no process may have it, and the kernel reports uid 0
+_NO_COOKIE = b"\xff" * 8  # INET_DIAG_NOCOOKIE
 _ANSWER_BYTES = 1 << 16  # the kernel makes none longer than 32 KiB
 _SECONDS = 5.0  # the kernel answers while it is asked
+
+
+Address = tuple[str, int]
 
 
 def listening_sockets() -> dict[int, str]:
     """Return the names of the listening sockets by inode; that of an abstract one begins with a NUL.  Raises OSError."""
     question = _QUESTION.pack(socket.AF_UNIX, 0, 0, _LISTENING, 0, _UDIAG_SHOW_NAME, 0)
-    head = _HEAD.pack(_HEAD.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 0, 0)
+    return dict(map(_socket, _ask(question, _NLM_F_DUMP)))
+
+
+def tcp_user(family: int, peer: Address, own: Address) -> int | None:
+    """Return the uid of the process that has the other end of a connection, if it is in this network namespace.
+
+    None: it is elsewhere, or has closed its end.  Raises OSError if the kernel cannot tell.
+    """
+    (host, port), (own_host, own_port) = peer, own
+    ends = (port.to_bytes(2, "big"), own_port.to_bytes(2, "big"), _packed(family, host), _packed(family, own_host))
+    question = _TCP_QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ends, 0, _NO_COOKIE)
+    try:
+        with closing(_ask(question, 0)) as answers:
+            _, state, uid = _TCP_ANSWER.unpack_from(next(answers))
+    except FileNotFoundError:
+        return None
+    return int(uid) if state in _OPEN_STATES else None
+
+
+def _packed(family: int, host: str) -> bytes:
+    return socket.inet_pton(family, host.partition("%")[0])
+
+
+def _ask(question: bytes, flags: int) -> Generator[bytes, None, None]:
+    """Yield the answers; without the flag of a list there is one.  Raises OSError."""
+    head = _HEAD.pack(_HEAD.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST | flags, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(_SECONDS)
         kernel.send(head + question)
-        found: dict[int, str] = {}
         while True:
             for kind, body in _messages(kernel.recv(_ANSWER_BYTES)):
                 if kind == _NLMSG_DONE:
-                    return found
+                    return
                 if kind == _NLMSG_ERROR:
                     [error] = struct.unpack_from("=i", body)
                     raise OSError(-error, os.strerror(-error))
-                inode, name = _socket(body)
-                found[inode] = name
+                yield body
 
 
 def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
