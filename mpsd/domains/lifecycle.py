@@ -7,6 +7,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.log_follower import follow_logs, keep_log_room
 from mpsd.domains.pool import Pool
 from mpsd.domains.vendor_control import EXPOSED
+from mpsd.domains.vital_signs import why_stopped
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -57,6 +58,8 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         pool.store.forget_baselines(domain.name)
         pool.begin_guarding(domain)
     else:
+        if domain.control.process and (why := why_stopped(domain.control.process)):
+            raise VendorFailed(why)  # at once: mpsd serves nobody until each domain has answered, or failed
         await domain.sentinel.take_over()  # before its client could count as one
         domain.served_defaults = pool.defaults  # they were stored before its server got them
         domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS

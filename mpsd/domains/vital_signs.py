@@ -10,7 +10,7 @@ Prose: docs/domains.md, "A domain that cannot answer".
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -18,8 +18,10 @@ import trio
 from msgspec import Struct
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.leftovers import children, is_vendors
 from mpsd.host import cgroups, processes
 from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
@@ -73,6 +75,12 @@ def look_now(domain: Domain) -> bool:
     return domain.find_hindered(look(_signs(domain)).why)
 
 
+def why_stopped(daemon: ProcessId) -> str:
+    """Return which part of an adopted domain is stopped; "": none.  Its servers are not listed yet, but are its children."""
+    servers = (("vendor server", pid) for pid in children(daemon.pid) if is_vendors(pid))
+    return _stopped([("vendor daemon", daemon.pid), *servers])
+
+
 def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
     return [domain for domain in domains.values() if domain.state in _LOOKED_AT]
 
@@ -103,15 +111,21 @@ def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Unresponsive]:
 
 def look(signs: Signs) -> Unresponsive:
     """Return why a domain with these signs cannot answer."""
-    for what, pid in signs.pids:
-        if advice := _STOPPED.get(processes.state(pid)):
-            return Unresponsive(f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`")
+    if why := _stopped(signs.pids):
+        return Unresponsive(why)
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
     for pid in signs.clients:
         if how := how_stopped(pid):
             return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
     return Unresponsive()
+
+
+def _stopped(pids: Iterable[tuple[str, int]]) -> str:
+    for what, pid in pids:
+        if advice := _STOPPED.get(processes.state(pid)):
+            return f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`"
+    return ""
 
 
 def how_stopped(pid: int) -> str:

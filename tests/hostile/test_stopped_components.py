@@ -94,3 +94,20 @@ def test_a_removed_state_directory_is_named_and_newcomers_are_served(machine: Ma
     wait_for_problem(machine, f"the state directory {machine.state} was removed")
     machine.counter().ready(NEWCOMER_SECONDS)
     client.goes_on()
+
+
+@pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])
+def test_a_stopped_part_delays_no_restart_of_mpsd(machine: Machine, part: str) -> None:
+    """mpsd served nobody until a question to the stopped part had timed out, after vendor.command_seconds."""
+    machine.configure(f"[vendor]\ncommand_seconds = {4 * NEWCOMER_SECONDS}\n")
+    machine.start()
+    client = machine.counter(uid=1000).ready()
+    with stopped(part_of(machine, part)):
+        machine.kill_daemon()
+        began = time.monotonic()
+        machine.start()
+        machine.counter(uid=1001).ready(NEWCOMER_SECONDS)
+        assert time.monotonic() - began < 2 * NEWCOMER_SECONDS
+        assert "is stopped (SIGSTOP)" in machine.wait_for_journal("domain.failed")["why"]
+    client.goes_on()
+    wait_for("its domain to be adopted", lambda: client.pid in machine.clients())
