@@ -40,7 +40,7 @@ def listening_sockets() -> dict[int, str]:
 def tcp_user(family: int, peer: Address, own: Address) -> int | None:
     """Return the uid of the process that has the other end of a connection, if it is in this network namespace.
 
-    None: it is elsewhere, or has closed its end.  Raises OSError if the kernel cannot tell.
+    None: it is elsewhere, or has closed its end.  Raises OSError if the kernel has no answer.
     """
     (host, port), (own_host, own_port) = peer, own
     ends = (port.to_bytes(2, "big"), own_port.to_bytes(2, "big"), _packed(family, host), _packed(family, own_host))
@@ -58,7 +58,7 @@ def _packed(family: int, host: str) -> bytes:
 
 
 def _ask(question: bytes, flags: int) -> Generator[bytes, None, None]:
-    """Yield the answers; without the flag of a list there is one.  Raises OSError."""
+    """Yield the answers: one, or with the flag of a list any number.  Raises OSError."""
     head = _HEAD.pack(_HEAD.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST | flags, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(_SECONDS)
@@ -82,7 +82,7 @@ def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _socket(body: bytes) -> tuple[int, str]:
-    """Return inode and name; an empty name if it has none."""
+    """Return inode and name; an empty name for an unnamed one."""
     inode, at = _ANSWER.unpack_from(body)[4], _ANSWER.size
     while at < len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, at)

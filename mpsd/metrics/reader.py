@@ -62,7 +62,7 @@ class UnixReader(trio.abc.Stream):
 
 
 def share_at(stream: trio.SocketStream, ranges: UidRanges) -> int | str:
-    """Return whose share of the places a connection takes: a user's of this machine, or another machine's."""
+    """Return the share of the places that a connection counts against: a user's of this machine, or another machine's."""
     sock = stream.socket
     with suppress(OSError):  # it has hung up
         if sock.family == socket.AF_UNIX:
