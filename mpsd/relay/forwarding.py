@@ -121,7 +121,7 @@ class Forwarding(Struct):
 
     async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
         try:
-            while (message := await self._next_of_client()) is not None:
+            while (message := await look_at(self.client, self.closings, self.share)) is not None:
                 self._check_speaker(message)
                 self.has_spoken = True
                 self.has_passed_descriptors |= bool(message.descriptors)
@@ -138,12 +138,6 @@ class Forwarding(Struct):
             scope.cancel()
         else:
             _stop(domain, socket.SHUT_WR)
-
-    async def _next_of_client(self) -> Message | None:
-        """Look at the client's next message, once its user's earlier descriptors are closed, but for a few."""
-        await trio.lowlevel.wait_readable(self.client)
-        await self.closings.room(self.share)
-        return await look_at(self.client)
 
     def _check_speaker(self, message: Message) -> None:
         """Refuse another sender: a connection can be given away, but its limits are the caller's.  Raise WrongSpeaker."""

@@ -8,12 +8,13 @@ import array
 import socket
 import struct
 from collections.abc import Callable, Collection
+from functools import partial
 
 import trio
 from msgspec import Struct
 
 from mpsd.errors import ProtocolError
-from mpsd.host.descriptors import close_soon
+from mpsd.host.descriptors import Closings, close_soon
 from mpsd.model.process import Credentials
 
 MAX_BYTES = 256 * 1024  # above the largest datagram that a default SO_SNDBUF (212,992 bytes) allows
@@ -49,12 +50,15 @@ async def receive(connection: socket.socket) -> Message | None:
 
     A peer that closed with our messages unread counts as an end too.  Raise ProtocolError.
     """
-    return await _next(connection, 0)
+    return await _next(connection, 0, None, 0)
 
 
-async def look_at(connection: socket.socket) -> Message | None:
-    """Do as `receive`, but leave the message in the queue until `take`: a process that dies in between loses nothing."""
-    return await _next(connection, socket.MSG_PEEK)
+async def look_at(connection: socket.socket, closings: Closings | None = None, share: int = 0) -> Message | None:
+    """Do as `receive`, but leave the message in the queue until `take`: a process that dies in between loses nothing.
+
+    closings: of a client's descriptors, which count against this share, and of which a few may be under way; None: a domain's.
+    """
+    return await _next(connection, socket.MSG_PEEK, closings, share)
 
 
 def take(connection: socket.socket) -> None:
@@ -62,11 +66,13 @@ def take(connection: socket.socket) -> None:
     connection.recv(1, socket.MSG_TRUNC | socket.MSG_DONTWAIT)
 
 
-async def _next(connection: socket.socket, how: int) -> Message | None:
+async def _next(connection: socket.socket, how: int, closings: Closings | None, share: int) -> Message | None:
     while True:
         await trio.lowlevel.wait_readable(connection)  # for ever: the caller bounds it by who the peer is
+        if closings is not None:
+            await closings.room(share)
         try:
-            return _receive_now(connection, how)
+            return _receive_now(connection, how, close_soon if closings is None else partial(closings.begin, share))
         except (BlockingIOError, ConnectionResetError):
             continue  # the kernel reports a reset once, before the queued messages; after these comes the end
         except _NoRoom as exc:
@@ -75,11 +81,12 @@ async def _next(connection: socket.socket, how: int) -> Message | None:
         await trio.sleep(_AGAIN_SECONDS)  # it is still queued; if mpsd dropped the connection, the client would run without MPS
 
 
-def _receive_now(connection: socket.socket, how: int) -> Message | None:
+def _receive_now(connection: socket.socket, how: int, close: Callable[[Collection[int]], None]) -> Message | None:
+    """Return the next message, or raise for one that cannot be taken whole; `close` closes what came of its descriptors."""
     size, ancillary, flags, _ = connection.recvmsg_into([_buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | how)
     message = Message(bytes(_buffer[:size]), *_unpack(ancillary))
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        message.close()
+        message.close(close)
         if flags & socket.MSG_TRUNC:
             raise ProtocolError(f"a message over {MAX_BYTES} bytes was sent")
         raise _NoRoom("mpsd may open no further files for a message's descriptors")

@@ -101,7 +101,8 @@ file = os.open("file", os.O_RDONLY, dir_fd=path)
 for _ in range(connections):
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.connect(door)
-    socket.send_fds(made, [b"x"], [file] * DESCRIPTORS)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 212992)  # every user may: net.core.wmem_max is at least that
+    socket.send_fds(made, [bytes(int(sys.argv[5]))], [file] * DESCRIPTORS)
     if sys.argv[4] == "stays":
         kept.append(made)
     else:
@@ -114,6 +115,7 @@ os.kill(server, 9)
 CONNECTIONS = 40
 MOST_DESCRIPTORS = 700  # one message of 200 at each end of its closing, and mpsd's own
 MOST_THREADS = 350  # 8 for one user, or one message's 200; and mpsd's own
+TOO_LARGE = 300_000  # bytes of a message: more than the relay takes, and less than the kernel lets every user send
 
 
 def descriptors(machine: Machine) -> int:
@@ -125,10 +127,14 @@ def threads(machine: Machine) -> int:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("size", [1, TOO_LARGE])
 @pytest.mark.parametrize("stays", ["stays", "hangs up"])
 @pytest.mark.parametrize("door", ["control", "mpsd.sock", "mpsd-ui"])
-def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door: str, stays: str) -> None:
-    """mpsd could open nothing more in the end, and every program that it started waited for them."""
+def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door: str, stays: str, size: int) -> None:
+    """mpsd could open nothing more in the end, and every program that it started waited for them.
+
+    Of a message that the relay refuses for its size, mpsd gets the descriptors all the same.
+    """
     if not os.access("/dev/fuse", os.R_OK):
         pytest.skip("no FUSE here")
     machine.start()
@@ -144,6 +150,7 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
         str(machine.pipe / door),
         str(CONNECTIONS),
         stays,
+        str(size),
     ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
