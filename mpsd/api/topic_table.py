@@ -139,8 +139,17 @@ TOPICS: Mapping[str, Topic] = {
         4,
     ),
     "service.unreplicated": Topic("the process that keeps the replica has ended", "the first three, and `pid`", 4),
+    "service.moving": Topic(
+        "a move to another GPU has begun", "the first three, and `from_gpu`, `to_gpu`, `from_pid`, `to_pid`", 4
+    ),
+    "service.unmoved": Topic(
+        "the move is cancelled, and a member on the first GPU serves on; if the replica had the service's name already, the "
+        "next member makes the arena of the newest image",
+        "the first three, and `from_gpu`, `to_gpu`, `why`",
+        4,
+    ),
     "service.moved": Topic(
-        "the replica serves in place of the arena on a GPU that failed",
+        "the replica serves in place of the arena on another GPU: that one failed, or a move was asked for",
         "the first three, and `from_gpu`, `to_gpu`, `pid`, `at`: the moment of the image, `steps`: publishes that are lost at "
         "most (nil: not known), `bound`: of the replica's age, in seconds, `why`",
         4,

@@ -21,6 +21,7 @@ class Phase(StrEnum):
     SERVING = "serving"
     YIELDING = "yielding"  # the writer was asked to yield
     FENCING = "fencing"  # mpsd ends the writer
+    MOVING = "moving"  # the writer has stopped after its last barrier, and the replica on another GPU is to serve
 
 
 class MemberState(StrEnum):
@@ -61,11 +62,22 @@ class Elasticity(StrEnum):
     BATCH = "batch"
 
 
+class MoveState(StrEnum):
+    """The states of a move to another GPU."""
+
+    COPYING = "copying"  # images follow each other without a pause, and the replica copies them
+    YIELDING = "yielding"  # the active was asked for its last barrier
+    HANDING = "handing"  # it has stopped, and the replica copies that barrier, and serves
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
 class Instruction(Struct, frozen=True):
     """The instruction for a member (service.follow).  serial: grows with each change of any field.
 
     generation: of its term if it has to serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.
     why: for people.  commit: the number of the arena's last commit, which a member that takes over must have mapped.
+    is_moving: the service moves to another GPU: the writer takes images without a pause and, if it has to yield, a last one.
     """
 
     serial: int
@@ -76,6 +88,15 @@ class Instruction(Struct, frozen=True):
     writer: ProcessId | None
     why: str = ""
     commit: int = 0
+    is_moving: bool = False
+
+
+class LastRecord(Struct, frozen=True):
+    """The record at the last barrier of a writer that yields for a move.  why: there is no image of it; empty: there may be."""
+
+    generation: int
+    sequence: int
+    why: str = ""
 
 
 class ServiceSettings(Struct, frozen=True):
@@ -182,13 +203,15 @@ class ReplicaReport(Struct, frozen=True):
 
 class ReplicaOrder(Struct, frozen=True):
     """The order to the process that keeps a replica: standby or serve.  steps: publishes that the replica lacks; None: not
-    known.  has_gpu_failed: the service's GPU, for the next report.  generation: in which it writes its arena."""
+    known.  has_gpu_failed: the service's GPU, for the next report.  generation: in which it writes its arena.  is_moving: the
+    service moves to this replica, which should look for images often."""
 
     order: Order
     generation: int
     why: str
     steps: int | None
     has_gpu_failed: bool = False
+    is_moving: bool = False
 
 
 class ReplicaView(Struct, frozen=True):
@@ -202,6 +225,26 @@ class ReplicaView(Struct, frozen=True):
     behind_bytes: int
     bound_seconds: float
     is_behind: bool
+
+
+class MoveView(Struct, frozen=True):
+    """A move to another GPU, under way or over.  rounds: images that the replica has copied since it began.
+    steps: publishes that the replica lacks; None: not known.  seconds: since it began, or until it was over.  pause_ms: from
+    the last barrier until the new active reported that it serves; None: not so far.  why: it was cancelled.
+    """
+
+    state: MoveState
+    from_gpu: str
+    to_gpu: str
+    from_pid: int
+    to_pid: int
+    began_at: float
+    rounds: int = 0
+    steps: int | None = None
+    behind_bytes: int = 0
+    seconds: float = 0.0
+    pause_ms: float | None = None
+    why: str = ""
 
 
 class ServiceView(Struct, frozen=True):
@@ -228,6 +271,7 @@ class ServiceView(Struct, frozen=True):
     lost: Loss | None = None
     share: Share | None = None
     replica: ReplicaView | None = None  # changes no revision
+    move: MoveView | None = None  # the last one since mpsd began; its counts and times change no revision
 
 
 def is_unserved(of: ServiceView) -> bool:

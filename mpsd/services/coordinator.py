@@ -5,7 +5,7 @@ the arena's new writer.  Prose: docs/services.md.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -21,7 +21,7 @@ from mpsd.host.processes import ticks_at
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, ServiceView, Share
+from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, Share
 from mpsd.notify import Changed, Outbox, Signal
 from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
@@ -154,9 +154,6 @@ class Coordinator:
             facts = {"from_percent": before.sm_percent, "to_percent": share, "busy": busy, "level": level, "why": why}
             self.events.publish(record, "share", **facts)
             self.show(record)
-
-    def views(self) -> Iterator[ServiceView]:
-        return (view(self.records[arena_id]) for arena_id in sorted(self.records))
 
     def leave_if_empty(self, record: ServiceRecord) -> None:
         """Remove a service without processes, settings of its owner, or promotions that still count."""

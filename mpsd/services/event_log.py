@@ -15,7 +15,9 @@ from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Pr
 
 log = structlog.get_logger()
 _LET_GO = "it has let go, or has ended with all its work on the GPU"
-_LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "failed", "behind", "unreplicated", "moved"})
+_LOUD = frozenset(
+    {"unserved", "unprotected", "lost", "silent", "fencing", "failed", "behind", "unreplicated", "moved", "unmoved"}
+)
 
 
 class ServiceEvents:

@@ -13,6 +13,7 @@ from mpsd.model.service import (
     Instruction,
     Loss,
     MemberState,
+    MoveState,
     Order,
     Phase,
     Promotion,
@@ -22,8 +23,10 @@ from mpsd.model.service import (
 )
 from mpsd.notify import Changed
 from mpsd.services.handover import HandoverRecord
+from mpsd.services.move_record import MoveRecord
 from mpsd.services.rules.promotion_types import Service
 
+MOVE_ASKED = "a move to another GPU was asked for"
 CONTAINED = "an SM exception was contained in domain {}, which will end"
 
 
@@ -70,6 +73,7 @@ class ServiceRecord(Struct, eq=False):
     is_loss_told: bool = False
     share: Share | None = None  # of an elastic service
     dealt: Dealt | None = None  # None: its share has not changed
+    move: MoveRecord | None = None  # the last one
     is_removed: bool = False
     is_promoting: bool = False  # the vault is being called
     stopping: ProcessId | None = None  # its writer, which is being ended
@@ -105,8 +109,18 @@ class ServiceRecord(Struct, eq=False):
         order, why = self._order(instance)
         serial = instance.told.serial
         return Instruction(
-            serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit
-        )
+            serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit,
+            self._is_moving(instance),
+        )  # fmt: skip
+
+    def _is_moving(self, instance: Instance) -> bool:
+        """Return whether the process has to take images for a move."""
+        if instance.process != self.service.writer:
+            return False
+        if self.service.phase is Phase.YIELDING:
+            return bool(self.service.move)
+        is_copying = self.move is not None and self.move.state is MoveState.COPYING
+        return is_copying and self.service.phase is Phase.SERVING
 
     def _order(self, instance: Instance) -> tuple[Order, str]:
         service, member = self.service, self.service.member(instance.process)
@@ -119,6 +133,8 @@ class ServiceRecord(Struct, eq=False):
         if service.phase is Phase.FENCING:
             return Order.LEAVE, "it is being fenced"
         if service.phase is Phase.YIELDING:
+            if self.service.move:
+                return Order.YIELD, MOVE_ASKED
             is_moved = member is not None and member.is_closing
             return Order.YIELD, CONTAINED.format(instance.domain) if is_moved else "a handover was asked for"
         return (Order.SERVE, "") if self.arena.writer == instance.process else (Order.STANDBY, "")

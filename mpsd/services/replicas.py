@@ -1,6 +1,7 @@
 """Replicas of services: arenas on another GPU, each kept at the last image by the process that writes it.
 
     FOLLOWING ──the service has no active and cannot get one, and its GPU has failed──▶ REPLACED
+        └───────the service moves here (moves.py), and the replica has its last barrier────▲
 
 A replica replaces the service's arena in one transaction of the vault: it takes over the name, and no process can write the
 old arena any more.  Its writer then completes it from the image, joins, and serves.  A service that a member on its own GPU can
@@ -12,14 +13,15 @@ import struct
 from collections.abc import Iterator
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mpsd.errors import BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView
+from mpsd.model.service import MoveState, Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView
+from mpsd.notify import Signal
 from mpsd.services.coordinator import Coordinator
-from mpsd.services.members import ServiceRecord
+from mpsd.services.members import MOVE_ASKED, ServiceRecord
 from mpsd.services.rules.promotion import successor
 from mpsd.services.rules.promotion_types import Ended
 from mpsd.wire.forward_state import CONTROL_AT
@@ -48,6 +50,7 @@ class Replicas:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._by_arena: dict[int, Replica] = {}  # by the id of the replica's arena
+        self.reported = Signal[[Replica]]()
 
     async def run(self) -> None:
         """Look for replicas that have ended, or are too far behind.  Run as long as mpsd."""
@@ -60,6 +63,11 @@ class Replicas:
         """Return the replica of a service that is behind least; None without one."""
         views = (self._view(each) for each in self._of(arena_id) if self._arena(each.arena_id) is not None)
         return min(views, key=lambda each: -(each.at or 0.0), default=None)
+
+    def on(self, arena_id: int, gpu: str) -> Replica | None:
+        """Return the replica of a service on this GPU."""
+        known = {arena.id: arena.gpu for arena in self._coordinator.vault.arenas()}
+        return next((each for each in self._of(arena_id) if known.get(each.arena_id) == gpu), None)
 
     async def follow(
         self, arena_id: int, generation: int, process: ProcessId, of: Arena, report: ReplicaReport, wait_seconds: float
@@ -85,6 +93,7 @@ class Replicas:
             self._by_arena[arena_id] = replica
         replica.last, replica.steps = report, await self._steps(of, report)
         self._look(replica)
+        self.reported.emit(replica)
         with trio.move_on_after(wait_seconds):
             while not self._why_replace(replica) and self._has_failed(replica) == report.has_gpu_failed:
                 record = coordinator.records.get(of.id)
@@ -96,7 +105,9 @@ class Replicas:
             replica.steps = await self._steps(coordinator.vault.find_id(of.id), report)  # the active has ended
         if why := self._why_replace(replica):
             return self._replace(replica, generation, why)
-        return ReplicaOrder(Order.STANDBY, generation, "", replica.steps, self._has_failed(replica))
+        return ReplicaOrder(
+            Order.STANDBY, generation, "", replica.steps, self._has_failed(replica), self._is_moving_to(replica)
+        )
 
     # -- how far behind ----------------------------------------------------------------------------------------------------
 
@@ -161,6 +172,8 @@ class Replicas:
         of = self._arena(replica.of)
         if of is None or replica.last.at is None:
             return ""
+        if self._is_moved(coordinator.records.get(of.id), replica):
+            return MOVE_ASKED
         if not self._has_failed(replica):
             return ""
         is_drained = coordinator.parts.is_drained(of.gpu)
@@ -175,6 +188,18 @@ class Replicas:
         if not is_drained and self._may_come(of, record):
             return ""
         return f"GPU {of.gpu} has failed, and no member there can serve"
+
+    def _is_moving_to(self, replica: Replica) -> bool:
+        record = self._coordinator.records.get(replica.of)
+        move = None if record is None else record.move
+        return move is not None and move.is_under_way and move.to_id == replica.arena_id
+
+    def _is_moved(self, record: ServiceRecord | None, replica: Replica) -> bool:
+        """Return whether the service's active has stopped for a move to this replica, which has its last barrier."""
+        if record is None or record.move is None or not self._is_moving_to(replica):
+            return False
+        is_free = record.service.phase is Phase.MOVING and record.service.holder is None
+        return is_free and record.move.is_complete(replica.last)
 
     def _has_failed(self, replica: Replica) -> bool:
         """Return whether the service's GPU has failed since the replica began to follow, as this mpsd or an earlier one saw."""
@@ -209,6 +234,7 @@ class Replicas:
         nothing."""
         coordinator = self._coordinator
         old = coordinator.records.get(replica.of)
+        move = old.move if old is not None and self._is_moving_to(replica) else None
         lag, of = self._view(replica), coordinator.vault.find_id(replica.of)
         arena, gone = coordinator.vault.replace(of.id, replica.arena_id, generation, replica.process, of.writer)
         del self._by_arena[replica.arena_id]
@@ -222,6 +248,12 @@ class Replicas:
         record = coordinator.record(arena.id)
         if old is not None:
             coordinator.change(record, settings)
+        if old is not None and move is not None:
+            move.state, move.until = MoveState.HANDING, trio.current_time() + coordinator.settings.limits.promote_seconds
+            old.move, record.move = None, move
+            if old.service.phase is Phase.MOVING:  # no process can write its arena any more
+                old.service = structs.replace(old.service, phase=Phase.IDLE, deadline=None)
+            coordinator.show(record)
         facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
         coordinator.events.publish(record, "moved", why=why, bound=lag.bound_seconds, **facts)
         return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps)

@@ -9,13 +9,23 @@ from msgspec.structs import replace
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import HandedOver, Instruction, MemberState, Order, Phase, ServiceSettings, ServiceView
+from mpsd.model.service import (
+    HandedOver,
+    Instruction,
+    LastRecord,
+    MemberState,
+    Order,
+    Phase,
+    ServiceSettings,
+    ServiceView,
+)
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.elastic import ElasticShares
 from mpsd.services.enlistment import Enlistment
 from mpsd.services.fencing import Fencing
 from mpsd.services.heartbeats import Heartbeats
 from mpsd.services.members import Instance, ServiceRecord
+from mpsd.services.moves import Moves
 from mpsd.services.replicas import Replicas
 from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Failed, Finished, Joined, Promoted, Ready, Silent
 from mpsd.services.server_watch import Servers
@@ -38,6 +48,7 @@ class ServiceRequests:
         self._begun = trio.Event()
         self._due = math.inf  # trio time of the next check
         self.fencing, self._heartbeats, self.replicas = Fencing(coordinator), Heartbeats(coordinator), Replicas(coordinator)
+        self._moves = Moves(coordinator, self.replicas)
         self._elastic = ElasticShares(coordinator, self._heartbeats.work_of, lambda: coordinator.settings.elastic)
 
     def configure(self, settings: FailoverSettings) -> None:
@@ -56,6 +67,7 @@ class ServiceRequests:
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._elastic.run)
             nursery.start_soon(self.replicas.run)
+            nursery.start_soon(self._moves.run)
             nursery.start_soon(self._watch_time)
 
     # -- members ---------------------------------------------------------------------------------------------------------
@@ -147,13 +159,21 @@ class ServiceRequests:
         record, _ = self._seat(arena_id, process)
         self._check_writer(record, generation, process)
         self.coordinator.tell(record, Promoted(process))
+        self._moves.serving(record)
 
-    def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
-        """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing."""
+    def yielded(self, arena_id: int, generation: int, process: ProcessId, last: LastRecord | None = None) -> Instruction:
+        """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing.
+
+        last: it yields for a move, or finds afterwards that there is no image of its last barrier."""
         record, instance = self._seat(arena_id, process)
         if record.arena.writer == process or generation > record.arena.generation:
-            self.coordinator.tell(record, Finished(process))  # refused if mpsd asked it to yield
+            if last is None:
+                self.coordinator.tell(record, Finished(process))  # refused if mpsd asked it to yield
+            else:
+                self._moves.stopped(record, process, last)
             self.coordinator.vault.step_down(arena_id, generation, process)
+        if last is not None:
+            self._moves.settled(record, last)
         return instance.told
 
     def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
@@ -185,10 +205,14 @@ class ServiceRequests:
         with trio.move_on_after(wait_seconds if after is not None else 0):
             while after is not None and record.revision <= after and not record.is_removed:
                 await record.changed.wait()
-        return replace(view(self._find(arena_id)), replica=self.replicas.view(arena_id))
+        return self._view(self._find(arena_id))
 
     def services(self) -> Sequence[ServiceView]:
-        return [replace(each, replica=self.replicas.view(each.id)) for each in self.coordinator.views()]
+        return [self._view(self.coordinator.records[each]) for each in sorted(self.coordinator.records)]
+
+    def _view(self, record: ServiceRecord) -> ServiceView:
+        move = None if record.move is None else record.move.view_at(trio.current_time())
+        return replace(view(record), replica=self.replicas.view(record.arena.id), move=move)
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
         """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""
@@ -209,6 +233,14 @@ class ServiceRequests:
                     return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
                 await record.changed.wait()
         raise ArenaBusy(f"service {name} is not handed over yet: it is {record.service.phase}")
+
+    def move(self, arena_id: int, gpu: str, wait_seconds: float) -> ServiceView:
+        """Begin a move to the GPU with this UUID.  wait_seconds: until the replica has copied enough.
+
+        Raises ArenaBusy, BadRequest, NoRoom, NoSuchArena."""
+        record = self._find(arena_id)
+        self._moves.begin(record, gpu, wait_seconds)
+        return self._view(record)
 
     def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
         record = self.coordinator.record(arena_id)

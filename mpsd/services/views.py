@@ -78,6 +78,7 @@ def view(record: ServiceRecord) -> ServiceView:
         record.losses,
         record.lost,
         record.share,
+        move=None if record.move is None else record.move.view(),
     )
 
 
@@ -90,6 +91,8 @@ def _unserved(service: Service) -> str:
             return f"no member serves: pid {service.writer.pid} is being fenced"
         case Phase.PROMOTING if service.writer is not None:
             return f"no member serves: pid {service.writer.pid} is taking over"
+        case Phase.MOVING:
+            return "no member serves: the replica on another GPU copies the last barrier"
     return ""
 
 

@@ -44,6 +44,7 @@ METHODS: Mapping[str, int] = {
     "service.handover": 3,
     "service.change": 3,
     "service.replicate": 4,
+    "service.move": 4,
 }
 
 CODES: Mapping[str, int] = {

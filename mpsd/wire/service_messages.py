@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from mpsd.model.service import MOST_RANK, Elasticity
-from mpsd.wire.messages import ID, PATIENCE, PID
+from mpsd.wire.messages import GPU, ID, PATIENCE, PID
 from mpsd.wire.params import boolean, choice, maybe, number, or_zero, owned_word, text, whole
 
 MOST_STANDBYS = 8
@@ -45,6 +45,18 @@ class ServiceTerm(Struct, frozen=True):
     generation: Annotated[int, _GENERATION, "of the term that the call is about"]
 
 
+class YieldedTerm(Struct, frozen=True):
+    id: Annotated[int, ID, "of the arena"]
+    generation: Annotated[int, _GENERATION, "of the term that the call is about"]
+    state_generation: Annotated[
+        int | None, maybe(_GENERATION), "of the record at your last barrier, if `is_moving` was told; nil: no move", 4
+    ] = None
+    sequence: Annotated[int, _SERIAL, "likewise", 4] = 0
+    why_no_image: Annotated[
+        str, text(0, 400), "of that barrier, which cancels the move; empty: there is one, or will be", 4
+    ] = ""
+
+
 class FailedMember(Struct, frozen=True):
     id: Annotated[int, ID, "of the arena"]
     why: Annotated[str, text(1, 400), "for people"]
@@ -60,6 +72,12 @@ class Handover(Struct, frozen=True):
     name: Annotated[str, _NAME, "of the service"]
     to_pid: Annotated[int | None, maybe(PID), "the member that is to serve; nil: the next"] = None
     wait_seconds: Annotated[float, PATIENCE, "how long you wait until it serves"] = 30.0
+
+
+class MoveService(Struct, frozen=True):
+    name: Annotated[str, _NAME, "of the service"]
+    gpu: Annotated[str, GPU, "ordinal or UUID: where a member keeps a replica"]
+    wait_seconds: Annotated[float, PATIENCE, "how long the replica may take to copy what the active changes"] = 600.0
 
 
 class ChangeService(Struct, frozen=True):

@@ -1,6 +1,16 @@
 """The results about services."""
 
-from mpsd.model.service import Cause, Elasticity, Instruction, MemberState, MemberView, Phase, ReplicaOrder, ServiceView
+from mpsd.model.service import (
+    Cause,
+    Elasticity,
+    Instruction,
+    MemberState,
+    MemberView,
+    MoveState,
+    Phase,
+    ReplicaOrder,
+    ServiceView,
+)
 from mpsd.wire.fields import BOOLEAN, NUMBER, TEXT, TIME, UUID, WHOLE, Field, Kind, Map, Result, array, choice, maybe, record
 from mpsd.wire.plain import process_facts
 
@@ -22,6 +32,8 @@ INSTRUCTION = Result(
     Field("state_serial", WHOLE, "of the forward state that is kept with the arena; 0: none is"),
     Field("writer_pid", maybe(WHOLE), "the writer of the arena"),
     Field("why", TEXT, "of the order, for people", absent='""'),
+    Field("is_moving", BOOLEAN, "the service moves to another GPU: take images without a pause; with yield take a last one, "
+          "and report its record", 4, absent="False"),
 )  # fmt: skip
 
 SETTINGS = Result(
@@ -96,6 +108,24 @@ REPLICA_ORDER = Result(
     Field("why", TEXT, "for people"),
     Field("steps", maybe(WHOLE), "how often the active has published after the record of the replica; nil: not known"),
     Field("has_gpu_failed", BOOLEAN, "the GPU of the service has: say so in your next call, as a later mpsd does not know"),
+    Field("is_moving", BOOLEAN, "the service moves to you: look for images often", absent="False"),
+)  # fmt: skip
+
+MOVE = Result(
+    "Move", "A move of a service to another GPU.",
+    Field("state", choice(MoveState), "copying: the active serves, and images follow each other; yielding: it was asked for "
+          "its last barrier; handing: it has stopped, and the replica takes that barrier over, and serves"),
+    Field("from_gpu", UUID),
+    Field("to_gpu", UUID),
+    Field("from_pid", WHOLE, "the active that stops"),
+    Field("to_pid", WHOLE, "the process that keeps the replica"),
+    Field("began_at", TIME),
+    Field("rounds", WHOLE, "images that the replica has copied since"),
+    Field("steps", maybe(WHOLE), "how often the active has published after the record of the replica; nil: not known"),
+    Field("behind_bytes", WHOLE, "what the replica has still to copy of an image"),
+    Field("seconds", NUMBER, "since it began, or until it was over"),
+    Field("pause_ms", maybe(NUMBER), "from the last barrier until the new active reported that it serves; nil: not so far"),
+    Field("why", TEXT, "it was cancelled"),
 )  # fmt: skip
 
 SERVICE = Result(
@@ -105,7 +135,7 @@ SERVICE = Result(
     Field("owner_uid", WHOLE, "likewise"),
     Field("gpu", UUID, "likewise"),
     Field("phase", choice(Phase), "idle: no member serves; promoting: a member is to begin; yielding: the writer was asked to "
-          "yield; fencing: mpsd ends it"),
+          "yield; fencing: mpsd ends it; moving: it has stopped, and the replica on another GPU is to serve"),
     Field("generation", WHOLE, "of the arena"),
     Field("writer_pid", maybe(WHOLE), "the writer, also while mpsd fences it"),
     Field("revision", WHOLE, "grows with each change of what is here"),
@@ -120,6 +150,8 @@ SERVICE = Result(
     Field("lost", maybe(record(LOSS)), "the last of them", 4),
     Field("share", maybe(record(SHARE)), "nil: it is not elastic", 4),
     Field("replica", maybe(record(REPLICA)), "the one that is behind least; its changes change no `revision`", 4),
+    Field("move", maybe(record(MOVE)), "the last one since mpsd was started; `steps`, `behind_bytes` and `seconds` change no "
+          "`revision`", 4),
 )  # fmt: skip
 
 HANDED_OVER = Result(

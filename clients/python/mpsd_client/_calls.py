@@ -305,9 +305,16 @@ def service_serving(arena_id: int, generation: int) -> Call[None]:
     return _report("service.serving", id=arena_id, generation=generation)
 
 
-def service_yielded(arena_id: int, generation: int) -> Call[values.Instruction]:
-    """Report that the caller has stopped writing. generation: of the term that the call is about."""
-    return _call("service.yielded", values.Instruction, id=arena_id, generation=generation)
+def service_yielded(
+    arena_id: int, generation: int, state_generation: int | None = None, *, sequence: int = 0, why_no_image: str = "",
+) -> Call[values.Instruction]:
+    """Report that the caller has stopped writing. generation: of the term that the call is about. state_generation: of the
+    record at your last barrier, if `is_moving` was told; None: no move. sequence: likewise. why_no_image: of that
+    barrier, which cancels the move; empty: there is one, or will be."""
+    return _call(
+        "service.yielded", values.Instruction, id=arena_id, generation=generation, state_generation=state_generation,
+        sequence=None if sequence == 0 else sequence, why_no_image=None if why_no_image == "" else why_no_image,
+    )
 
 
 def service_failed(arena_id: int, why: str) -> Call[None]:
@@ -335,6 +342,12 @@ def service_handover(name: str, to_pid: int | None = None, wait_seconds: float =
     """Let another member serve. name: of the service. to_pid: the member that is to serve; None: the next. wait_seconds: how
     long you wait until it serves."""
     return _call("service.handover", values.HandedOver, name=name, to_pid=to_pid, wait_seconds=wait_seconds)
+
+
+def service_move(name: str, gpu: str, wait_seconds: float = 600.0) -> Call[values.Service]:
+    """Begin to move a service to another GPU. name: of the service. gpu: ordinal or UUID: where a member keeps a replica.
+    wait_seconds: how long the replica may take to copy what the active changes."""
+    return _call("service.move", values.Service, name=name, gpu=gpu, wait_seconds=wait_seconds)
 
 
 def service_change(

@@ -67,6 +67,7 @@ class Following:
         self._is_joined = False
         self._is_ready = False
         self._yielded = 0  # the generation of the last term of this process that has ended
+        self._yield: Call[Instruction] | None = None  # the report of that
         self._term: Term | None = None
         self._is_owed = False  # mpsd's keeper has lost the term's memory and state, and they are not restored yet
         self._reasons: set[str] = set()  # why not, as logged
@@ -144,18 +145,29 @@ class Following:
             self._hear_for(term)
             self._changed.notify_all()
 
-    def say_yielded(self, term: Term) -> None:
-        """Report the end of a term whose memory is read-only already; its state becomes that of the previous term.  Raises
-        Refused, StateError."""
+    def say_yielded(self, term: Term, why_no_image: str | None) -> None:
+        """Report the end of a term whose memory is read-only already; its state becomes that of the previous term.
+
+        why_no_image: of its last barrier before a move; "": there will be one; None: no move.  Raises Refused, StateError."""
         before = StateReader.open(term.state.fd)
+        generation, sequence = (None, 0) if why_no_image is None else (before.generation, before.latest)
         with self._changed:
             self._term, self._yielded, self._is_ready = None, term.kept_generation, False
             self._before, self._before_serial = before, term.kept_serial
+            self._yield = calls.service_yielded(
+                self._id, term.kept_generation, generation, sequence=sequence, why_no_image=_printable(why_no_image or "")
+            )
         try:
-            self._say(calls.service_yielded(self._id, term.kept_generation))
+            self._say(self._yield)
         except Refused as exc:
             if exc.code != ErrorCode.STALE_GENERATION:  # else the thread has reported it already, and another member serves
                 raise
+
+    def say_no_image(self, why: str) -> None:
+        """Report after `say_yielded` that the last image has failed: mpsd then cancels the move at once."""
+        assert self._yield is not None
+        with suppress(MpsdError):
+            self._say(Call(self._yield.method, {**self._yield.params, "why_no_image": _printable(why)}, self._yield.read))
 
     def say_failed(self, why: str) -> None:
         """Report a failure of this process, and end its membership."""
@@ -275,20 +287,20 @@ class Following:
         elif told.order == STANDBY:
             term.dismiss(told.why or "it was told not to serve any more")
         else:
-            term.is_over = told.order == YIELD
+            term.obey(told.order == YIELD, told.is_moving)
 
     def _answer(self, mpsd: Client, told: Instruction, said: set[tuple[str, int]]) -> Instruction | None:
         """Send the reports that are due, once on each connection.  Return mpsd's instruction in reply, if it sends one."""
         with self._changed:
             if self.is_to_serve(told):
                 self._changed.wait_for(lambda: self._term or self._is_over, HAND_SECONDS)
-            term, is_ready, yielded = self._term, self._is_ready, self._yielded
+            term, is_ready, yielded, report = self._term, self._is_ready, self._yielded, self._yield
         is_ours = told.order in (SERVE, YIELD)
         if term is not None and is_ours:
             self._register(mpsd, term, told, said)
-        elif is_ours and told.generation == yielded and ("yielded", yielded) not in said:
+        elif is_ours and report is not None and told.generation == yielded and ("yielded", yielded) not in said:
             said.add(("yielded", yielded))
-            return mpsd.ask(calls.service_yielded(self._id, yielded))
+            return mpsd.ask(report)
         elif told.order == STANDBY and is_ready and ("ready", yielded) not in said:
             said.add(("ready", yielded))
             return mpsd.ask(calls.service_ready(self._id))
@@ -347,6 +359,10 @@ class Following:
         self._told, self._is_over = Told(gone, time.monotonic_ns()), True
         if self._term is not None:
             self._hear_for(self._term)
+
+
+def _printable(why: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in why)[:400]
 
 
 def dismissed(told: Told) -> Dismissed:

@@ -26,6 +26,7 @@ SERVE = "serve"
 LAST = (ErrorCode.NOT_ALLOWED, ErrorCode.BAD_REQUEST, ErrorCode.NO_SUCH_METHOD)  # mpsd will never take the replica
 SUFFIX = ".replica"
 LOOK_SECONDS = 0.5  # between two looks at the images, at most
+MOVING_SECONDS = 0.005  # the same while the service moves to this replica: a part of the pause
 REMOVE_SECONDS = 30.0  # how long the arena of a replica before may be in use still, by a process that was killed
 COMPLETE_TRIES = 20
 ANSWER_SECONDS = 10.0
@@ -48,7 +49,7 @@ class Replica:
         self._source: ImageSource | None = None
         self._image: tuple[str, float] | None = None  # that the memory has, wholly
         self._behind_bytes = 0
-        self._has_gpu_failed = False
+        self._has_gpu_failed = self._is_moving = False
         self._mpsd: Client | None = None
         self._trouble = ""
         self.record: Record | None = None  # of that image
@@ -146,17 +147,18 @@ class Replica:
                     arena.id, arena.generation, self._service, None if self._image is None else self._image[1],
                     state_generation=record.generation if record else 0, sequence=record.sequence if record else 0,
                     behind_bytes=self._behind_bytes, bound_seconds=self._bound, has_gpu_failed=self._has_gpu_failed,
-                    wait_seconds=min(seconds, self._pause),
+                    wait_seconds=min(seconds, MOVING_SECONDS if self._is_moving else self._pause),
                 )
             )  # fmt: skip
         except (MpsdError, OSError) as exc:
+            self._is_moving = False
             self._away(seconds)
             if isinstance(exc, Refused) and exc.code in LAST:
                 raise
             if isinstance(exc, Refused) and exc.code == ErrorCode.STALE_GENERATION:
                 arena._restore()  # mpsd's keeper has died; raises if this process is not the writer any more
             return False
-        self._has_gpu_failed = told.has_gpu_failed
+        self._has_gpu_failed, self._is_moving = told.has_gpu_failed, told.is_moving
         if told.order != SERVE:
             return False
         _log.warning("the replica of service %s serves: %s; publishes lost at most: %s", self._service, told.why, told.steps)
@@ -204,7 +206,7 @@ class Replica:
             raise ImageError(f"the replica of service {self._service} could not be completed: {self._trouble or 'no image'}")
         source = self._source
         state = source.state(arena.generation)
-        with Client(self._path, program="mpsd_client") as mpsd:
+        with self._mpsd or Client(self._path, program="mpsd_client") as mpsd:
             mpsd.ask(calls.arena_commit(arena.id, arena.generation, source.layout, None if state is None else state.fd))
             mpsd.ask(calls.arena_change(arena.id, ttl_seconds=self._ttl))
         arena.refresh()

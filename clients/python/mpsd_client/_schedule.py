@@ -3,9 +3,11 @@
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpsd_client._errors import MpsdError
+from mpsd_client._imager import ImageError
 
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena
@@ -32,9 +34,13 @@ class ImageSchedule:
         self.taken = self.failed = 0
         self.last: Image | None = None
         self.trouble = ""
+        self._changed = threading.Condition()  # protects the fields below
         self._prepared: Taking | None = None  # waits for a barrier
         self._had_barrier = threading.Event()
         self._stop: threading.Event | None = None  # of the thread that runs now
+        self._is_hurried = False  # no pause between two images
+        self._on_last: Callable[[], object] | None = None  # called when the last image is prepared
+        self._last: Taking | None = None  # that image, which waits for `take_last`
 
     def step_done(self, arena: "Arena") -> None:
         """Set the moment of a prepared image.  No thread of this process may launch work that writes the arena until it
@@ -45,7 +51,10 @@ class ImageSchedule:
         taking = self._prepared
         if taking is None:
             return
-        self._prepared = None
+        with self._changed:
+            if self._prepared is not taking:  # it has become the last one
+                return
+            self._prepared = None
         try:
             taking.barrier(STALL_SECONDS)
         except _FAILURES as exc:
@@ -54,18 +63,51 @@ class ImageSchedule:
 
     def end(self) -> None:
         """End the schedule.  An image that has had its barrier is completed; one before it is given up."""
-        stop, self._stop, self._prepared = self._stop, None, None
-        if stop:
-            stop.set()
+        with self._changed:
+            stop, self._stop, self._prepared = self._stop, None, None
+            self._is_hurried, self._on_last, self._last = False, None, None
+            if stop:
+                stop.set()
+            self._changed.notify_all()
+
+    def hurry(self, is_hurried: bool, on_last: Callable[[], object] | None) -> None:
+        """Take images without a pause, or as before.  on_last: called, in any thread, when the last image is prepared, whose
+        barrier is `take_last`; None: images have their barriers in `step_done`.  May be repeated."""
+        with self._changed:
+            self._is_hurried, self._on_last = is_hurried, on_last
+            if on_last is None and self._last is not None:
+                self._prepared, self._last = self._last, None
+            elif on_last is not None and self._prepared is not None:
+                self._prepared, self._last = None, self._prepared
+                on_last()
+            self._changed.notify_all()
+
+    def take_last(self) -> "Taking":
+        """Set the moment of the last image, which the program has stopped at, and return it: it is complete later.
+
+        Raises ImageError, TimeoutError, OSError: there will be none."""
+        with self._changed:
+            taking, self._last = self._last, None
+        if taking is None:
+            raise ImageError("no image was prepared")
+        taking.barrier(STALL_SECONDS)
+        return taking
 
     def _run(self, arena: "Arena", stop: threading.Event) -> None:
-        while not stop.wait(self.every):
+        while self._wait_for_turn(stop):
             failed = self.failed
             try:
                 self._take(arena, stop)
             except _FAILURES as exc:
                 if not stop.is_set() and self.failed == failed:
                     self._note_failure(exc)
+                stop.wait(min(LOOK_SECONDS, self.every))  # also without a pause between images
+
+    def _wait_for_turn(self, stop: threading.Event) -> bool:
+        """Wait until the next image is due; return False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_hurried or stop.is_set(), self.every)
+        return not stop.is_set()
 
     def _take(self, arena: "Arena", stop: threading.Event) -> None:
         taking = arena.image(directory=self.directory)
@@ -73,7 +115,8 @@ class ImageSchedule:
             if not taking.wait_for_answer(stop, LOOK_SECONDS) or stop.is_set():
                 return
             self._had_barrier.clear()
-            self._prepared = taking
+            if not self._offer(taking, stop):
+                return
             while not self._had_barrier.wait(LOOK_SECONDS):  # as long as the program's step
                 if stop.is_set():
                     return
@@ -84,6 +127,18 @@ class ImageSchedule:
         finally:
             if arena.is_closed:  # maybe before the arena knew this image
                 taking.end()
+
+    def _offer(self, taking: "Taking", stop: threading.Event) -> bool:
+        """Let a prepared image wait for its barrier; return False at the end of the schedule."""
+        with self._changed:
+            if stop.is_set():
+                return False
+            if self._on_last is None:
+                self._prepared = taking
+            else:
+                self._last = taking
+                self._on_last()
+            return True
 
     def _note_failure(self, exc: Exception) -> None:
         self.failed += 1

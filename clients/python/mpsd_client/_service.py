@@ -37,6 +37,7 @@ from mpsd_client._term import Term
 from mpsd_client._values import Instruction
 
 AGAIN_SECONDS = 0.5  # between two attempts to map new memory
+LAST_IMAGE_SECONDS = 10.0  # before a move, until it is complete: mpsd waits no longer, by default
 _PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
 opened_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # opened by this process
@@ -367,13 +368,19 @@ class Service(Stepping):
         assert self._following is not None
         with suppress(MpsdError, OSError):  # mpsd may be away
             self._following.restore(term)  # after the yield this process can no longer give mpsd what its keeper lost
+        taking, why_no_image = term.take_last()
         term.end("its term is over")
         with self._lock:
             self._term = None
         with self._telling_of_failure():
             self._arena._yielded()
-        self._following.say_yielded(term)
+        self._following.say_yielded(term, why_no_image)
         term.state.close()
+        if taking is not None:
+            try:
+                taking.wait(LAST_IMAGE_SECONDS)
+            except (MpsdError, OSError) as exc:
+                self._following.say_no_image(str(exc) or repr(exc))
 
 
 def _is_emptied(told: Instruction) -> bool:

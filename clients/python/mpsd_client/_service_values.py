@@ -26,6 +26,8 @@ class Instruction:
     # the number of the arena's last commit: take what is new (`arena.open` with `takes` and `known`) before you serve
     commit: int = 0
     why: str = ""  # of the order, for people
+    # the service moves to another GPU: take images without a pause; with yield take a last one, and report its record
+    is_moving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,27 @@ class ReplicaOrder:
     why: str  # for people
     steps: int | None  # how often the active has published after the record of the replica; None: not known
     has_gpu_failed: bool  # the GPU of the service has: say so in your next call, as a later mpsd does not know
+    is_moving: bool = False  # the service moves to you: look for images often
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move of a service to another GPU."""
+
+    # copying: the active serves, and images follow each other; yielding: it was asked for its last barrier; handing: it has
+    # stopped, and the replica takes that barrier over, and serves
+    state: str
+    from_gpu: str
+    to_gpu: str
+    from_pid: int  # the active that stops
+    to_pid: int  # the process that keeps the replica
+    began_at: float
+    rounds: int  # images that the replica has copied since
+    steps: int | None  # how often the active has published after the record of the replica; None: not known
+    behind_bytes: int  # what the replica has still to copy of an image
+    seconds: float  # since it began, or until it was over
+    pause_ms: float | None  # from the last barrier until the new active reported that it serves; None: not so far
+    why: str  # it was cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +146,8 @@ class Service:
     name: str  # likewise
     owner_uid: int  # likewise
     gpu: str  # likewise
-    # idle: no member serves; promoting: a member is to begin; yielding: the writer was asked to yield; fencing: mpsd ends it
+    # idle: no member serves; promoting: a member is to begin; yielding: the writer was asked to yield; fencing: mpsd ends it;
+    # moving: it has stopped, and the replica on another GPU is to serve
     phase: str
     generation: int  # of the arena
     writer_pid: int | None  # the writer, also while mpsd fences it
@@ -138,6 +162,7 @@ class Service:
     lost: Loss | None = None  # the last of them
     share: ServiceShare | None = None  # None: it is not elastic
     replica: Replica | None = None  # the one that is behind least; its changes change no `revision`
+    move: Move | None = None  # the last one since mpsd was started; `steps`, `behind_bytes` and `seconds` change no `revision`
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpsd_client._arena import Arena
-from mpsd_client._errors import Dismissed
+from mpsd_client._errors import Dismissed, MpsdError
 from mpsd_client._record import Record
 from mpsd_client._schedule import ImageSchedule
 from mpsd_client._state import State
+
+if TYPE_CHECKING:
+    from mpsd_client._image import Taking
 
 KEEP_SECONDS = 30.0  # how long the first publish waits for mpsd, which may be restarting
 
@@ -42,6 +45,7 @@ class Term:
         """Called by Service.standby."""
         self.arena, self.generation, self.record, self.state, self.promoted_ns = arena, generation, record, state, promoted_ns
         self.is_over = self.is_dismissed = False
+        self._is_moving = False  # it is to end with a last image, for the replica on another GPU
         self.kept_serial = 0  # mpsd's serial of the state; 0: mpsd does not have it yet
         self.kept_generation = generation  # the arena's generation at mpsd; it changes after the death of mpsd's keeper
         self._leave, self._images = leave, images
@@ -103,6 +107,27 @@ class Term:
         self._leave(self, error)
 
     # -- for the service ---------------------------------------------------------------------------------------------
+
+    def obey(self, is_asked: bool, is_moving: bool) -> None:
+        """Follow an order.  is_asked: to yield; in a move once an image is prepared, so that the program stops briefly."""
+        self._is_moving = is_asked and is_moving
+        if not self._is_moving:
+            self.is_over = is_asked
+        if self._images:
+            self._images.hurry(is_moving, self._stop_at_last_image if self._is_moving else None)
+
+    def _stop_at_last_image(self) -> None:
+        self.is_over = True
+
+    def take_last(self) -> "tuple[Taking | None, str | None]":
+        """Take the last image before a move, at the end of the block.  Return it, and why there will be none, "" if there will
+        be; None, None: the term ends for another reason."""
+        if not self._is_moving or not self.is_over or self._images is None:
+            return None, None
+        try:
+            return self._images.take_last(), ""
+        except (MpsdError, OSError) as exc:
+            return None, str(exc) or repr(exc)
 
     def kept(self, serial: int, generation: int) -> None:
         """Record that mpsd has the state, and allow publishing: the next active will find the records."""

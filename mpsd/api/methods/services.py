@@ -1,4 +1,4 @@
-"""service.enlist, join, ready, follow, serving, yielded, failed, leave; get, list, handover, change.
+"""service.enlist, join, ready, follow, serving, yielded, failed, leave, replicate; get, list, handover, move, change.
 
 A process is a member, not a connection: it may reconnect.
 """
@@ -6,11 +6,14 @@ A process is a member, not a connection: it may reconnect.
 from mpsd.api.call import Call, Rows
 from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
 from mpsd.api.ports import Ports
-from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
+from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NoSuchArena, NotAllowed
 from mpsd.model.arena import Arena
 from mpsd.model.arena_names import split
+from mpsd.model.device_names import find_device
+from mpsd.model.process import ProcessId
+from mpsd.model.quantities import render_size
 from mpsd.model.reach import reaches
-from mpsd.model.service import Instruction, ReplicaReport, ServiceSettings, ServiceView
+from mpsd.model.service import Instruction, LastRecord, ReplicaReport, ServiceSettings, ServiceView
 from mpsd.services.requests import ServiceRequests
 from mpsd.wire import service_results
 from mpsd.wire.fields import Map
@@ -22,10 +25,12 @@ from mpsd.wire.service_messages import (
     GetService,
     Handover,
     JoinService,
+    MoveService,
     ReplicateService,
     ServiceId,
     ServiceName,
     ServiceTerm,
+    YieldedTerm,
 )
 
 _NOBODY = -1  # the uid of no user
@@ -86,8 +91,10 @@ async def serving(call: Call[ServiceTerm]) -> Map:
     return {}
 
 
-async def yielded(call: Call[ServiceTerm]) -> Map:
-    told = failover_of(call.services).yielded(call.ask.id, call.ask.generation, call.process())
+async def yielded(call: Call[YieldedTerm]) -> Map:
+    ask = call.ask
+    last = None if ask.state_generation is None else LastRecord(ask.state_generation, ask.sequence, ask.why_no_image)
+    told = failover_of(call.services).yielded(ask.id, ask.generation, call.process(), last)
     return service_results.instruction(told)
 
 
@@ -131,7 +138,7 @@ def list_services(call: Call[Page]) -> Rows[ServiceView]:
     return Rows(((each.id, None if each.id in arenas else _NOBODY, each) for each in found), service_results.service)
 
 
-def _check_reach(call: Call[Handover] | Call[ChangeService], arena: Arena) -> None:
+def _check_reach(call: Call[Handover] | Call[MoveService] | Call[ChangeService], arena: Arena) -> None:
     """Refuse what can end members to a caller that may not end all of them: the uid of a container's root proves nothing.
 
     Raises NotAllowed.
@@ -153,6 +160,37 @@ async def handover(call: Call[Handover]) -> Map:
 def told_handover(result: Map) -> str:
     """Describe the result for the audit."""
     return f"pid {result['from_pid']} to pid {result['to_pid']} in {result['seconds']:.3f} s"
+
+
+def _check_share(call: Call[MoveService], process: ProcessId, view: ServiceView, gpu: str) -> None:
+    """Refuse a move to a process with less of the GPU than is reserved for each member.  Raises NoRoom."""
+    if (grant := call.services.leases.grant_of(process)) is None:
+        return
+    whose = f"service {call.ask.name} cannot move to GPU {gpu}: pid {process.pid}, which keeps its replica, has"
+    percent = view.settings.sm_percent or 0.0
+    if view.share is not None:
+        percent = min(percent, view.share.sm_percent)  # an elastic one: what it was dealt is what its members have
+    if grant.sm_percent < percent:
+        raise NoRoom(f"{whose} {grant.sm_percent:g} % of the SMs there, and each member is to have {percent:g} %")
+    limit, wanted = grant.memory_bytes.get(gpu), view.settings.memory_bytes or 0
+    if limit is not None and limit < wanted:
+        raise NoRoom(f"{whose} {render_size(limit)} there, and each member is to have {render_size(wanted)}")
+
+
+async def move(call: Call[MoveService]) -> Map:
+    ask, failover = call.ask, failover_of(call.services)
+    arena = find_named(arenas_of(call.services), ask.name)
+    gpu = find_device(call.services.board.devices, ask.gpu).uuid
+    _check_reach(call, arena)
+    view = next((each for each in failover.services() if each.id == arena.id), None)
+    if view is not None and view.replica is not None and view.replica.gpu == gpu:
+        _check_share(call, view.replica.process, view, gpu)
+    return service_results.service(failover.move(arena.id, gpu, ask.wait_seconds))
+
+
+def told_move(result: Map) -> str:
+    """Describe the result for the audit."""
+    return f"from {result['move']['from_gpu']} to {result['move']['to_gpu']}"
 
 
 def _check_memory(call: Call[ChangeService], gpu: str) -> None:

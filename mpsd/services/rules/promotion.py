@@ -6,6 +6,9 @@
      │                            ▼                                 │
      └────────fenced────────── FENCING ◀──too late, or it failed────┘     fenced: YIELDING ──▶ IDLE as well
 
+A move to another GPU: YIELDING ──it has taken its last barrier, and is fenced──▶ MOVING: no member is promoted, until the
+replica has replaced the service's arena, and with it this service; too late, or cancelled: IDLE.
+
 One rule overrides all others: no member is promoted before the last process that may have written is fenced, even if that
 process reports that it has stopped, or seems dead.  So a service has one `writer` from its promotion on, and no writer only
 after `Fenced`.
@@ -20,6 +23,8 @@ after `Fenced`.
 | it is too slow to take over | fenced | |
 | it reports that it cannot continue | fenced | |
 | the vault has lost the arena | continues, also after a request to yield | cannot succeed an active that still has the memory |
+| the same, in MOVING | | no member any more: it would begin anew, and the last barrier is in the newest image |
+| it is too slow to take the last barrier before a move | continues | |
 
 A process that writes the arena without a promotion is its `holder`: an earlier mpsd may have promoted it, or it opened the
 arena by itself.  While it writes, no member is promoted, and nothing ends it; when it joins, it serves.
@@ -68,6 +73,9 @@ from mpsd.services.rules.promotion_types import (
     Refuse,
     Service,
     Silent,
+    Step,
+    Taken,
+    Unmoved,
     Unserved,
     Writing,
     Yield,
@@ -86,6 +94,8 @@ def decide(service: Service, event: Event, at: float, limits: PromotionLimits) -
         noted = after
         if decision is not None:
             decisions.append(decision)
+    if noted.phase is not Phase.YIELDING and noted.move:
+        noted = replace(noted, move=Step.NONE)
     if noted.phase is Phase.IDLE and service.phase is not Phase.IDLE:
         decisions.append(Unserved(why_nobody(noted)))
     return noted, tuple(decisions)
@@ -166,8 +176,11 @@ def _note(service: Service, event: Event, at: float, limits: PromotionLimits) ->
             return _with(service, *(replace(each, is_closing=True) for each in service.members if each.domain == domain))
         case Ended(process):
             return _without(service, process)
-        case Asked(to):
-            return _note_wish(service, to, at, limits)
+        case Asked(to, is_move):
+            return _note_move(service, at, limits) if is_move else _note_wish(service, to, at, limits)
+        case Taken(process):
+            is_asked = service.move is Step.ASKED and process == service.writer
+            return replace(service, move=Step.TAKEN) if is_asked else Refuse(f"{process.pid} was not asked for a last barrier")
         case Fenced(process) if process == service.holder:
             return replace(service, holder=None, is_lost=True)
         case Fenced(process) | Promoted(process) | Failed(process):
@@ -180,9 +193,11 @@ def _note(service: Service, event: Event, at: float, limits: PromotionLimits) ->
         case Postponed(process):
             is_begun = service.phase is Phase.PROMOTING and process == service.writer
             return service if is_begun else Refuse(f"{process.pid} had no instruction to serve")
+        case Emptied() if service.phase is Phase.MOVING:
+            return replace(service, is_empty=True, members=())
         case Emptied() | Filled():
             return replace(service, is_empty=isinstance(event, Emptied))
-        case Elapsed():
+        case Elapsed() | Unmoved():
             return service
 
 
@@ -197,18 +212,32 @@ def _note_standing(service: Service, process: ProcessId, standing: MemberState) 
 
 
 def _note_wish(service: Service, to: ProcessId | None, at: float, limits: PromotionLimits) -> Service | Refuse:
-    if service.phase is not Phase.SERVING:
-        return Refuse(f"the service is {service.phase}: no active can hand over")
     asked = replace(service, wish=to)
-    if service.is_empty:
-        return Refuse("the vault has lost its memory, and the one that serves has not given it again")
+    if why := _why_no_handover(service):
+        return Refuse(why)
     next_ = successor(asked)
     if next_ is None or (to is not None and next_.process != to):
         return Refuse("no standby is ready" if to is None else f"{to.pid} is not a ready standby")
-    if may_promote_at(service, at, limits) > at:
-        many = f"{limits.most_promotions} promotions occurred within {limits.window_seconds:g} seconds"
-        return Refuse(f"{many}, as many as services.most_promotions allows")
-    return asked
+    why = _why_too_many(service, at, limits)
+    return Refuse(why) if why else asked
+
+
+def _note_move(service: Service, at: float, limits: PromotionLimits) -> Service | Refuse:
+    """If the move is cancelled late, a member of this service has to be promoted: that may not be the one too many."""
+    why = _why_no_handover(service) or _why_too_many(service, at, limits)
+    return Refuse(why) if why else replace(service, move=Step.ASKED)
+
+
+def _why_no_handover(service: Service) -> str:
+    if service.phase is not Phase.SERVING:
+        return f"the service is {service.phase}: no active can hand over"
+    return "the vault has lost its memory, and the one that serves has not given it again" if service.is_empty else ""
+
+
+def _why_too_many(service: Service, at: float, limits: PromotionLimits) -> str:
+    many = f"{limits.most_promotions} promotions occurred within {limits.window_seconds:g} seconds"
+    is_now = may_promote_at(service, at, limits) <= at
+    return "" if is_now else f"{many}, as many as services.most_promotions allows"
 
 
 def _with_new(service: Service, member: Member) -> Service:
@@ -237,6 +266,11 @@ def _follow(service: Service, event: Event, at: float, limits: PromotionLimits) 
     writer, is_late = service.writer, isinstance(event, Elapsed) and service.deadline is not None and at >= service.deadline
     if writer is not None and isinstance(event, Fenced):
         service = _released(service, writer)
+        if service.phase is Phase.MOVING:
+            service = replace(service, deadline=at + limits.promote_seconds)
+        yield service, None
+    elif service.phase is Phase.MOVING and (is_late or isinstance(event, Unmoved)):
+        service = replace(service, phase=Phase.IDLE, deadline=None)
         yield service, None
     elif writer is not None and isinstance(event, Postponed):
         service = replace(_uncounted(service), phase=Phase.IDLE, writer=None, wish=writer, retry_at=at + _RETRY_SECONDS)
@@ -259,7 +293,7 @@ def _about_writer(
         return replace(service if service.is_lost else _uncounted(service), phase=Phase.SERVING, deadline=None), None
     if service.phase is Phase.SERVING and (isinstance(event, Asked) or _should_move(service, writer, at, limits)):
         return replace(service, phase=Phase.YIELDING, deadline=at + limits.yield_seconds), Yield(writer)
-    if service.phase is Phase.YIELDING and (is_late or isinstance(event, Emptied)):
+    if service.phase is Phase.YIELDING and (is_late or isinstance(event, Emptied) or _is_cancelled(service, event)):
         return replace(service, phase=Phase.SERVING, wish=None, deadline=None), Keep(writer)
     return service, None
 
@@ -272,9 +306,14 @@ def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -
         return True
     if service.phase is Phase.PROMOTING:
         return is_late or member.standing is MemberState.SILENT
-    if member.standing is MemberState.SILENT or (service.phase is Phase.YIELDING and is_late):
+    is_slow = service.phase is Phase.YIELDING and is_late and not service.move
+    if member.standing is MemberState.SILENT or is_slow:
         return successor(service) is not None
     return False
+
+
+def _is_cancelled(service: Service, event: Event) -> bool:
+    return bool(service.move) and isinstance(event, Unmoved)
 
 
 def _should_move(service: Service, writer: ProcessId, at: float, limits: PromotionLimits) -> bool:
@@ -292,7 +331,8 @@ def _released(service: Service, writer: ProcessId) -> Service:
     elif member is not None and member.standing is not MemberState.FAULTED:
         service = _with(service, replace(member, standing=MemberState.WARMING))
     is_done = service.is_done and service.phase is Phase.SERVING
-    return replace(service, phase=Phase.IDLE, writer=None, deadline=None, is_lost=not is_asked, is_done=is_done)
+    phase = Phase.MOVING if is_asked and service.move is Step.TAKEN else Phase.IDLE
+    return replace(service, phase=phase, writer=None, deadline=None, is_lost=not is_asked, is_done=is_done)
 
 
 def _uncounted(service: Service) -> Service:

@@ -1,5 +1,6 @@
 """The types of promotion.py: a service and its members, the events that concern them, the decisions.  Pure."""
 
+from enum import IntEnum
 from math import inf
 
 from msgspec import Struct
@@ -33,6 +34,14 @@ class Member(Struct, frozen=True):
     is_closing: bool = False
 
 
+class Step(IntEnum):
+    """How far a move to another GPU is, in YIELDING."""
+
+    NONE = 0  # no move: a handover
+    ASKED = 1  # the writer was asked for its last barrier
+    TAKEN = 2  # it has taken the barrier, and will be Fenced
+
+
 class Service(Struct, frozen=True):
     """The state of a service.
 
@@ -42,7 +51,7 @@ class Service(Struct, frozen=True):
     vault has lost the arena's memory, and no writer has given it again.  promotions: the times of those that count.
     promoted_at: the time of the last promotion.  not_before: until then members with precedence may still join.  retry_at:
     when to repeat a promotion that the vault refused.  deadline: when Elapsed is due.  until_done: an active that stops
-    unasked has done the work.  is_done: one has, and no member has joined since.
+    unasked has done the work.  is_done: one has, and no member has joined since.  move: NONE in all phases but YIELDING.
     """
 
     phase: Phase = Phase.IDLE
@@ -59,6 +68,7 @@ class Service(Struct, frozen=True):
     deadline: float | None = None
     until_done: bool = False
     is_done: bool = False
+    move: Step = Step.NONE
 
     def member(self, process: ProcessId | None) -> Member | None:
         return next((each for each in self.members if each.process == process), None)
@@ -116,9 +126,20 @@ class Silent(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """A handover was requested; to: None: to the next standby."""
+    """A handover was requested; to: None: to the next standby.  is_move: to the replica on another GPU."""
 
     to: ProcessId | None = None
+    is_move: bool = False
+
+
+class Taken(Struct, frozen=True):
+    """It has taken the last barrier before a move, and will be Fenced."""
+
+    process: ProcessId
+
+
+class Unmoved(Struct, frozen=True):
+    """The move is cancelled."""
 
 
 class Fenced(Struct, frozen=True):
@@ -165,7 +186,7 @@ class Elapsed(Struct, frozen=True):
 
 Event = (
     Joined | Placed | Writing | Ready | Faulted | Closing | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed
-    | Finished | Emptied | Filled | Elapsed
+    | Finished | Emptied | Filled | Elapsed | Taken | Unmoved
 )  # fmt: skip
 
 # -- decisions ---------------------------------------------------------------------------------------------------------

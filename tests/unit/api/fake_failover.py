@@ -5,15 +5,18 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from mpsd.errors import ArenaBusy, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.errors import ArenaBusy, BadRequest, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import (
     Cause,
     HandedOver,
     Instruction,
+    LastRecord,
     MemberState,
     MemberView,
+    MoveState,
+    MoveView,
     Order,
     Phase,
     Promotion,
@@ -71,7 +74,7 @@ class FakeFailover:
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
         self._term(arena_id, generation, process)
 
-    def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
+    def yielded(self, arena_id: int, generation: int, process: ProcessId, last: LastRecord | None = None) -> Instruction:
         self._term(arena_id, generation, process)
         return self._told(arena_id, process)
 
@@ -99,6 +102,17 @@ class FakeFailover:
             raise ArenaBusy("the service is idle")
         self.said.append(("handover", arena_id, to_pid))
         return HandedOver(writer.pid, to_pid or writer.pid, 0.25)
+
+    def move(self, arena_id: int, gpu: str, wait_seconds: float) -> ServiceView:
+        """Done at once, if no other GPU fits."""
+        view = self._view(arena_id)
+        if view.gpu == gpu:
+            raise BadRequest(f"service {view.name} is on GPU {gpu} already")
+        pids = view.members[0].process.pid, 587
+        move = MoveView(MoveState.DONE, view.gpu, gpu, *pids, NOW, 3, 0, 0, 1.25, 42.0)
+        self.said.append(("move", arena_id, gpu, wait_seconds))
+        self.views[arena_id] = replace(view, gpu=gpu, move=move)
+        return self.views[arena_id]
 
     def settings(self, arena_id: int) -> ServiceSettings:
         return self._view(arena_id).settings

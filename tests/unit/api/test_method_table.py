@@ -74,6 +74,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "service.list": {},
     "service.handover": {"name": "weights"},
     "service.change": {"name": "weights", "standbys": 2},
+    "service.move": {"name": "weights", "gpu": "1"},
     "service.replicate": {"id": 1, "generation": 7, "of": "weights"},
     "events.subscribe": {"topics": ["*"]},
     "events.unsubscribe": {},
@@ -108,7 +109,7 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
     assert {"fault.report", "fault.guards"} == NEEDS_CLIENT
     assert {
         "lease.renew", "lease.release", "lease.get", "client.why", "client.terminate", "arena.change", "arena.remove",
-        "service.handover", "service.change",
+        "service.handover", "service.change", "service.move",
     } == NEEDS_OWNER  # fmt: skip
     assert {"arena.get", "arena.open", "service.get"} == NEEDS_ARENA
     assert {

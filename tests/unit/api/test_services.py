@@ -6,9 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.api.authority import Peer
+from mpsd.model.lease import Grant
 from mpsd.model.process import ProcessId
+from mpsd.model.service import Elasticity, ServiceSettings, Share
 from mpsd.wire.rpc import Notification
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, open_daemon
+from tests.unit.api.fake_services import UUIDS
 
 READER = Peer(777, 2000, False, gids=(1100,))  # of the group that may read the arena
 WRITER = Peer(778, 2001, False, gids=(1100,))  # and later may write it
@@ -24,6 +27,7 @@ async def test_who_may_read_the_arena_sees_the_service_and_no_more(tmp_path: Pat
         assert await caller.refusal("service.join", id=1) == "NOT_ALLOWED"
         assert await caller.refusal("service.handover", name="weights") == "NOT_ALLOWED"
         assert await caller.refusal("service.change", name="weights", standbys=8) == "NOT_ALLOWED"
+        assert await caller.refusal("service.move", name="weights", gpu="1") == "NOT_ALLOWED"
 
 
 async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ async def test_what_happens_to_a_service_is_told_to_its_owner(tmp_path: Path) ->
                 assert isinstance(await caller.receive(), Notification)
 
 
-@pytest.mark.parametrize("method", ["service.handover", "service.change"])
+@pytest.mark.parametrize("method", ["service.handover", "service.change", "service.move"])
 @pytest.mark.parametrize(("namespaces", "bound", "may"), [((1,), 77, False), ((77, 1), 77, True), ((77, 1), 0, False)])
 async def test_a_container_ends_no_member_outside_by_its_service(
     tmp_path: Path, method: str, namespaces: tuple[int, ...], bound: int, may: bool
@@ -139,7 +143,63 @@ async def test_a_container_ends_no_member_outside_by_its_service(
     async with open_daemon(tmp_path) as daemon:
         daemon.fakes.namespaces[586] = namespaces
         caller = await daemon.call_as(replace(OWNER, bound=bound))
-        response = await caller.call(method, name="weights")
+        response = await caller.call(method, name="weights", **({"gpu": "1"} if method == "service.move" else {}))
         assert (response.error is None) == may, response.error
         if response.error:
             assert "outside of your container" in response.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("grant", "why"),
+    [
+        (None, ""),
+        (Grant("lease 1"), ""),
+        (Grant("lease 1", sm_percent=10.0), "has 10 % of the SMs there, and each member is to have 30 %"),
+        (Grant("lease 1", sm_percent=30.0, memory_bytes={UUIDS[1]: 2 << 30}), "has 2G there, and each member is to have 4G"),
+        (Grant("lease 1", sm_percent=30.0, memory_bytes={UUIDS[1]: 4 << 30}), ""),
+        (Grant("lease 1", sm_percent=30.0, memory_bytes={UUIDS[0]: 2 << 30}), ""),
+    ],
+)
+async def test_a_service_moves_only_to_a_process_with_what_each_member_is_to_have(
+    tmp_path: Path, grant: Grant | None, why: str
+) -> None:
+    """Its lease there is the room: a service would serve with less after the move than before."""
+    async with open_daemon(tmp_path) as daemon:
+        fakes = daemon.fakes
+        view = fakes.failover.views[1]
+        assert view.replica is not None
+        settings = ServiceSettings(sm_percent=30.0, memory_bytes=4 << 30)
+        fakes.failover.views[1] = replace(view, settings=settings, replica=replace(view.replica, gpu=UUIDS[1]))
+        if grant is not None:
+            fakes.leases.admit(587, 1000, grant, view.replica.process)
+        caller = await daemon.call_as(OWNER)
+        response = await caller.call("service.move", name="weights", gpu="1")
+        if not why:
+            assert response.error is None
+            assert fakes.failover.said == [("move", 1, UUIDS[1], 600.0)]
+            return
+        assert response.error is not None
+        assert (response.error["name"], fakes.failover.said) == ("NO_ROOM", [])
+        asked = f"service weights cannot move to GPU {UUIDS[1]}: pid 587, which keeps its replica, "
+        assert response.error["message"] == asked + why
+
+
+@pytest.mark.parametrize(("gpu", "code"), [("7", "NO_SUCH_DEVICE"), ("0", "BAD_REQUEST")])
+async def test_a_service_moves_to_no_gpu_that_is_missing_or_its_own(tmp_path: Path, gpu: str, code: str) -> None:
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
+        assert await caller.refusal("service.move", name="weights", gpu=gpu) == code
+        assert await caller.refusal("service.move", name="no-such-service", gpu="1") == "NO_SUCH_ARENA"
+
+
+async def test_an_elastic_service_moves_to_a_process_with_the_share_that_it_was_dealt(tmp_path: Path) -> None:
+    async with open_daemon(tmp_path) as daemon:
+        fakes = daemon.fakes
+        view = fakes.failover.views[1]
+        assert view.replica is not None
+        settings, share = ServiceSettings(sm_percent=50.0, elastic=Elasticity.BATCH), Share(20.0)
+        replica = replace(view.replica, gpu=UUIDS[1])
+        fakes.failover.views[1] = replace(view, settings=settings, share=share, replica=replica)
+        fakes.leases.admit(587, 1000, Grant("lease 1", sm_percent=20.0), view.replica.process)
+        caller = await daemon.call_as(OWNER)
+        assert (await caller.ask("service.move", name="weights", gpu="1"))["move"]["state"] == "done"

@@ -80,6 +80,7 @@ CALLS: dict[str, Call[Any]] = {
     "service.get": calls.service_get("weights", after=3, wait_seconds=0.1),
     "service.list": calls.service_list(),
     "service.handover": calls.service_handover("weights", 586, wait_seconds=1),
+    "service.move": calls.service_move("1000:weights", "1", 60.0),
     "service.replicate": calls.service_replicate(1, 7, "1000:weights", 1.5, state_generation=7, sequence=3, wait_seconds=0.1),
     "service.change": calls.service_change("weights", standbys=2, sm_percent=0, memory_bytes=1 << 30, heartbeat_seconds=0),
 }

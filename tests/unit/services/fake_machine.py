@@ -134,6 +134,7 @@ class FakeVault:
         if (refusal := self.refusal) is not None:
             self.refusal = None
             raise refusal
+        assert not arena.is_sealed, "it is promoted in an arena that has been replaced"
         if process not in arena.readers:
             raise NotAllowed(f"pid {process.pid} has it not open")
         if arena.writer not in (None, fenced):
@@ -323,6 +324,9 @@ class FakeMachine:
     def view(self) -> ServiceView:
         [found] = self.failover.services()
         return found
+
+    def view_of(self, arena_id: int) -> ServiceView:
+        return next(each for each in self.failover.services() if each.id == arena_id)
 
     def told(self, process: ProcessId) -> Instruction:
         return self.coordinator.records[1].instances[process].told

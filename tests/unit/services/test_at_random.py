@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from mpsd.errors import MpsdError, UnusablePath
 from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Order, Phase
+from mpsd.model.service import Instruction, Order, Phase
 from tests.seeds import seeds
 from tests.unit.services.fake_machine import FakeMachine
 
@@ -117,13 +117,16 @@ class World(FakeMachine):
                 if told.order is Order.STANDBY:
                     self.failover.ready(1, process)
                 elif told.order is Order.YIELD:
-                    self.failover.yielded(1, told.generation, process)
+                    self.yields(process, told)
                 elif told.order is Order.LEAVE:
                     self.end(process)
                 elif self.chance.random() < 0.1:
                     self.failover.failed(1, process, "out of memory")
                 else:
                     self.failover.serving(1, told.generation, process)
+
+    def yields(self, process: ProcessId, told: Instruction) -> None:
+        self.failover.yielded(1, told.generation, process)
 
     def check(self) -> None:
         record = self.coordinator.records.get(1)

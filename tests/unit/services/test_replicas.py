@@ -32,7 +32,7 @@ def keep(machine: FakeMachine) -> ProcessId:
 async def ask(machine: FakeMachine, process: ProcessId, wait: float = 0.0, **facts: object) -> ReplicaOrder:
     vault = machine.vault
     of = next(each for each in vault.arenas() if each.name == "llm")
-    report = replace(REPORT, at=trio.current_time(), **facts)
+    report = replace(REPORT, **({"at": trio.current_time()} | facts))
     return await machine.failover.replicas.follow(2, 1, process, of, report, wait)
 
 

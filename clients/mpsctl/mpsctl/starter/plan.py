@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 READY, FAULTED, SILENT = "ready", "faulted", "silent"  # states of a member
 SERVING = "serving"  # phase of a service
-_ON_THE_WAY = ("promoting", "yielding", "fencing")  # phases in which the next active is not decided yet
+_ON_THE_WAY = ("promoting", "yielding", "fencing", "moving")  # phases in which the next active is not decided yet
 _TOO_MANY = "fewer standbys are wanted"
 ILL_SECONDS = {FAULTED: 10.0, SILENT: 30.0}  # it may end by itself, or recover
 

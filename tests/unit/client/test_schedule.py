@@ -1,0 +1,117 @@
+"""Images on a schedule: at an interval, without a pause while the service moves, and a last one at the end of the term."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mpsd_client import ImageSchedule
+from mpsd_client._imager import ImageError
+
+SECONDS = 20.0
+NEVER = 3600.0
+
+
+class FakeTaking:
+    has_failed = False
+
+    def __init__(self, arena: "FakeArena") -> None:
+        self._arena, self.barriers = arena, 0
+
+    def wait_for_answer(self, stop: threading.Event, seconds: float) -> bool:
+        return not stop.is_set()
+
+    def barrier(self, timeout: float) -> None:
+        self.barriers += 1
+        self._arena.had_barrier.release()
+
+    def wait(self) -> str:
+        return "an image"
+
+
+class FakeArena:
+    """Each image is prepared at once.  begun, had_barrier: a permit for each."""
+
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.takings: list[FakeTaking] = []
+        self.begun, self.had_barrier = threading.Semaphore(0), threading.Semaphore(0)
+
+    def image(self, directory: Any) -> FakeTaking:
+        self.takings.append(FakeTaking(self))
+        self.begun.release()
+        return self.takings[-1]
+
+
+@pytest.fixture
+def arena() -> FakeArena:
+    return FakeArena()
+
+
+@pytest.fixture
+def schedule(arena: FakeArena) -> Iterator[Any]:
+    made: Any = ImageSchedule(NEVER)
+    made.step_done(arena)
+    yield made
+    made.end()
+
+
+def steps(schedule: Any, arena: FakeArena) -> FakeTaking:
+    """Make steps until one has taken a barrier, and return that image."""
+    for _ in range(round(SECONDS / 0.01)):
+        schedule.step_done(arena)
+        if arena.had_barrier.acquire(timeout=0.01):
+            return next(each for each in reversed(arena.takings) if each.barriers)
+    raise AssertionError("no barrier")
+
+
+def test_images_follow_each_other_without_a_pause_while_the_service_moves(schedule: Any, arena: FakeArena) -> None:
+    assert not arena.begun.acquire(blocking=False)
+    schedule.hurry(True, None)
+    for _ in range(3):
+        steps(schedule, arena)
+    assert all(each.barriers == 1 for each in arena.takings[:3])
+    schedule.hurry(False, None)
+
+
+def test_the_last_image_has_its_barrier_after_the_last_step(schedule: Any, arena: FakeArena) -> None:
+    prepared = threading.Event()
+    schedule.hurry(True, prepared.set)
+    assert prepared.wait(SECONDS)
+    for _ in range(3):
+        schedule.step_done(arena)
+    assert [each.barriers for each in arena.takings] == [0], "the program may publish again before it leaves its block"
+    assert schedule.take_last() is arena.takings[0]
+    assert arena.takings[0].barriers == 1
+
+
+def test_an_image_that_is_prepared_already_becomes_the_last_one(schedule: Any, arena: FakeArena) -> None:
+    schedule.hurry(True, None)
+    assert arena.begun.acquire(timeout=SECONDS)
+    prepared = threading.Event()
+    schedule.hurry(True, prepared.set)
+    assert prepared.wait(SECONDS)
+    schedule.hurry(True, prepared.set)  # a repeated order
+    assert schedule.take_last() is arena.takings[0]
+
+
+def test_a_cancelled_move_leaves_an_image_like_any_other(schedule: Any, arena: FakeArena) -> None:
+    prepared = threading.Event()
+    schedule.hurry(True, prepared.set)
+    assert prepared.wait(SECONDS)
+    schedule.hurry(False, None)
+    assert steps(schedule, arena) is arena.takings[0]
+    with pytest.raises(ImageError, match="no image was prepared"):
+        schedule.take_last()
+
+
+def test_the_end_of_a_term_ends_the_hurry(schedule: Any, arena: FakeArena) -> None:
+    prepared = threading.Event()
+    schedule.hurry(True, prepared.set)
+    assert prepared.wait(SECONDS)
+    schedule.end()
+    with pytest.raises(ImageError):
+        schedule.take_last()
+    schedule.step_done(arena)  # the next term
+    assert not arena.begun.acquire(timeout=0.0) or len(arena.takings) == 1
