@@ -5,7 +5,20 @@ import functools
 import pwd
 
 from mpsctl.arguments import Argument, Command, build_parser
-from mpsctl.commands import arenas, clients, daemon, domains, environment, events, faults, images, leases, services, stop
+from mpsctl.commands import (
+    arenas,
+    clients,
+    daemon,
+    domains,
+    environment,
+    events,
+    faults,
+    images,
+    leases,
+    moving,
+    services,
+    stop,
+)
 from mpsctl.incident import CLASSES
 from mpsctl.quantities import (
     Unfit,
@@ -150,6 +163,7 @@ COMMANDS: tuple[Command, ...] = (
     *arenas.COMMANDS,
     *images.COMMANDS,
     *services.COMMANDS,
+    *moving.COMMANDS,
     Command("events", "Print events as they occur", events.follow, (
         Argument("topics", "a topic, or a family: lease.*, client.*, domain.*, fault.*, gpu.*, blame.*, "
                  "arena.*, service.*; otherwise all",

@@ -48,6 +48,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "services": ((), values.Service, True),
     "service show": (("weights",), values.Service, False),
     "service handover": (("weights",), values.HandedOver, False),
+    "service move": (("weights", "--gpu", "1"), values.Move, False),
     "service change": (("weights", "--standbys", "2"), values.Service, False),
     "events": (("--count", "1"), values.Event, False),
     "status": ((), values.Status, False),

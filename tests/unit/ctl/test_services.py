@@ -1,14 +1,15 @@
 """The requests and the output of the service commands."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from mpsd.model.service import ServiceSettings
+from mpsd.model.service import MoveState, MoveView, ServiceSettings, ServiceView
 from tests.unit.api.fake_daemon import OWNER, STRANGER
-from tests.unit.api.fake_services import UUIDS
+from tests.unit.api.fake_services import NOW, UUIDS
 from tests.unit.ctl.console import furnish, open_console
 
 SETTINGS = ServiceSettings(2, 30.0, 20 << 30, 2.5)  # of the furnished one
@@ -49,7 +50,7 @@ async def test_a_handover_goes_to_whom_was_named(
     assert out == f"pid {to_pid or 586} serves in place of pid 586, after 250 ms\n"
 
 
-@pytest.mark.parametrize("words", ["show weights", "change weights --sm 1%", "handover weights"])
+@pytest.mark.parametrize("words", ["show weights", "change weights --sm 1%", "handover weights", "move weights --gpu 1"])
 async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, short_dir: Path) -> None:
     async with open_console(tmp_path, short_dir) as console:
         done = await console.run("service", *words.split(), peer=STRANGER)
@@ -100,3 +101,35 @@ async def test_what_cannot_be_run_is_said_at_once(words: tuple[str, ...], why: s
     async with open_console(tmp_path, short_dir) as console:
         done = await console.run("service", "run", "llm", *words)
     assert (done.status, done.err) == (2, f"mpsctl service run: {why}\n")
+
+
+async def test_a_move_says_where_it_went_and_for_how_long_nothing_was_served(tmp_path: Path, short_dir: Path) -> None:
+    async with open_console(tmp_path, short_dir) as console:
+        out = await console.answer("service", "move", "weights", "--gpu", "1", "--wait", "5s", peer=OWNER)
+        assert console.daemon.fakes.failover.said == [("move", 1, UUIDS[1], 5.0)]
+        assert out == "pid 587 on GPU 1 serves weights in place of pid 586, after 1.2 s; pause 42 ms\n"
+
+
+async def test_a_move_that_is_cancelled_fails_with_the_reason(tmp_path: Path, short_dir: Path) -> None:
+    async with open_console(tmp_path, short_dir) as console:
+        failover = console.daemon.fakes.failover
+        copying = MoveView(MoveState.COPYING, UUIDS[0], UUIDS[1], 586, 587, NOW)
+        states = [
+            replace(copying, rounds=1), None, replace(copying, rounds=2, state=MoveState.YIELDING),
+            replace(copying, state=MoveState.CANCELLED, why="pid 587, which kept the replica, has ended"),
+        ]  # fmt: skip
+
+        def begin(arena_id: int, gpu: str, wait_seconds: float) -> ServiceView:
+            failover.views[1] = replace(failover.views[1], move=copying)
+            return failover.views[1]
+
+        async def get(arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
+            return replace(failover.views[1], move=states.pop(0))
+
+        failover.move, failover.get = begin, get
+        done = await console.run("--json", "service", "move", "weights", "--gpu", "1", peer=OWNER)
+    *shown, why = done.err.splitlines()
+    assert (done.status, done.out) == (1, "")
+    assert why == "mpsctl service move: weights was not moved: pid 587, which kept the replica, has ended"
+    told = [(each["state"], each["rounds"]) for each in map(json.loads, shown)]
+    assert told == [("copying", 0), ("copying", 1), ("yielding", 2)]

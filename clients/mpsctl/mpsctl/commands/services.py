@@ -134,6 +134,7 @@ def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
         "heartbeat": f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none",
         "protected": protection(found),
         **({} if found.replica is None else {"replica": _replica(session, found.replica, names)}),
+        **({} if found.move is None else {"move": _move(found.move, names)}),
         "promotions": f"{found.promotions} since mpsd began",
         **({} if last is None else _last(session, last)),
         **({} if found.lost is None else _lost(session, found.lost, found.losses)),
@@ -165,6 +166,13 @@ def _replica(session: Session, of: values.Replica, names: Mapping[str, str]) -> 
     copying = f", {show_size(of.behind_bytes)} to copy" if of.behind_bytes else ""
     late = f"; TOO FAR BEHIND, the bound is {of.bound_seconds:g} s" if of.is_behind else ""
     return f"pid {of.pid} on GPU {words.gpus((of.gpu,), names)}: {age}{copying}{late}"
+
+
+def _move(of: values.Move, names: Mapping[str, str]) -> str:
+    """Return where the service moves to, or moved last, and how far that is."""
+    ways = f"{of.state}: from GPU {words.gpus((of.from_gpu,), names)} to GPU {words.gpus((of.to_gpu,), names)}"
+    pause = "" if of.pause_ms is None else f", pause {reports.milliseconds(of.pause_ms)}"
+    return f"{ways}, {of.rounds} images copied in {of.seconds:.1f} s{pause}{f'; {of.why}' if of.why else ''}"
 
 
 def _last(session: Session, last: values.Promotion) -> Mapping[str, object]:
