@@ -31,6 +31,7 @@ from serving import Serving
 DISMISSED = 3  # exit status of a member that mpsd dismissed
 LOOK_SECONDS = 1.0  # how often a standby checks whether a signal asked it to stop
 UNHELD_SECONDS = 3600.0  # how long the arena stays without a member
+REPLICA_LAG_SECONDS = 30.0  # mpsd warns of an older replica
 
 
 def maker_of(options: argparse.Namespace, size: Size) -> Maker:
@@ -66,7 +67,7 @@ class Member:
 
     def in_arena(self) -> None:
         """Run as a member of the service until a signal stops it.  Raises Dismissed."""
-        from mpsd_client import Service
+        from mpsd_client import ImageSchedule, Service
 
         options, maker = self.options, self.maker
         service = self.service = Service(
@@ -76,6 +77,8 @@ class Member:
             rank=options.rank,
             heartbeat=options.heartbeat,
             ttl=UNHELD_SECONDS,
+            images=ImageSchedule(options.every, options.images) if options.images else None,
+            replica_lag=REPLICA_LAG_SECONDS if options.images else None,
         )
         with suppress(BufferError), service:  # the engine's tensors prevent the close; the end of the process closes the arena
             maker.begin()
@@ -161,6 +164,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=586, help="of the weights")
     parser.add_argument("--rank", type=int, default=0, help="of several standbys, the lowest serves next")
     parser.add_argument("--heartbeat", type=float, default=0.0, help="seconds of silence, then another one serves; 0: never")
+    parser.add_argument("--images", help="a directory for images of the arena; a member on another GPU keeps a replica then")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two images")
     parser.add_argument("--device", default="cuda", help="PyTorch's word; cpu, the toy's too, needs --memory plain")
     parser.add_argument("--pace", type=float, default=0.0, help="toy: seconds that a step takes")
     parser.add_argument("--report", default="-", help="a file to append to; -: standard output")
