@@ -77,6 +77,10 @@ def check_that_sm_exceptions_are_contained_and_memory_faults_are_not(found: Resu
     assert trials["misaligned", "guarded"]["is_right"]
 
 
+def check_that_the_service_went_there_and_back(found: Result) -> None:
+    assert len(found["raw"]["move"]["move"]["pauses_ms"]) == 2
+
+
 class Part(NamedTuple):
     """Sections that run together.  is_speed: whether the goal of a row is a speed, which a simulated GPU does not have."""
 
@@ -86,9 +90,10 @@ class Part(NamedTuple):
     is_speed: Callable[[Row], bool]
     check: Callable[[Result], None]
     classes: str = ""  # CONTAINMENT_CLASSES
+    gpus: int = 1
 
 
-ELSEWHERE = names("contract", "vault_", "shim_", "failover_", "contained", "sentinel_")
+ELSEWHERE = names("contract", "vault_", "shim_", "failover_", "contained", "sentinel_", "move")
 SPEED = ("startup", "throughput", "memory_faults", "other_faults")
 PARTS = {
     "compare": Part(
@@ -100,6 +105,7 @@ PARTS = {
         {"failover_count", "failover_fence", "failover_llm"}, 200, 2,
         lambda row: "first useful" in row["what"], check_that_every_way_was_tried,
     ),
+    "move": Part(names("move"), 150, 1, lambda row: False, check_that_the_service_went_there_and_back, gpus=2),
     "containment": Part(
         names("contained", "sentinel_"), 200, 1,
         lambda row: True, check_that_sm_exceptions_are_contained_and_memory_faults_are_not,
@@ -114,7 +120,7 @@ def result_of_a_part(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     part, directory = PARTS[request.param], tmp_path_factory.mktemp(request.param)
     argv = [sys.executable, str(HERE / "compare"), "--dry-run-sim", "--trials", str(part.trials)]
     argv += ["--only", ",".join(part.sections), "--budget", str(part.seconds)]
-    env = {**os.environ, "OUT": str(directory), "CONTAINMENT_CLASSES": part.classes}
+    env = {**os.environ, "OUT": str(directory), "CONTAINMENT_CLASSES": part.classes, "MPSD_SIM_GPUS": str(part.gpus)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=part.seconds + 50, check=False)
     assert done.returncode in (0, 1), done.stderr  # 1: a goal was missed
     found: Result = json.loads((directory / "compare.json").read_text())

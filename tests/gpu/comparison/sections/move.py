@@ -1,0 +1,143 @@
+"""Two GPUs: a language model that serves streams moves from one to the other and back, under load.
+
+No connection drops, and all tokens equal those of an undisturbed run.
+"""
+
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpsd_client import Client as Mpsd
+from mpsd_client import Refused, calls, values
+
+from tests.gpu.comparison import figures
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.llm import Llm
+from tests.gpu.comparison.pytorch import has_torch
+from tests.gpu.comparison.sections.failover_llm import FEW_TOKENS, SHAPES, STREAMS, STRUCK_AFTER, TOKENS, wait_for_steps
+from tests.gpu.comparison.stage import Stage
+from tests.gpu.comparison.system import SystemFailed
+
+NAME = "moving"
+TRIALS = 10
+READY_SECONDS, MOVE_SECONDS, END_SECONDS = 90.0, 60.0, 30.0
+TRIAL_SECONDS = 40.0
+MOST_PAUSE_MS = 50.0
+EVERY = "1"
+
+
+def run(stage: Stage) -> None:
+    if not stage.options.is_simulated and not has_torch(stage):
+        return
+    stage.mpsd.renew()
+    if not (gpus := stage.two_gpus("a service that moves to a second GPU")):
+        return
+    directory = Path("/dev/shm") / f"mpsd-move-{time.time_ns()}"
+    directory.mkdir(mode=0o700)
+    limit = [str(stage.options.python), "-m", "mpsd.images", "limits", "--directory", str(directory), "--keep", "3"]
+    subprocess.run(limit, check=True, stdout=subprocess.DEVNULL)
+    llm = Llm(stage, stage.mpsd, NAME, SHAPES[0])
+    moves = _Moves(stage, llm, gpus[:2], directory)
+    try:
+        moves.run()
+    finally:
+        end_all(moves.members.values())
+        llm.end()
+        stage.mpsd.clients.clear()
+        shutil.rmtree(directory)
+
+
+@dataclass(slots=True)
+class _Moves:
+    """Guards that a member runs on each GPU.  members: by GPU."""
+
+    stage: Stage
+    llm: Llm
+    gpus: list[str]
+    directory: Path
+    members: dict[str, Client] = field(default_factory=dict)
+
+    def run(self) -> None:
+        stage, tokens = self.stage, FEW_TOKENS if self.stage.options.is_simulated else TOKENS
+        self._start(self.gpus[0], "promoted")
+        undisturbed = self.llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
+        self._start(self.gpus[1], "warm")
+        done: list[values.Move] = []
+        gaps, right, total = list[float](), 0, 2 * stage.trials(TRIALS)
+        for number in range(total):
+            if number > 1 and stage.left() < TRIAL_SECONDS:
+                break
+            found, move = self._move(tokens)
+            done.append(move)
+            gaps.append(float(found["worst_gap_ms"]))
+            is_same = found["digest"] == undisturbed["digest"] and not found["dropped"] and not found["wrong"]
+            right += is_same and move.state == "done"
+            if not is_same or move.why:
+                stage.say(f"move {number}: {move.state} {move.why}, dropped {found['dropped']}, wrong {found['wrong']}")
+        pauses = [each.pause_ms for each in done if each.pause_ms is not None]
+        stage.keep("move", {"pauses_ms": pauses, "gaps_ms": gaps, "seconds": [each.seconds for each in done]})
+        stage.add(
+            f"{self.llm.shape}, {STREAMS} streams: moved, all tokens equal, no connection dropped",
+            mpsd=figures.of(right, len(done)), goal="all", met=right == len(done) >= 2,
+        )  # fmt: skip
+        median, worst = figures.ms(figures.median(pauses)), figures.ms(max(pauses, default=None))
+        is_short = bool(pauses) and max(pauses) <= MOST_PAUSE_MS
+        stage.add(
+            "from the last barrier until the other GPU's member serves", mpsd=f"median {median}, worst {worst}",
+            goal=f"<= {MOST_PAUSE_MS:g} ms", met=None if stage.options.is_simulated else is_short,
+            remark=f"whole moves took {max(each.seconds for each in done):.1f} s at most",
+        )  # fmt: skip
+        stage.add(
+            "the longest time between two tokens of a stream, in a move",
+            mpsd=f"median {figures.ms(figures.median(gaps))}, worst {figures.ms(max(gaps))}",
+            remark=f"undisturbed {undisturbed['worst_gap_ms']} ms",
+        )
+
+    def _move(self, tokens: int) -> tuple[dict[str, object], values.Move]:
+        """Move the service to the other GPU under load.  Return what the clients got, and the move, as it ended."""
+        here = self._service().gpu
+        there = next(gpu for gpu in self.gpus if gpu != here)
+        self._wait_for_replica(time.time())
+        load = self.llm.load("moved", requests=STREAMS, tokens=tokens)
+        wait_for_steps(self.members[here], STRUCK_AFTER)
+        with Mpsd(self.stage.mpsd.pipe / "mpsd.sock") as mpsd:
+            mpsd.ask(calls.service_move(NAME, there, MOVE_SECONDS))
+        move = self._outcome()
+        found = load.result()
+        if move.state == "done":
+            self.members[here].wait(END_SECONDS)
+            self._start(here, "warm")
+        return found, move
+
+    def _outcome(self) -> values.Move:
+        end = time.monotonic() + 2 * MOVE_SECONDS
+        while time.monotonic() < end:
+            move = self._service().move
+            if move is not None and move.state in ("done", "cancelled"):
+                return move
+            time.sleep(0.1)
+        raise SystemFailed("the move does not end")
+
+    def _service(self) -> values.Service:
+        with Mpsd(self.stage.mpsd.pipe / "mpsd.sock") as mpsd:
+            return mpsd.ask(calls.service_get(NAME))
+
+    def _wait_for_replica(self, since: float) -> None:
+        end = time.monotonic() + READY_SECONDS
+        while time.monotonic() < end:
+            try:
+                replica = self._service().replica
+            except Refused:
+                replica = None
+            if replica is not None and (replica.at or 0.0) > since:
+                return
+            time.sleep(0.1)
+        raise SystemFailed("no replica is made: " + "; ".join(str(each.trouble) for each in self.members.values())[:300])
+
+    def _start(self, gpu: str, event: str) -> None:
+        words = ("--images", str(self.directory), "--every", EVERY)
+        self.members[gpu] = self.llm.member(*words, environment={"CUDA_VISIBLE_DEVICES": gpu})
+        if self.members[gpu].wait_for(event, READY_SECONDS) is None:
+            raise SystemFailed(f"a member is not {event}: {self.members[gpu].trouble}"[:300])
