@@ -16,7 +16,7 @@ from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _REFRESH_SECONDS = 60.0  # a group that is made while mpsd runs counts after so long, or after a reload
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.02  # one task of a share at a time looks
 _THREADS = 8  # each may wait for the database for as long as that likes
 _T = TypeVar("_T")
 

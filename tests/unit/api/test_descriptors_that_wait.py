@@ -18,7 +18,7 @@ from mpsd.host.descriptors import close_all
 from mpsd.model.arena import GRANULE, Arena
 from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Request, Response, encode
-from tests.descriptors import descriptors
+from tests.descriptors import descriptors, opened
 from tests.lingering import lingering
 from tests.unit.api.fake_daemon import OWNER, PATIENCE_SECONDS, STRANGER, open_daemon
 from tests.unit.api.file_server import FLUSH, serve
@@ -31,11 +31,11 @@ def odd() -> Iterator[dict[str, int]]:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     file = os.__file__  # not in /tmp: files of a tmpfs, as Debian 13 has it there, are memory files
-    opened = {"a file": os.open(file, os.O_RDONLY), "a directory": os.open("/", os.O_RDONLY), "proc": os.open("/proc/stat", 0)}
-    yield {"a socket": ours.fileno(), "a pipe": reader, **opened, "a pidfd": (pidfd := os.pidfd_open(os.getpid()))}
+    files = {"a file": os.open(file, os.O_RDONLY), "a directory": os.open("/", os.O_RDONLY), "proc": os.open("/proc/stat", 0)}
+    yield {"a socket": ours.fileno(), "a pipe": reader, **files, "a pidfd": (pidfd := os.pidfd_open(os.getpid()))}
     ours.close()
     theirs.close()
-    close_all((reader, writer, pidfd, *opened.values()))
+    close_all((reader, writer, pidfd, *files.values()))
 
 
 async def test_no_service_sees_what_may_make_it_wait(odd: dict[str, int], tmp_path: Path) -> None:
@@ -80,7 +80,6 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
 async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tuple[int, int], tmp_path: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
         fd, caller = daemon.any_fd(), await daemon.call_as(OWNER)
-        before = descriptors()
         await caller.send(encode(Request(2, "arena.put", PUT)), [fd])
         await caller.send(encode(Request(3, "health", {})))
         assert isinstance(await caller.receive(), Response)
@@ -88,11 +87,12 @@ async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tupl
         await bystander.ask("health")
         await wait_all_tasks_blocked()
         assert daemon.connections() == 2
+        before = opened()
         os.write(stuck[1], b"x")
         frame = await caller.receive()  # of the request behind it
         assert isinstance(frame, Response)
         assert frame.id == 3
-        await settled(daemon, before + 2)  # the bystander's connection
+        await settled(before, closed=1)
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "memory"])
