@@ -27,7 +27,7 @@ class UserDatabase:
     def __init__(self, threads: int = _THREADS, seconds: float = ANSWER_SECONDS) -> None:
         self._limiter = trio.CapacityLimiter(threads)
         self._seconds = seconds
-        self._asking: set[int] = set()  # shares with a thread, also one that nobody waits for any more
+        self._asking: set[int] = set()  # shares with a thread, also after its asker has given up
 
     async def ask(self, look_up: Callable[[], _T], share: int = 0) -> _T:
         """Return what the function returns.  Raises TooSlowError, and what the function raises.
@@ -46,7 +46,7 @@ class UserDatabase:
                 self._asking.discard(share)
 
         with trio.fail_after(self._seconds):
-            while share in self._asking:  # noqa: ASYNC110  an abandoned thread tells no task of its end
+            while share in self._asking:  # noqa: ASYNC110  no task is woken when an abandoned thread ends
                 await trio.sleep(_LOOK_SECONDS)
             self._asking.add(share)
             try:
