@@ -217,6 +217,8 @@ class Following:
                     return
             with self._changed:
                 self._is_joined, self._mpsd = False, None
+                if self._term is not None:
+                    self._term.calm()
                 self._changed.wait_for(lambda: self._is_over, self._pause)
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

@@ -24,8 +24,8 @@ class Term:
     generation: the arena's at the start of the term, higher than that of the term before.  arena: open for writing.  record:
     the last record of the previous term; None if none was ever published.  state: where this term publishes; it already has
     the field values of `record`.  promoted_ns: CLOCK_MONOTONIC when mpsd's order arrived.  is_over: the process has to end the
-    term after the current step, because another member is to serve.  is_dismissed: it has to stop at once, because another
-    member may serve already.
+    term after the current step, because another member is to serve; once the program has read that, it holds.  is_dismissed:
+    it has to stop at once, because another member may serve already.
 
     At the end of the block the process yields if mpsd asked for that, and may call Service.standby again; otherwise the
     service is closed.  The process reports an exception to mpsd as a failure, which ends its membership; the exception
@@ -44,14 +44,24 @@ class Term:
     ) -> None:
         """Called by Service.standby."""
         self.arena, self.generation, self.record, self.state, self.promoted_ns = arena, generation, record, state, promoted_ns
-        self.is_over = self.is_dismissed = False
-        self._is_moving = False  # it is to end with a last image, for the replica on another GPU
+        self.is_dismissed = False
         self.kept_serial = 0  # mpsd's serial of the state; 0: mpsd does not have it yet
         self.kept_generation = generation  # the arena's generation at mpsd; it changes after the death of mpsd's keeper
         self._leave, self._images = leave, images
         self._lock = threading.Condition()  # protects the fields below
         self._may_publish = False
         self._why_not = ""
+        self._is_over = self._is_read = False  # the latter: the program knows that it is over
+        self._is_moving = False  # it is to end with a last image, for the replica on another GPU
+        self._is_withdrawn = False  # so it was, and the program knew
+
+    @property
+    def is_over(self) -> bool:
+        if not self._is_over:
+            return False
+        with self._lock:
+            self._is_read = self._is_over
+            return self._is_over
 
     def publish(self, **values: Any) -> None:
         """Publish as State.publish does, after the GPU has finished the step: the record survives the end of this process.
@@ -110,20 +120,27 @@ class Term:
 
     def obey(self, is_asked: bool, is_moving: bool) -> None:
         """Follow an order.  is_asked: to yield; in a move once an image is prepared, so that the program stops briefly."""
-        self._is_moving = is_asked and is_moving
-        if not self._is_moving:
-            self.is_over = is_asked
+        with self._lock:
+            was_moving, self._is_moving = self._is_moving, is_asked and is_moving
+            if not self._is_moving:
+                self._is_withdrawn = self._is_withdrawn or (was_moving and self._is_read)
+                self._is_over = is_asked or self._is_read or bool(self._why_not)
         if self._images:
             self._images.hurry(is_moving, self._stop_at_last_image if self._is_moving else None)
 
+    def calm(self) -> None:
+        """Take images with pauses again while mpsd, which may have forgotten the move, is away."""
+        if self._images and not self._is_moving:
+            self._images.hurry(False, None)
+
     def _stop_at_last_image(self) -> None:
-        self.is_over = True
+        self._is_over = True
 
     def take_last(self) -> "tuple[Taking | None, str | None]":
         """Take the last image before a move, at the end of the block.  Return it, and why there will be none, "" if there will
         be; None, None: the term ends for another reason."""
-        if not self._is_moving or not self.is_over or self._images is None:
-            return None, None
+        if not self._is_moving or not self._is_over or self._images is None:
+            return None, "the move was cancelled before" if self._is_withdrawn else None
         try:
             return self._images.take_last(), ""
         except (MpsdError, OSError) as exc:
@@ -144,7 +161,7 @@ class Term:
     def end(self, why: str) -> None:
         """End the term: from now on `publish` raises Dismissed."""
         with self._lock:
-            self._why_not, self._may_publish, self.is_over = why, False, True
+            self._why_not, self._may_publish, self._is_over = why, False, True
             self._lock.notify_all()
         if self._images:
             self._images.end()

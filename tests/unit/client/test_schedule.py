@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from mpsd_client import ImageSchedule
 from mpsd_client._imager import ImageError
+from mpsd_client._term import Term
+
+from tests.integration.process import wait_for
 
 SECONDS = 20.0
 NEVER = 3600.0
@@ -115,3 +118,52 @@ def test_the_end_of_a_term_ends_the_hurry(schedule: Any, arena: FakeArena) -> No
         schedule.take_last()
     schedule.step_done(arena)  # the next term
     assert not arena.begun.acquire(timeout=0.0) or len(arena.takings) == 1
+
+
+class FakeState:
+    def publish(self, **values: Any) -> None:
+        pass
+
+
+def moving_term(schedule: Any, arena: FakeArena) -> Term:
+    """Return a term whose last image is prepared for a move."""
+    made: Any = Term
+    term: Term = made(arena, 1, None, FakeState(), 0, lambda term, error: None, schedule)
+    term.obey(True, True)
+    wait_for("the last image", lambda: term._is_over, SECONDS)
+    return term
+
+
+def test_a_program_that_has_read_that_its_term_is_over_may_rely_on_it(schedule: Any, arena: FakeArena) -> None:
+    """It leaves its block: if the move is cancelled meanwhile, the term must not seem to end unasked, which closes the service,
+    and means that the work is done."""
+    term = moving_term(schedule, arena)
+    assert term.is_over
+    term.obey(False, False)
+    assert term.is_over
+    assert term.take_last() == (None, "the move was cancelled before")
+
+
+def test_a_move_that_is_cancelled_before_the_program_knew_of_it_leaves_the_term_as_it_was(
+    schedule: Any, arena: FakeArena
+) -> None:
+    term = moving_term(schedule, arena)
+    term.obey(False, False)
+    assert not term.is_over
+    assert term.take_last() == (None, None)
+
+
+def test_without_mpsd_images_do_not_follow_each_other_for_ever(schedule: Any, arena: FakeArena) -> None:
+    made: Any = Term
+    term: Term = made(arena, 1, None, FakeState(), 0, lambda term, error: None, schedule)
+    term.obey(False, True)
+    assert arena.begun.acquire(timeout=SECONDS)
+    steps(schedule, arena)
+    assert arena.begun.acquire(timeout=SECONDS)
+    term.calm()
+    steps(schedule, arena)  # the one that was begun before
+    begun = len(arena.takings)
+    for _ in range(20):
+        schedule.step_done(arena)
+        assert not arena.had_barrier.acquire(timeout=0.01)
+    assert len(arena.takings) == begun == 2

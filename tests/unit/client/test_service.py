@@ -194,10 +194,25 @@ def test_who_is_told_to_yield_stops_writing_first_and_may_come_again(
 def test_a_yield_that_mpsd_takes_back_is_none(mpsd: FakeMpsd, service: Service) -> None:
     term = serve(mpsd, service)
     mpsd.tell("yield")
-    until(lambda: term.is_over)
+    until(lambda: term._is_over)
     mpsd.tell("serve")
-    until(lambda: not term.is_over)
+    until(lambda: not term._is_over)
+    assert not term.is_over
     term.publish(step=1)
+
+
+def test_a_yield_that_mpsd_takes_back_too_late_is_one(mpsd: FakeMpsd, service: Service) -> None:
+    """The program has read that its term is over, and leaves its block: that is not the end of its work, nor of its service."""
+    with serve(mpsd, service) as term:
+        mpsd.tell("yield")
+        until(lambda: term.is_over)
+        mpsd.tell("serve")
+        following = service._following
+        assert following is not None
+        until(lambda: following.told.what.order == "serve")
+        assert term.is_over
+    assert mpsd.count("service.yielded") == 1
+    assert not mpsd.count("service.leave")
 
 
 @pytest.mark.parametrize("order", ["leave", "standby"])
