@@ -161,9 +161,9 @@ class Coordinator:
             self._remove(record)
 
     def may_leave_at(self, record: ServiceRecord) -> float:
-        """Return when the service may be removed, in trio time; infinite while it has processes or stored settings."""
-        service = record.service
-        if record.instances or record.is_stored or service.members or service.writer is not None:
+        """Return when the service may be removed, in trio time; never while it has processes, stored settings, or moves."""
+        service, is_moving = record.service, record.move is not None and record.move.is_under_way
+        if record.instances or record.is_stored or service.members or service.writer is not None or is_moving:
             return inf
         return service.promoted_at + self.settings.limits.window_seconds
 

@@ -319,6 +319,24 @@ async def test_a_replica_that_got_the_name_and_hangs_is_ended(machine: FakeMachi
         assert move(machine, 2).why == f"pid {far.pid}, which kept the replica, did not serve in time"
 
 
+async def test_a_service_without_stored_settings_lasts_until_the_replica_serves(
+    machine: FakeMachine, autojump_clock: MockClock
+) -> None:
+    """Nothing holds it between the replacement and the new member: its settings and its move would be lost, and a replica that
+    hangs would never be ended."""
+    async with machine.mpsd():
+        _, far = await stopped(machine)
+        machine.failover.change(1, ServiceSettings(until_done=True))
+        assert (await ask(machine, far, sequence=7)).order is Order.SERVE
+        await trio.sleep(1)
+        assert machine.failover.settings(2).until_done
+        assert move(machine, 2).state is MoveState.HANDING
+        await trio.sleep(5)
+        assert machine.ended == [far]
+        await trio.sleep(60)
+        assert 2 not in machine.coordinator.records, "no process is left, and nothing is stored"
+
+
 async def test_the_vault_cannot_store_the_replacement(
     machine: FakeMachine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
