@@ -3,6 +3,8 @@
 A process is a member, not a connection: it may reconnect.
 """
 
+from contextlib import suppress
+
 from mpsd.api.call import Call, Rows
 from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
 from mpsd.api.ports import Ports
@@ -125,11 +127,24 @@ async def replicate(call: Call[ReplicateService]) -> Map:
 
 
 async def get(call: Call[GetService]) -> Map:
-    ask = call.ask
-    arena = find_named(arenas_of(call.services), ask.name)
+    ask, failover, arena = call.ask, failover_of(call.services), _meant(call)
+    found: ServiceView | None = None
+    with suppress(NoSuchArena):
+        found = await failover.get(arena.id, ask.after, ask.wait_seconds)
+    now = _meant(call)
+    if now.id != arena.id and not may_see(call.peer, now):
+        raise NoSuchArena(f"no arena is called {ask.name}")
+    if found is None or now.id != arena.id:  # a replica has got the name meanwhile
+        found = await failover.get(now.id, None, 0.0)
+    return service_results.service(found)
+
+
+def _meant(call: Call[GetService]) -> Arena:
+    """Return the arena that has the name now.  Raises NoSuchArena, NotAllowed."""
+    arena = find_named(arenas_of(call.services), call.ask.name)
     if not call.peer.is_operator:  # a user's starter obeys the settings; an operator's starter checks the owner itself
-        check_whose(call.peer, ask.name, arena)
-    return service_results.service(await failover_of(call.services).get(arena.id, ask.after, ask.wait_seconds))
+        check_whose(call.peer, call.ask.name, arena)
+    return arena
 
 
 def list_services(call: Call[Page]) -> Rows[ServiceView]:
@@ -138,14 +153,15 @@ def list_services(call: Call[Page]) -> Rows[ServiceView]:
     return Rows(((each.id, None if each.id in arenas else _NOBODY, each) for each in found), service_results.service)
 
 
-def _check_reach(call: Call[Handover] | Call[MoveService] | Call[ChangeService], arena: Arena) -> None:
-    """Refuse what can end members to a caller that may not end all of them: the uid of a container's root proves nothing.
-
-    Raises NotAllowed.
+def _check_reach(
+    call: Call[Handover] | Call[MoveService] | Call[ChangeService], arena: Arena, *others: ProcessId
+) -> None:
+    """Refuse what can end members, or these other processes, to a caller that may not end all of them: the uid of a container's
+    root proves nothing.  Raises NotAllowed.
     """
     if call.peer.is_operator:
         return
-    members = failover_of(call.services).members(arena.id)
+    members = (*failover_of(call.services).members(arena.id), *others)
     if not all(reaches(call.peer.bound, call.services.namespaces_of(each.pid)) for each in members):
         raise NotAllowed(f"service {arena.name} has members outside of your container, which this could end")
 
@@ -181,10 +197,11 @@ async def move(call: Call[MoveService]) -> Map:
     ask, failover = call.ask, failover_of(call.services)
     arena = find_named(arenas_of(call.services), ask.name)
     gpu = find_device(call.services.board.devices, ask.gpu).uuid
-    _check_reach(call, arena)
     view = next((each for each in failover.services() if each.id == arena.id), None)
-    if view is not None and view.replica is not None and view.replica.gpu == gpu:
-        _check_share(call, view.replica.process, view, gpu)
+    replica = None if view is None else view.replica
+    _check_reach(call, arena, *(() if replica is None else (replica.process,)))  # one that does not serve in time is ended
+    if view is not None and replica is not None and replica.gpu == gpu:
+        _check_share(call, replica.process, view, gpu)
     return service_results.service(failover.move(arena.id, gpu, ask.wait_seconds))
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mpsd.api.authority import Peer
 from mpsd.model.lease import Grant
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Elasticity, ServiceSettings, Share
+from mpsd.model.service import Elasticity, ServiceSettings, ServiceView, Share
 from mpsd.wire.rpc import Notification
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, open_daemon
 from tests.unit.api.fake_services import UUIDS
@@ -142,11 +142,49 @@ async def test_a_container_ends_no_member_outside_by_its_service(
     heartbeat, and fewer standbys end the others."""
     async with open_daemon(tmp_path) as daemon:
         daemon.fakes.namespaces[586] = namespaces
+        daemon.fakes.namespaces[587] = namespaces
         caller = await daemon.call_as(replace(OWNER, bound=bound))
         response = await caller.call(method, name="weights", **({"gpu": "1"} if method == "service.move" else {}))
         assert (response.error is None) == may, response.error
         if response.error:
             assert "outside of your container" in response.error["message"]
+
+
+async def test_a_container_moves_no_service_to_a_process_outside(tmp_path: Path) -> None:
+    """If that does not serve in time, mpsd ends it."""
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.namespaces |= {586: (77, 1), 587: (1,)}
+        caller = await daemon.call_as(replace(OWNER, bound=77))
+        assert await caller.refusal("service.move", name="weights", gpu="1") == "NOT_ALLOWED"
+        assert daemon.fakes.failover.said == []
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize("mode", [0o640, 0o600])
+async def test_who_waits_for_a_service_gets_the_arena_that_has_its_name_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_left: bool, mode: int
+) -> None:
+    """A replica replaces the arena: the old one has another name, and no members, and soon no service."""
+    async with open_daemon(tmp_path) as daemon:
+        failover, arenas = daemon.fakes.failover, daemon.fakes.arenas
+        get, old = failover.get, arenas.made[1]
+
+        async def moves(arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
+            if arena_id == 1:
+                arenas.made[1] = replace(old, name="weights.replaced-1")
+                arenas.made[9] = replace(old, id=9, mode=mode)
+                failover.views[9] = replace(failover.views[1], id=9, gpu=UUIDS[1])
+                if not is_left:
+                    del failover.views[1]
+            return await get(arena_id, after, wait_seconds)
+
+        monkeypatch.setattr(failover, "get", moves)
+        daemon.fakes.processes[READER.pid] = 1
+        caller = await daemon.call_as(READER)
+        if mode == 0o600:
+            assert await caller.refusal("service.get", name="1000:weights", after=12, wait_seconds=5) == "NO_SUCH_ARENA"
+        else:
+            assert (await caller.ask("service.get", name="1000:weights", after=12, wait_seconds=5))["gpu"] == UUIDS[1]
 
 
 @pytest.mark.parametrize(
