@@ -40,7 +40,7 @@ from mpsctl.starter.plan import (
     plan,
 )
 from mpsctl.starter.reports import Reporter, reservation, stopping
-from mpsctl.starter.restarts import MOST_EARLY, ended, fresh
+from mpsctl.starter.restarts import MOST_EARLY, ended, fresh, has_done_its_work
 from mpsctl.starter.room import Room
 from mpsctl.starter.settings import Given, Settings, Task, changes, of_service
 from mpsctl.starter.signals import heard
@@ -210,14 +210,10 @@ class Starter:
         """Return whether the child served and did not hand over.  Ask mpsd, since the child may have served and ended before
         the last view of the service."""
         try:
-            last = self._mpsd.ask(calls.service_get(self._name)).last
+            found: values.Service | None = self._mpsd.ask(calls.service_get(self._name))
         except (Away, Refused):
-            last = self._service.last if self._service else None
-        if last is None:
-            return child.has_served
-        pids = {child.pid, child.member_pid}
-        has_handed_over = last.cause in ("asked", "contained") and last.from_pid in pids
-        return not has_handed_over and (child.has_served or bool(pids & {last.from_pid, last.to_pid}))
+            found = self._service
+        return has_done_its_work(found, {child.pid, child.member_pid}, has_served=child.has_served)
 
     def _count(self, lived_seconds: float, *, was_ready: bool, is_replica: bool) -> None:
         """Count a child that ended unasked or could not be started."""
