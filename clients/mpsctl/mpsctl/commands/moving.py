@@ -16,6 +16,7 @@ from mpsctl.starter import reports
 WAITS_SECONDS = 600.0
 LOOK_SECONDS, AGAIN_SECONDS = 0.5, 0.05
 AFTER_SECONDS = 60.0  # beyond the wait: the last barrier and the takeover have limits of their own in mpsd
+LOST_SECONDS = 5.0  # without a sign of the move: a service whose replica dies at the end begins anew, and knows of none
 _WORDS = {
     "copying": "{rounds} images copied since the move began",
     "yielding": "the active takes its last image",
@@ -47,15 +48,17 @@ def move(session: Session) -> int:
     asked, progress = session.asked, Progress(session)
     wait = WAITS_SECONDS if asked.wait is None else asked.wait
     found = session.ask(calls.service_move(asked.name, asked.gpu, wait))
-    end = time.monotonic() + wait + AFTER_SECONDS
-    last = found.move
-    while last is not None and last.state not in ("done", "cancelled") and time.monotonic() < end:
+    last, known_at = found.move, time.monotonic()
+    end = known_at + wait + AFTER_SECONDS
+    while last is not None and not _is_over(last) and known_at + LOST_SECONDS > time.monotonic() < end:
         progress.show(last)
-        found = _next(session, found)
-        last = found.move or last
+        if (seen := _next(session, found)) is not None and seen.move is not None:
+            found, last, known_at = seen, seen.move, time.monotonic()
+        else:
+            time.sleep(AGAIN_SECONDS)
     names = words.ordinals(session.all(calls.device_list()))
     if last is None or last.state != "done":
-        why = "it has not ended in time" if last is None or last.state != "cancelled" else last.why
+        why = last.why if last is not None and _is_over(last) else _why_not_known(end)
         print(f"mpsctl service move: {asked.name} was not moved: {visible(why)}", file=session.out.surroundings.stderr)
         return REFUSED
     pause = "" if last.pause_ms is None else f"; pause {reports.milliseconds(last.pause_ms)}"
@@ -66,18 +69,23 @@ def move(session: Session) -> int:
     return DONE
 
 
-def _next(session: Session, before: values.Service) -> values.Service:
-    """Wait for a change, and return the service; the same again while its name goes from one arena to the other."""
+def _is_over(of: values.Move) -> bool:
+    return of.state in ("done", "cancelled")
+
+
+def _why_not_known(end: float) -> str:
+    is_late = time.monotonic() >= end
+    return "it has not ended in time" if is_late else "mpsd knows of no move any more: see `mpsctl service show`"
+
+
+def _next(session: Session, before: values.Service) -> values.Service | None:
+    """Wait for a change, and return the service; None without one: it, or its arena, was removed."""
     try:
-        found = session.mpsd.ask(calls.service_get(session.asked.name, before.revision, LOOK_SECONDS))
+        return session.mpsd.ask(calls.service_get(session.asked.name, before.revision, LOOK_SECONDS))
     except Refused as exc:
         if exc.code != ErrorCode.NO_SUCH_ARENA:
             raise
-        found = None
-    if found is not None and found.move is not None:
-        return found
-    time.sleep(AGAIN_SECONDS)
-    return before
+        return None
 
 
 COMMANDS = (
