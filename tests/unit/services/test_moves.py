@@ -281,6 +281,28 @@ async def test_the_keeper_dies_before_the_barrier(machine: FakeMachine, autojump
         await stays(machine, "the vault's keeper has died")
 
 
+@pytest.mark.parametrize("is_in_time", [True, False])
+async def test_the_keeper_dies_while_images_are_copied(
+    machine: FakeMachine, autojump_clock: MockClock, is_in_time: bool
+) -> None:
+    """The active gives the memory again: the move goes on if it has done so before its last image is due."""
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        await ask(machine, far)
+        machine.failover.move(1, THERE, 60.0)
+        whole = machine.vault.made[1]
+        empty(machine)
+        await trio.sleep(1)
+        assert move(machine).state is MoveState.COPYING
+        if is_in_time:
+            machine.vault.become("committed", replace(whole, commit=6))
+        await copied(machine, far)
+        if is_in_time:
+            assert (move(machine).state, machine.order(active)) == (MoveState.YIELDING, "yield")
+        else:
+            await stays(machine, "the vault has lost its memory, and the one that serves has not given it again")
+
+
 async def test_the_keeper_dies_after_the_barrier(machine: FakeMachine, autojump_clock: MockClock) -> None:
     """The vault cannot tell how far the replica is then.  The active has."""
     async with machine.mpsd():
