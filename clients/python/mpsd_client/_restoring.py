@@ -71,13 +71,16 @@ class ImageSource:
         self, image: str, arena: str, directory: str | os.PathLike[str] | None, gpu: str, imager: ImagerProcess | None = None
     ) -> None:
         """imager: one that was started, and asked nothing; if it has ended since, another one is started."""
-        place = Path(directory) if directory else images_directory()
-        self._stack = ExitStack()
-        self.imager = imager if imager is not None and imager.is_alive else ImagerProcess()
-        self._stack.callback(self.imager.close)
-        self._files: list[int] = []
-        self._stack.callback(self._take, {"has_layout": False, "has_state": False}, [])
+        self._stack, self._files = ExitStack(), list[int]()
+        if imager is not None:
+            self._stack.callback(imager.close)  # also one that has ended
         try:
+            place = Path(directory) if directory else images_directory()
+            if imager is None or not imager.is_alive:
+                imager = ImagerProcess()
+                self._stack.callback(imager.close)
+            self.imager = imager
+            self._stack.callback(self._take, {"has_layout": False, "has_state": False}, [])
             asked = {"image": image, "arena": arena, "directory": str(place.absolute()), "gpu": gpu}
             self.imager.begin({"do": "restore", **asked})
             self._take(*self.imager.answer_with_files("found", START_SECONDS))

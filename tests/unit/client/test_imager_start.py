@@ -8,8 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from mpsd_client import Imager
+from mpsd_client import Imager, start_imager
 from mpsd_client._imager import memory_file
+from mpsd_client._restoring import ImageSource
 
 # Reads a line from a FIFO before it reads a request; answers as an imager does, which has taken an image.
 FAKE = """#!{python}
@@ -83,3 +84,21 @@ def test_no_file_for_the_imager_is_shorter_than_what_it_is_told() -> None:
     whole = memory_file(bytes(8192))
     assert os.fstat(whole).st_size == 8192
     os.close(whole)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_given_imager_ends_where_no_image_can_be_found(gate: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool) -> None:
+    """It belongs to the call: whoever tries again with another one must not keep the first one's context."""
+    imager = start_imager()
+    if is_alive:
+        gate.write_text("start\n")
+    else:
+        imager._process.kill()
+        imager._process.wait()
+    monkeypatch.delenv("MPSD_IMAGES", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(RuntimeError, match="no home"):
+        ImageSource("", "model", None, "", imager)
+    assert (imager._socket.fileno(), imager._progress) == (-1, -1)
+    imager._process.wait(20)
