@@ -48,9 +48,11 @@ class MoveRecord(Struct, eq=False):
 
     def is_complete(self, report: ReplicaReport) -> bool:
         """Return whether the replica lacks nothing of the last barrier."""
-        has_all = report.at is not None and not report.behind_bytes
-        last = self.last
-        return has_all and last is not None and (last.generation, last.sequence) == (report.generation, report.sequence)
+        return report.at is not None and not report.behind_bytes and self.is_last(report)
+
+    def is_last(self, of: ReplicaReport | LastRecord) -> bool:
+        """Return whether it is of the record of the last barrier."""
+        return self.last is not None and (self.last.generation, self.last.sequence) == (of.generation, of.sequence)
 
     def end(self, state: MoveState, now: float, why: str = "") -> None:
         self.state, self.over, self.why = state, now, why

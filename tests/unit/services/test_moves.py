@@ -189,6 +189,8 @@ async def test_there_is_no_image_of_the_last_barrier(machine: FakeMachine, autoj
 async def test_the_image_of_the_last_barrier_fails_later(machine: FakeMachine, autojump_clock: MockClock) -> None:
     async with machine.mpsd():
         active, _ = await stopped(machine)
+        machine.failover.yielded(1, 1, active, LastRecord(1, 3, "of a barrier before an earlier move"))
+        assert move(machine).state is MoveState.HANDING
         machine.failover.yielded(1, 1, active, replace(LAST, why="the imager has ended"))
         await stays(machine, "the imager has ended")
         machine.failover.ready(1, active)
