@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from mpsd_client import _calls as calls
 from mpsd_client._arena import Arena
+from mpsd_client._call import Call
 from mpsd_client._client import Client
-from mpsd_client._errors import ErrorCode, MpsdError, Refused
+from mpsd_client._errors import Disconnected, ErrorCode, MpsdError, Refused
 from mpsd_client._imager import ImageError, NoSuchImage
 from mpsd_client._native import lib
 from mpsd_client._record import Record
@@ -25,6 +27,7 @@ from mpsd_client._session import CudaError
 
 SERVE = "serve"
 LAST = (ErrorCode.NOT_ALLOWED, ErrorCode.BAD_REQUEST, ErrorCode.NO_SUCH_METHOD)  # mpsd will never take the replica
+PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)  # ask again
 SUFFIX = ".replica"
 LOOK_SECONDS = 0.5  # between two looks at the images, at most
 MOVING_SECONDS = 0.005  # the same while the service moves to this replica: a part of the pause
@@ -207,13 +210,30 @@ class Replica:
             raise ImageError(f"the replica of service {self._service} could not be completed: {self._trouble or 'no image'}")
         source = self._source
         state = source.state(arena.generation)
-        with self._mpsd or Client(self._path, program="mpsd_client") as mpsd:
-            mpsd.ask(calls.arena_commit(arena.id, arena.generation, source.layout, None if state is None else state.fd))
-            mpsd.ask(calls.arena_change(arena.id, ttl_seconds=self._ttl))
+        commit = calls.arena_commit(arena.id, arena.generation, source.layout, None if state is None else state.fd)
+        self._insist(commit)
+        self._insist(calls.arena_change(arena.id, ttl_seconds=self._ttl))
         arena.refresh()
         self._arena = None  # it stays
         threading.Thread(target=self.close, name="mpsd replica", daemon=True).start()  # not waited for: 34 ms of a pause
         return is_new
+
+    def _insist(self, call: Call[Any]) -> None:
+        """Ask mpsd, and again if it was killed: it has given this arena the service's name, and no other process can serve.
+
+        The call has to be one that may be repeated.  Raises Refused, Disconnected, OSError."""
+        end = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                if self._mpsd is None:
+                    self._mpsd = Client(self._path, program="mpsd_client")
+                self._mpsd.ask(call)
+                return
+            except (Refused, Disconnected, OSError) as exc:
+                may_pass = not isinstance(exc, Refused) or exc.code in PASSING
+                if not may_pass or time.monotonic() > end:
+                    raise
+                self._away(LOOK_SECONDS)
 
     def close(self) -> None:
         """Let the imager go, and remove the arena, which is closed, unless it serves."""

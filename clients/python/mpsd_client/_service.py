@@ -23,12 +23,12 @@ from typing import TypeVar
 
 from mpsd_client._arena import Arena, Path
 from mpsd_client._enlisting import enlist
-from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
+from mpsd_client._errors import Dismissed, MpsdError, Refused
 from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
 from mpsd_client._record import Record, Schema
 from mpsd_client._rehearsal import TIMES, rehearse
-from mpsd_client._replica import Replica
+from mpsd_client._replica import PASSING, Replica
 from mpsd_client._schedule import ImageSchedule
 from mpsd_client._service_arena import ServiceArena
 from mpsd_client._state import State
@@ -38,7 +38,6 @@ from mpsd_client._values import Instruction
 
 AGAIN_SECONDS = 0.5  # between two attempts to map new memory
 LAST_IMAGE_SECONDS = 10.0  # before a move, until it is complete: mpsd waits no longer, by default
-_PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
 opened_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # opened by this process
 
@@ -392,5 +391,5 @@ def _is_emptied(told: Instruction) -> bool:
 def _may_pass(exc: Refused | OSError) -> bool:
     """Return whether a later attempt may succeed: mpsd is away, its keeper is silent, or others commit all the time."""
     if isinstance(exc, Refused):
-        return exc.code in _PASSING
+        return exc.code in PASSING
     return isinstance(exc, ConnectionRefusedError | TimeoutError | BlockingIOError)
