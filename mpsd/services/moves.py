@@ -33,12 +33,14 @@ class Moves:
 
     async def run(self) -> None:
         """Find moves that are too slow, or whose processes have ended.  Run as long as mpsd."""
-        while True:
-            with trio.move_on_after(_LOOK_SECONDS):
-                await self._coordinator.woken.wait()
-            for record in list(self._coordinator.records.values()):
-                if record.move is not None and record.move.is_under_way:
-                    await self._look(record, record.move)
+        async with trio.open_nursery() as nursery:
+            while True:
+                with trio.move_on_after(_LOOK_SECONDS):
+                    await self._coordinator.woken.wait()
+                for record in list(self._coordinator.records.values()):
+                    move = record.move
+                    if move is not None and move.is_under_way and self._look(record, move):
+                        nursery.start_soon(self._end, record, move.to_process)  # other moves do not wait for that
 
     def begin(self, record: ServiceRecord, gpu: str, wait_seconds: float) -> None:
         """Begin a move to this GPU, a UUID.  Raises BadRequest, ArenaBusy or NoRoom, and changes nothing then."""
@@ -111,11 +113,13 @@ class Moves:
 
     # -- time ----------------------------------------------------------------------------------------------------------------
 
-    async def _look(self, record: ServiceRecord, move: MoveRecord) -> None:
+    def _look(self, record: ServiceRecord, move: MoveRecord) -> bool:
+        """Return whether the process that has the service's name is to be ended."""
         if record.arena.id == move.to_id:
-            await self._look_at_successor(record, move)
-        elif why := self._why_over(record, move):
+            return self._look_at_successor(record, move)
+        if why := self._why_over(record, move):
             self._cancel(record, move, why)
+        return False
 
     def _why_over(self, record: ServiceRecord, move: MoveRecord) -> str:
         """Return why the move cannot go on; empty if it can."""
@@ -142,20 +146,23 @@ class Moves:
             instance.dismissed = instance.dismissed or "the vault's keeper died during a move: the newest image has everything"
         record.instruct()
 
-    async def _look_at_successor(self, record: ServiceRecord, move: MoveRecord) -> None:
-        """End a process that has the service's name and does not serve: the next member makes the arena of the newest image."""
+    def _look_at_successor(self, record: ServiceRecord, move: MoveRecord) -> bool:
+        """Return whether the process that has the service's name does not serve in time: the next member makes the arena of the
+        newest image."""
         if trio.current_time() < move.until:
-            return
+            return False
         if record.service.phase is Phase.SERVING:
             move.end(MoveState.DONE, trio.current_time())  # its report is under way, or it hangs: the heartbeat covers that
             self._coordinator.show(record)
-            return
-        why = f"pid {move.to_process.pid}, which kept the replica, did not serve in time"
-        self._cancel(record, move, why)
+            return False
+        self._cancel(record, move, f"pid {move.to_process.pid}, which kept the replica, did not serve in time")
+        return True
+
+    async def _end(self, record: ServiceRecord, process: ProcessId) -> None:
         try:
-            await self._coordinator.parts.end(move.to_process)
+            await self._coordinator.parts.end(process)
         except MpsdError as exc:
-            log.warning("service.not_ended", service=record.arena.name, pid=move.to_process.pid, why=str(exc))
+            log.warning("service.not_ended", service=record.arena.name, pid=process.pid, why=str(exc))
 
     def _cancel(self, record: ServiceRecord, move: MoveRecord, why: str) -> None:
         coordinator = self._coordinator
