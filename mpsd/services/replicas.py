@@ -12,20 +12,23 @@ import os
 import struct
 from collections.abc import Iterator
 
+import structlog
 import trio
 from msgspec import Struct, structs
 
-from mpsd.errors import BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.errors import BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import MoveState, Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView
+from mpsd.model.service import MoveState, Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView, ServiceSettings
 from mpsd.notify import Signal
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.members import MOVE_ASKED, ServiceRecord
 from mpsd.services.rules.promotion import successor
 from mpsd.services.rules.promotion_types import Ended
+from mpsd.services.views import own_share
 from mpsd.wire.forward_state import CONTROL_AT
 
+log = structlog.get_logger()
 _LOOK_SECONDS = 0.5
 _MARKS = struct.Struct("=QQ")
 
@@ -246,14 +249,24 @@ class Replicas:
                     coordinator.tell(old, Ended(process))
             old.instruct()
         record = coordinator.record(arena.id)
-        if old is not None:
-            coordinator.change(record, settings)
         if old is not None and move is not None:
             move.state, move.until = MoveState.HANDING, trio.current_time() + coordinator.settings.limits.promote_seconds
             old.move, record.move = None, move
             if old.service.phase is Phase.MOVING:  # no process can write its arena any more
                 old.service = structs.replace(old.service, phase=Phase.IDLE, deadline=None)
             coordinator.show(record)
+        if old is not None:
+            self._pass_on(record, settings)
         facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
         coordinator.events.publish(record, "moved", why=why, bound=lag.bound_seconds, **facts)
         return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps)
+
+    def _pass_on(self, record: ServiceRecord, settings: ServiceSettings) -> None:
+        """Give the settings to the service in its new arena, which has the name already: without a disk until mpsd ends."""
+        try:
+            self._coordinator.change(record, settings)
+        except UnusablePath as exc:
+            log.error("store.failed", statement="the settings of a service that has moved", why=str(exc))
+            record.settings, record.share = settings, own_share(settings)
+            record.service = structs.replace(record.service, until_done=settings.until_done)
+            self._coordinator.show(record)

@@ -1,14 +1,15 @@
-"""One move does not wait for another."""
+"""One move does not wait for another, nor for a disk."""
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from mpsd.errors import UnusablePath
 from mpsd.model.process import ProcessId
-from mpsd.model.service import MoveState, Order
+from mpsd.model.service import MoveState, Order, ServiceSettings
 from mpsd.services.move_record import MoveRecord
 from tests.unit.services.fake_machine import FakeMachine
-from tests.unit.services.test_moves import LAST, asked_to_yield
+from tests.unit.services.test_moves import LAST, asked_to_yield, move
 from tests.unit.services.test_moves import machine as machine
 from tests.unit.services.test_replicas import HERE, THERE, ask
 
@@ -33,3 +34,26 @@ async def test_a_process_that_takes_long_to_end_delays_no_other_move(
         other.move = MoveRecord(HERE, THERE, active, far, 99, now, now, now + 1)
         await trio.sleep(3)
         assert other.move.state is MoveState.CANCELLED
+
+
+async def test_a_full_disk_costs_a_moved_service_neither_its_move_nor_its_settings(
+    machine: FakeMachine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vault has stored the replacement: what follows is bookkeeping."""
+
+    def full(*_: object) -> None:
+        raise UnusablePath("the disk is full")
+
+    async with machine.mpsd():
+        active, far = await asked_to_yield(machine)
+        machine.failover.change(1, ServiceSettings(standbys=3, until_done=True))
+        machine.failover.yielded(1, 1, active, LAST)
+        monkeypatch.setattr(machine.coordinator._store, "save", full)
+        assert (await ask(machine, far, sequence=7)).order is Order.SERVE
+        assert machine.order(active) == "leave"
+        assert machine.failover.settings(2) == ServiceSettings(standbys=3, until_done=True)
+        assert machine.coordinator.records[2].service.until_done
+        assert move(machine, 2).state is MoveState.HANDING
+        assert len(machine.topics("moved")) == 1
+        await trio.sleep(1)
+        assert not machine.topics("unmoved")
