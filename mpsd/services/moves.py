@@ -124,7 +124,8 @@ class Moves:
     def _why_over(self, record: ServiceRecord, move: MoveRecord) -> str:
         """Return why the move cannot go on; empty if it can."""
         service, limits = record.service, self._coordinator.settings.limits
-        if self._replicas.on(record.arena.id, move.to_gpu) is None:
+        replica = self._replicas.on(record.arena.id, move.to_gpu)
+        if replica is None or replica.arena_id != move.to_id:
             return f"pid {move.to_process.pid}, which kept the replica, has ended"
         if move.state is MoveState.COPYING and trio.current_time() >= move.until:
             return f"the replica had copied {move.rounds} of {ROUNDS} images in {move.until - move.began:g} s"

@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import UnusablePath
@@ -11,7 +12,7 @@ from mpsd.services.move_record import MoveRecord
 from tests.unit.services.fake_machine import FakeMachine
 from tests.unit.services.test_moves import LAST, asked_to_yield, move
 from tests.unit.services.test_moves import machine as machine
-from tests.unit.services.test_replicas import HERE, THERE, ask
+from tests.unit.services.test_replicas import HERE, REPORT, THERE, ask, keep
 
 
 async def test_a_process_that_takes_long_to_end_delays_no_other_move(
@@ -57,3 +58,21 @@ async def test_a_full_disk_costs_a_moved_service_neither_its_move_nor_its_settin
         assert len(machine.topics("moved")) == 1
         await trio.sleep(1)
         assert not machine.topics("unmoved")
+
+
+async def test_another_replica_on_that_gpu_is_not_the_one_that_is_moved_to(
+    machine: FakeMachine, autojump_clock: MockClock
+) -> None:
+    """Its process was started again: it knows nothing of the images that count, and mpsd would wait for the one before."""
+    async with machine.mpsd():
+        _, far = await machine.serves("a"), keep(machine)
+        await ask(machine, far)
+        machine.failover.move(1, THERE, 60.0)
+        await machine.die(far)
+        machine.vault.fenced(far)
+        process, arena = machine.process("again"), machine.vault.create("llm.replica-2")
+        machine.vault.made[arena.id] = replace(arena, gpu=THERE)
+        machine.vault.open_to_write(process, arena.id)
+        await machine.failover.replicas.follow(arena.id, 1, process, machine.vault.made[1], REPORT, 0.0)
+        await trio.sleep(2)
+        assert move(machine).why == f"pid {far.pid}, which kept the replica, has ended"
