@@ -1,5 +1,7 @@
 """Run one fault domain: start or adopt its vendor daemon, follow it while it lives, start it again when it dies."""
 
+from collections.abc import Mapping
+
 import structlog
 import trio
 
@@ -11,6 +13,7 @@ from mpsd.domains.vital_signs import why_stopped
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _SETTLED_SECONDS = 60.0  # a vendor daemon that lived this long starts with a short backoff when it dies
@@ -35,17 +38,21 @@ async def live(pool: Pool, domain: Domain) -> None:
         if trio.current_time() - began > _SETTLED_SECONDS:
             pause = pool.settings.restart_seconds
         domain.state = DomainState.DEAD
-        domain.forget()
+        is_left = domain.control.is_alive()  # mpsd could not adopt it yet: its clients go on, with their key and limits
+        if not is_left:
+            domain.forget()
         pool.notify()
         log.warning("domain.restarting", domain=domain.name, in_seconds=pause)
         await trio.sleep(pause)
+        if is_left and not domain.control.is_alive():
+            domain.forget()
         pause = min(pause * 2, pool.settings.restart_max_seconds)
         domain.state = DomainState.STARTING
     await pool.remove(domain)
 
 
 async def _bring_up(pool: Pool, domain: Domain) -> None:
-    is_new = not domain.control.is_alive()
+    is_new, placed = not domain.control.is_alive(), dict[ProcessId, int]()
     domain.is_adopted = not is_new
     if is_new:
         pool.store.forget_members(domain.name)  # of a daemon that has gone: its clients are those of no domain
@@ -58,6 +65,8 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         pool.store.forget_baselines(domain.name)
         pool.begin_guarding(domain)
     else:
+        placed.update((process, uid) for process, uid in pool.store.members(domain.name) if processes.is_alive(process))
+        _take_over_clients(pool, domain, placed)  # before it answers: one that does not has them all the same
         if domain.control.process and (why := why_stopped(domain.control.process)):
             raise VendorFailed(why)  # at once: mpsd serves nobody until each domain has answered, or failed
         await domain.sentinel.take_over()  # before its client could count as one
@@ -78,7 +87,8 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
             await domain.control.kill()  # it has no clients yet, and the next one may be better
         raise
     if not is_new:
-        _take_over_clients(pool, domain)
+        listed = {found: processes.real_uid(pid) for pid in domain.client_pids if (found := processes.find(pid))}
+        _take_over_clients(pool, domain, {found: uid for found, uid in listed.items() if found not in placed})
     domain.is_adopted = False
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY
@@ -87,14 +97,12 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
     pool.notify()
 
 
-def _take_over_clients(pool: Pool, domain: Domain) -> None:
-    """Know again the clients of an earlier mpsd: those that a server lists, and those that it placed here.
+def _take_over_clients(pool: Pool, domain: Domain, found: Mapping[ProcessId, int]) -> None:
+    """Know again the clients of an earlier mpsd, with their users: those that it placed here, and those that a server lists.
 
-    One of the latter may have a channel to a server and no context yet: its next connection belongs here.
+    One of the former may have a channel to a server and no context yet: its next connection belongs here.
     """
-    listed = {process: processes.real_uid(pid) for pid in domain.client_pids if (process := processes.find(pid))}
-    placed = {process: uid for process, uid in pool.store.members(domain.name) if processes.is_alive(process)}
-    for process, uid in (listed | placed).items():
+    for process, uid in found.items():
         domain.join(process, uid, domain.key)
         domain.attach(process)
         pool.watch(domain, process)

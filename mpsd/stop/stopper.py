@@ -120,7 +120,7 @@ def _patience(domain: Domain, wanted: Collection[ProcessId]) -> float:
 
     A user may let own domains answer nothing, and must not delay the ends of others' clients.
     """
-    is_known = domain.asked_at >= 0  # else an earlier mpsd may have placed some there
+    is_known = domain.asked_at >= 0 or not domain.is_draining  # else mpsd has lost which ones an earlier one placed there
     pids = {*domain.client_pids, *domain.admitted, *(each.pid for each in domain.members)}
     are_there = any(each.pid in pids for each in wanted)
     return _OTHERS_SECONDS if is_known and not are_there else domain.control.silence_seconds

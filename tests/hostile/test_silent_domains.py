@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from mpsd_client import Selector, calls
 
+from tests.hostile.test_stopped_components import stopped
 from tests.integration.machine import UIDS, Machine
 
 OWNER, OTHER = UIDS[0], UIDS[1]
@@ -49,13 +51,33 @@ def test_commands_wait_for_all_of_them_at_once(machine: Machine) -> None:
                 assert (done.returncode, str(other) in done.stdout) == (1, True), "only parts are missing"
 
 
-def test_the_end_of_another_users_client_waits_for_none_of_them(machine: Machine) -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_end_of_another_users_client_waits_for_none_of_them(machine: Machine, is_restarted: bool) -> None:
     """Each look at the clients, of which a stop has several, took 5 to 15 s: longer than a container may take to end."""
     machine.start()
-    with standing_still(machine), machine.mpsd(uid=OTHER) as mpsd:
-        mpsd.timeout_seconds = 120
+    with standing_still(machine):
         client = machine.counter(uid=OTHER).ready()
-        began = time.monotonic()
-        report = mpsd.ask(calls.client_stop(client.process.pid))
-        assert time.monotonic() - began < SECONDS
+        if is_restarted:
+            machine.kill_daemon()
+            machine.start()
+        with machine.mpsd(uid=OTHER) as mpsd:
+            mpsd.timeout_seconds = 120
+            began = time.monotonic()
+            report = mpsd.ask(calls.client_stop(client.process.pid))
+            assert time.monotonic() - began < SECONDS
         assert [(each.has_ended, each.steps) for each in report.processes] == [(True, ("terminate",))]
+
+
+def test_a_restarted_mpsd_kills_no_client_in_one_of_them(machine: Machine) -> None:
+    """It knew none of its clients before its first answer, and sent SIGKILL without having ended their work."""
+    machine.configure("[vendor]\ncommand_seconds = 1.0\n")
+    machine.start()
+    client = machine.counter(uid=OWNER).ready()
+    with stopped(machine.server_of(client)):
+        machine.kill_daemon()
+        machine.start()
+        with machine.mpsd(uid=OWNER) as mpsd:
+            [left] = mpsd.ask(calls.client_stop(client.process.pid)).processes
+        assert (left.has_ended, left.steps) == (False, ())
+        assert f"domain {left.domain} does not answer" in (left.why or "")
+    client.goes_on()
