@@ -216,8 +216,11 @@ class Assignment(Struct):
 
 def named(visible: str, gpus: frozenset[str]) -> frozenset[str]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, by UUID or the beginning of one; empty if a word is anything else."""
+    words = visible.split(",", len(gpus))
+    if len(words) > len(gpus):  # no list of different ones, and it may have ten thousand
+        return frozenset()
     found: set[str] = set()
-    for word in visible.split(","):
+    for word in words:
         meant = [uuid for uuid in gpus if len(word.strip()) > len("GPU-") and uuid.startswith(word.strip())]
         if len(meant) != 1:
             return frozenset()

@@ -16,6 +16,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 LEAST_PERCENT = 0.1  # gives 8 SMs of 132 (measured)
 _CLOSED_BYTES = MIB  # no context fits (measured)
+_MOST_ENTRIES = 256  # of a client's own limits; an environment has room for 30,000
 _PARTS = 10**4  # of a percent: enough to distinguish the SMs of any GPU
 
 
@@ -112,7 +113,10 @@ def overrides(variable: str | None, visible: Mapping[str, int]) -> str:
     `visible`: ordinals by UUID.  A value that names a GPU which the client cannot see lifts every limit (driver 615, reported),
     so mpsd does not accept it.
     """
-    for entry in filter(None, (variable or "").split(",")):
+    entries = (variable or "").split(",", _MOST_ENTRIES)
+    if len(entries) > _MOST_ENTRIES:
+        return f"its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has more than {_MOST_ENTRIES} entries"
+    for entry in filter(None, entries):
         device = entry.partition("=")[0].strip()
         known = device in visible or (device.isdecimal() and len(device) < 10 and int(device) in visible.values())
         if not known:
