@@ -266,8 +266,11 @@ class Conversations(Struct):
 
         async def end_overdue(scope: trio.CancelScope) -> None:
             nonlocal end
-            await self._until_overdue(caller, domain, right, patience)
-            if domain.guard.is_on or not caller.link.awaits_domain:  # else a server may have to start, or clients to finish
+            is_silent = await self._until_overdue(caller, domain, right, patience)
+            if scope.cancel_called:
+                return  # it has just ended otherwise
+            may_have_to_wait = not domain.guard.is_on and caller.link.awaits_domain  # for a server's start, or clients' ends
+            if not (is_silent or may_have_to_wait):
                 self.offences.note(caller.process, caller.credentials.uid)  # now: its user's next is let in at once
             end = LinkSide.OVERDUE_CLIENT
             scope.cancel()
@@ -285,20 +288,26 @@ class Conversations(Struct):
             raise trouble
         return end
 
-    async def _until_overdue(self, caller: ClientConnection, domain: Domain, right: Pass, patience: float) -> None:
+    async def _until_overdue(self, caller: ClientConnection, domain: Domain, right: Pass, patience: float) -> bool:
         """Return when others wait for the client to leave and it has had its time: once to get a channel, and once with it.
 
-        The time in which the domain answers nobody does not count.
+        The time in which the domain answers nobody does not count; with a channel, for no longer than a domain may be silent:
+        the client may have sent what silences it, and cannot be linked again to find out.  Return whether that was so.
         """
         link, since = caller.link, trio.current_time()
+        silent_until = math.inf
         while True:
             await _until_in_the_way(right, since, _WINDOW_TURNS * patience)
+            asked_at = trio.current_time()
             if link.granted_at > since:
                 since = link.granted_at
-            elif link.awaits_domain and not await domain.control.is_responsive(_FROZEN_SECONDS):
-                since = trio.current_time()
+            elif not link.awaits_domain or await domain.control.is_responsive(_FROZEN_SECONDS):
+                return False
             else:
-                return
+                if link.granted_at > -math.inf:
+                    silent_until = min(silent_until, asked_at + domain.control.silence_seconds)
+                if (since := trio.current_time()) >= silent_until:
+                    return True
 
     async def _detach(self, caller: ClientConnection, domain: Domain, end: LinkSide) -> bool:
         """Handle a client that the vendor daemon was freed of; return whether its connection is over.
@@ -310,7 +319,8 @@ class Conversations(Struct):
         if caller.link.transcript is not None and caller.process not in domain.connected and not is_free:
             domain.leave(caller.process)
             return False
-        if end is LinkSide.SLOW_CLIENT:
+        silenced_it = is_free and caller.link.is_granted and caller.link.awaits_domain
+        if end is LinkSide.SLOW_CLIENT or silenced_it:
             self.offences.note(caller.process, caller.credentials.uid)
         pid, why = caller.credentials.pid, _WHY_DETACHED[end]
         log.warning("relay.detached", pid=pid, uid=caller.credentials.uid, domain=domain.name, why=why)

@@ -14,7 +14,7 @@ from mpsd.relay import message
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.conversation import Conversations, RelaySettings
-from mpsd.relay.forwarding import Forwarding
+from mpsd.relay.forwarding import Forwarding, LinkSide
 from tests.running import running
 from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdmission
 
@@ -25,6 +25,8 @@ FREE = "no limits"
 
 class VendorDaemon:
     """Answers mpsd or not; and a client's connection as the test does."""
+
+    silence_seconds = 15.0
 
     def __init__(self, path=""):
         self.path, self.is_answering = path, True
@@ -138,6 +140,68 @@ async def test_a_client_is_not_blamed_for_a_domain_that_answers_nobody(autojump_
         assert stay.overdue_at == math.inf
         stay.control.is_answering = True
     assert 100 <= stay.overdue_at <= 100 + TIME + 2
+
+
+async def test_a_client_with_a_channel_silences_a_domain_for_no_longer_than_one_may_be_silent(autojump_clock):
+    """A daemon waits for the rest of what a client sent: the clients of others waited for as long as that one liked."""
+    stay = Stay(granted_at=0.0, awaits_domain=True)
+    stay.control.is_answering = False
+    assert TIME + 15.0 <= await stay.of(waiter(OTHER)) <= TIME + 15.0 + TIME + 2
+
+
+@pytest.mark.parametrize("is_well_without_it", [False, True])
+async def test_who_silenced_a_domain_shows_once_the_client_has_left(autojump_clock, is_well_without_it):
+    async def hold(caller, domain, why):
+        held.append(why)
+
+    held = []
+    shared = Conversations(HopefulPool(), None, None, RelaySettings(1, PATIENCE, 1, False), None, SimpleNamespace(hold=hold))
+    domain = shared.pool.domain
+    domain.control, domain.guard.is_on = VendorDaemon(), True
+    domain.control.is_answering = False
+    link = SimpleNamespace(run=wait_for_ever, granted_at=0.0, is_granted=True, awaits_domain=True, transcript=None)
+    caller = SimpleNamespace(link=link, process=None, credentials=Credentials(1, OWN, OWN))
+    async with trio.open_nursery() as nursery:
+        async with domain.guard.window(waiter(OWN), domain.control) as right:
+            nursery.start_soon(Stay.wait, SimpleNamespace(gate=domain.guard._gate), waiter(OTHER))
+            assert await shared._link(caller, domain, None, right) is LinkSide.OVERDUE_CLIENT
+            assert not shared.offences.of(None, OWN)
+    domain.control.is_answering = is_well_without_it
+    assert await shared._detach(caller, domain, LinkSide.OVERDUE_CLIENT)
+    assert (len(held), bool(shared.offences.of(None, OWN))) == (1, is_well_without_it)
+
+
+async def wait_for_ever(*args):
+    await trio.sleep_forever()
+
+
+async def test_a_client_that_ends_as_another_comes_is_not_overdue(autojump_clock):
+    """It was blamed, and one with a channel held although its domain had ended the connection."""
+    shared = Conversations(HopefulPool(), None, None, RelaySettings(1, PATIENCE, 1, False), None, None)
+    domain = shared.pool.domain
+    domain.control = VendorDaemon()
+
+    async def run(backend, patience, is_well):
+        await has_ended.wait()
+        return LinkSide.DOMAIN
+
+    async def come_or_end(is_end):
+        await trio.sleep(2 * TIME)
+        if is_end:
+            has_ended.set()
+        else:
+            async with domain.guard.window(waiter(OTHER), domain.control):
+                pass
+
+    link = SimpleNamespace(run=run, granted_at=-math.inf, awaits_domain=False, transcript=None)
+    caller = SimpleNamespace(link=link, process=None, credentials=Credentials(1, OWN, OWN))
+    for _ in range(30):  # trio wakes tasks of one moment in a random order
+        has_ended = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_or_end, False)
+            nursery.start_soon(come_or_end, True)
+            async with domain.guard.window(waiter(OWN), domain.control) as right:
+                assert await shared._link(caller, domain, None, right) is LinkSide.DOMAIN
 
 
 async def test_a_client_that_a_healthy_daemon_leaves_without_an_answer_makes_way_and_is_linked_again(autojump_clock, tmp_path):
