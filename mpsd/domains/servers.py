@@ -1,5 +1,6 @@
 """Find the vendor server of one user in a domain, or start it."""
 
+import os
 from collections.abc import Iterable
 
 import trio
@@ -41,9 +42,15 @@ async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, told: set[in
     """Ask the servers of other users without clients to shut down; once for each server: `told` has those that were asked."""
     told = set() if told is None else told
     for server in await domain.fresh_servers():
-        if not is_multiuser and server.uid != uid and not server.client_pids and server.pid not in told:
+        is_others = server.uid != uid and not _has_just_begun(server)
+        if not is_multiuser and is_others and not server.client_pids and server.pid not in told:
             told.add(server.pid)
             await domain.control.command(f"shutdown_server {server.pid}")
+
+
+def _has_just_begun(server: ServerView) -> bool:
+    """Return whether it may not have become its user's process yet: it begins as its daemon's user."""
+    return server.status == "INITIALIZING" and server.uid == os.geteuid()
 
 
 def _ready(servers: Iterable[ServerView], uid: int, is_multiuser: bool) -> ServerView | None:

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import ContextOpened, ServerReady
 from mpsd.domains.rules.server_answers import LIST
+from mpsd.domains.servers import ensure_server, make_way
+from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.domain import DomainState
@@ -26,9 +29,14 @@ class Vendor:
     silence_seconds = 60.0
 
     def __init__(self) -> None:
+        self.told: list[str] = []
         self.listed = ""
         self.sessions = 0
         self.is_asked, self.may_answer = trio.Event(), trio.Event()
+
+    async def command(self, line: str, seconds: float | None = None) -> str:
+        self.told.append(line)
+        return ""
 
     async def commands(self, lines: tuple[str, ...]) -> str:
         listed = self.listed
@@ -124,3 +132,24 @@ async def test_one_session_asks_for_all_while_the_only_server_stays_the_same(ser
     await domain.refresh()
     assert vendor.sessions == 1
     assert {(each.pid, each.status, each.client_pids) for each in domain.servers.values()} == {(server, "ACTIVE", (77,))}
+
+
+async def test_a_server_that_is_not_its_users_process_yet_is_not_told_to_go(server: int, autojump_clock: object) -> None:
+    """It is root's until then.  mpsd ended a server that it had just started: on a busy machine a client hung."""
+    vendor = Vendor()
+    vendor.may_answer.set()
+    vendor.listed = f"{server}\n"
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.mark_stale()
+    user = os.geteuid() + 1000
+    with pytest.raises(VendorFailed):
+        await ensure_server(domain, user, is_multiuser=False, seconds=1.0)
+    assert vendor.told == []
+    domain.hear(ServerReady(server))
+    await make_way(domain, user, is_multiuser=False)
+    assert vendor.told == []
+    assert domain.client_pids, "it is not idle"
+    domain.servers[server] = replace(domain.servers[server], client_pids=())
+    domain.news = trio.Event()
+    await make_way(domain, user, is_multiuser=False)
+    assert vendor.told == [f"shutdown_server {server}"]
