@@ -3,11 +3,13 @@
 /proc/net/unix writes a newline in a socket's name as it is, so that any user can add lines to it that name another's socket.
 """
 
+import errno
 import os
 import socket
 import struct
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from typing import Any
 
 _NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 _SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
@@ -19,6 +21,7 @@ _HEAD = struct.Struct("=IHHII")  # nlmsghdr: length, type
 _QUESTION = struct.Struct("=BBHIIIQ")  # unix_diag_req: family, protocol, padding, states, inode, what to show, cookie
 _ANSWER = struct.Struct("=BBBBIQ")  # unix_diag_msg: family, type, state, padding, inode, cookie
 _ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
+_ERROR = struct.Struct("=i")  # nlmsgerr: a negative errno
 _TCP_QUESTION = struct.Struct("=BBBBI2s2s16s16sI8s")  # inet_diag_req_v2: family, protocol, 2 x 0, states, the socket:
 # ports, addresses (the peer's first), device, cookie
 _TCP_ANSWER = struct.Struct("=BB2x48x12xI")  # inet_diag_msg: family, state, then the socket, three numbers, the uid
@@ -47,7 +50,7 @@ def tcp_user(family: int, peer: Address, own: Address) -> int | None:
     question = _TCP_QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ends, 0, _NO_COOKIE)
     try:
         with closing(_ask(question, 0)) as answers:
-            _, state, uid = _TCP_ANSWER.unpack_from(next(answers))
+            _, state, uid = _unpacked(_TCP_ANSWER, next(answers, b""))
     except FileNotFoundError:
         return None
     return int(uid) if state in _OPEN_STATES else None
@@ -62,35 +65,41 @@ def _ask(question: bytes, flags: int) -> Generator[bytes, None, None]:
     head = _HEAD.pack(_HEAD.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST | flags, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(_SECONDS)
+        kernel.connect((0, 0))  # the kernel's address: no process can answer instead
         kernel.send(head + question)
         while True:
-            for kind, body in _messages(kernel.recv(_ANSWER_BYTES)):
+            for kind, body in _parts(_HEAD, kernel.recv(_ANSWER_BYTES), 0):
                 if kind == _NLMSG_DONE:
                     return
                 if kind == _NLMSG_ERROR:
-                    [error] = struct.unpack_from("=i", body)
+                    [error] = _unpacked(_ERROR, body)
                     raise OSError(-error, os.strerror(-error))
                 yield body
 
 
-def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at < len(answer):
-        length, kind, *_ = _HEAD.unpack_from(answer, at)
-        yield kind, answer[at + _HEAD.size : at + length]
-        at += _aligned(length)
-
-
 def _socket(body: bytes) -> tuple[int, str]:
     """Return inode and name; an empty name for an unnamed one."""
-    inode, at = _ANSWER.unpack_from(body)[4], _ANSWER.size
-    while at < len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, at)
-        if kind == _UNIX_DIAG_NAME:
-            return inode, os.fsdecode(body[at + _ATTRIBUTE.size : at + length].removesuffix(b"\0"))
-        at += _aligned(length)
-    return inode, ""
+    inode = _unpacked(_ANSWER, body)[4]
+    names = (name for kind, name in _parts(_ATTRIBUTE, body, _ANSWER.size) if kind == _UNIX_DIAG_NAME)
+    return inode, os.fsdecode(next(names, b"").removesuffix(b"\0"))
 
 
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
+def _parts(head: struct.Struct, data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    """Yield type and content of each part, which begins with its length and type.  Raises OSError."""
+    while at < len(data):
+        length, kind, *_ = _unpacked(head, data[at:])
+        if not head.size <= length <= len(data) - at:
+            raise _unreadable()
+        yield kind, data[at + head.size : at + length]
+        at += (length + 3) & ~3
+
+
+def _unpacked(form: struct.Struct, data: bytes) -> tuple[Any, ...]:
+    try:
+        return form.unpack_from(data)
+    except struct.error:
+        raise _unreadable() from None
+
+
+def _unreadable() -> OSError:
+    return OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))

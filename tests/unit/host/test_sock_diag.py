@@ -1,0 +1,56 @@
+"""The kernel's answers about sockets."""
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from mpsd.host import sock_diag
+
+HEAD = struct.Struct("=IHHII")
+MESSAGE = HEAD.pack(HEAD.size + 4, 20, 0, 0, 0) + b"body"
+
+
+def messages(data: bytes) -> list[tuple[int, bytes]]:
+    return list(sock_diag._parts(sock_diag._HEAD, data, 0))
+
+
+def test_each_message_has_its_kind_and_body() -> None:
+    odd = HEAD.pack(HEAD.size + 1, 3, 0, 0, 0) + b"x\0\0\0"
+    assert messages(odd + MESSAGE) == [(3, b"x"), (20, b"body")]
+
+
+@pytest.mark.parametrize("length", [0, HEAD.size - 1, HEAD.size + 5, 1 << 31])
+def test_no_length_keeps_mpsd_reading(length: int) -> None:
+    """Of a length of 0 it read the same bytes again, without end, on the event loop."""
+    with pytest.raises(OSError, match="Bad message"):
+        messages(HEAD.pack(length, 20, 0, 0, 0) + b"body")
+
+
+@pytest.mark.parametrize("size", range(1, len(MESSAGE)))
+def test_a_part_of_a_message_is_none(size: int) -> None:
+    """struct.error would end mpsd where OSError is expected."""
+    with pytest.raises(OSError, match="Bad message"):
+        messages(MESSAGE[:size])
+
+
+@pytest.mark.parametrize("body", [b"", b"\1" * 15, b"\1" * 16 + b"\0\0\0\0", b"\1" * 16 + b"\xff\xff\0\0"])
+def test_a_part_of_a_socket_is_none(body: bytes) -> None:
+    with pytest.raises(OSError, match="Bad message"):
+        sock_diag._socket(body)
+
+
+def test_listening_sockets_and_the_user_of_a_connection_are_found(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as named, socket.create_server(("127.0.0.1", 0)) as listener:
+        named.bind(str(tmp_path / "s"))
+        named.listen()
+        assert sock_diag.listening_sockets()[os.fstat(named.fileno()).st_ino] == str(tmp_path / "s")
+        with socket.create_connection(listener.getsockname()) as peer:
+            ours, address = listener.accept()
+            with ours:
+                assert sock_diag.tcp_user(socket.AF_INET, address, ours.getsockname()) == os.geteuid()
+                peer.shutdown(socket.SHUT_WR)
+                assert sock_diag.tcp_user(socket.AF_INET, address, ours.getsockname()) is None
+        assert sock_diag.tcp_user(socket.AF_INET, ("192.0.2.1", 9), listener.getsockname()) is None
