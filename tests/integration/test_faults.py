@@ -372,7 +372,7 @@ def test_what_blame_convicts_the_report_names(machine: Machine) -> None:
     died."""
     machine.start()
     with told(machine) as mpsd:
-        pair = [machine.client("faulter", "trap", "--after", after).ready() for after in ("0.5", "5.0")]
+        pair = [machine.client("faulter", "trap", "--after", after).ready() for after in ("2.0", "7.0")]
         assert machine.domain_of(pair[0]) == machine.domain_of(pair[1])
         facts = until(mpsd, "fault.settled").facts
         report = mpsd.ask(calls.fault_get(facts["number"]))
