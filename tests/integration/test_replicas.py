@@ -20,7 +20,7 @@ from mpsd_client import Refused, calls, values
 from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
 from tests.integration.machine import SIMULATOR, Machine
-from tests.integration.process import is_running, wait_for
+from tests.integration.process import wait_for
 from tests.integration.test_vault import vault_keeper
 from tests.seeds import seeds
 
@@ -273,46 +273,6 @@ def test_a_replica_that_sees_the_gpu_of_the_service_is_refused(cast: Cast) -> No
     cast.members.append(both)
     both.process.wait(SECONDS)
     wait_for("its error", lambda: "must not see GPU-" in both.errors)
-
-
-@pytest.mark.slow
-def test_a_starter_keeps_a_replica_and_follows_the_service_to_its_gpu(cast: Cast) -> None:
-    """An active, a standby and a replica; after the move the same on the other GPU, with the replica where the active was."""
-    machine, (first, second) = cast.machine, cast.machine.uuids()
-    words = [sys.executable, "-m", "mpsctl", "service", "run", "llm", "--json", "--gpu", "0", "--replica-gpu", "1"]
-    said = machine.place / "starter"
-    with said.open("wb") as file:
-        words += ["--log-dir", str(machine.place / "logs"), "--", sys.executable, str(PROGRAM), "llm", str(cast.directory), "0"]
-        starter = subprocess.Popen(words, env=machine.variables, stdout=file)
-
-    def is_whole(gpu: str, replica_gpu: str) -> bool:
-        try:
-            found = view(machine)
-        except Refused:
-            return False
-        ready = [each.standing == "ready" and not each.is_writer for each in found.members]
-        is_there = found.replica is not None and found.replica.gpu == replica_gpu and found.replica.at is not None
-        return (found.gpu, found.phase, sorted(ready), is_there) == (gpu, "serving", [False, True], True)
-
-    try:
-        wait_for("an active, a standby, a replica", lambda: is_whole(first, second), 2 * SECONDS)
-        keeper = replica(machine).pid
-        old = [each.pid for each in view(machine).members]
-        fail(machine, first, 79)
-        wait_for("the service on the other GPU", lambda: view(machine).gpu == second, SECONDS)
-        with machine.mpsd() as mpsd:
-            mpsd.ask(calls.blame_pardon(first))  # it was reset
-        wait_for("the same there", lambda: is_whole(second, first), 2 * SECONDS)
-        assert view(machine).writer_pid == keeper
-        assert not any(map(is_running, old))
-    finally:
-        starter.terminate()
-        try:
-            assert starter.wait(SECONDS) == 0
-        finally:
-            starter.kill()
-            print(said.read_text())
-    assert not machine.bugs()
 
 
 def strike(cast: Cast, what: str, active: Member, standby: Member) -> None:
