@@ -51,7 +51,7 @@ class Moves:
         if gpu == arena.gpu:
             raise BadRequest(f"{name} is on GPU {gpu} already")
         if coordinator.parts.is_drained(gpu):
-            raise NoRoom(f"{name} cannot move to GPU {gpu}, which is drained: a fault there calls for a reset")
+            raise NoRoom(f"{name} cannot move to GPU {gpu}, which is drained: `mpsctl faults` has the reason")
         if service.phase is not Phase.SERVING or service.writer is None:
             raise ArenaBusy(f"{name} cannot move: it is {service.phase}, and no active can hand over")
         if not arena.layout_hash:

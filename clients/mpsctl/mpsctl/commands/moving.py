@@ -50,7 +50,7 @@ def move(session: Session) -> int:
     found = session.ask(calls.service_move(asked.name, asked.gpu, wait))
     last, known_at = found.move, time.monotonic()
     end = known_at + wait + AFTER_SECONDS
-    while last is not None and not _is_over(last) and known_at + LOST_SECONDS > time.monotonic() < end:
+    while last is not None and not _is_over(last) and time.monotonic() < min(end, known_at + LOST_SECONDS):
         progress.show(last)
         if (seen := _next(session, found)) is not None and seen.move is not None:
             found, last, known_at = seen, seen.move, time.monotonic()
