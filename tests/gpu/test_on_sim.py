@@ -93,7 +93,7 @@ class Part(NamedTuple):
     gpus: int = 1
 
 
-ELSEWHERE = names("contract", "vault_", "shim_", "failover_", "contained", "sentinel_", "move")
+ELSEWHERE = names("contract", "vault_", "shim_", "failover_", "contained", "sentinel_", "move", "replica")
 SPEED = ("startup", "throughput", "memory_faults", "other_faults")
 PARTS = {
     "compare": Part(
@@ -105,7 +105,7 @@ PARTS = {
         {"failover_count", "failover_fence", "failover_llm"}, 200, 2,
         lambda row: "first useful" in row["what"], check_that_every_way_was_tried,
     ),
-    "move": Part(names("move"), 150, 1, lambda row: False, check_that_the_service_went_there_and_back, gpus=2),
+    "two": Part(names("move", "replica"), 200, 2, lambda row: False, check_that_the_service_went_there_and_back, gpus=2),
     "containment": Part(
         names("contained", "sentinel_"), 200, 1,
         lambda row: True, check_that_sm_exceptions_are_contained_and_memory_faults_are_not,

@@ -1,12 +1,15 @@
 """Elastic shares against fixed ones: a service that answers requests, at times few and at times many, and two batch services.
 
-A turn is a quiet time and a burst; turns with fixed shares and elastic ones follow each other.  In the end all are elastic,
-and the load is steady: no share may move then.
+A turn is a quiet time and a burst; turns with fixed shares and elastic ones follow each other, or with ELASTIC_MINUTES=10 ten
+minutes with fixed shares, and then ten with elastic ones.  In the end all are elastic, and the load is steady: no share may
+move then.
 """
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,11 @@ CHAT, BATCH = "chat", ("batch-a", "batch-b")
 SHARE = 33.0
 QUIET, BURST, STEADY = 0.15, 1.2, 0.62  # of what the chat service can answer with its fixed share
 MOST_RATE = 400.0
-TURNS = ("fixed", "elastic", "fixed", "elastic")
 PHASE_SECONDS = (8.0, 25.0)
+MINUTES = int(os.environ.get("ELASTIC_MINUTES", "0"))  # of each mode at a stretch; 0: short turns
+_EACH = round(MINUTES * 60 / (2 * PHASE_SECONDS[1]))
+TURNS = ("fixed",) * _EACH + ("elastic",) * _EACH or ("fixed", "elastic", "fixed", "elastic")
+SECONDS = 120.0 * MINUTES + 300.0 if MINUTES else 590.0
 DRAIN_SECONDS = 20.0
 CALIBRATE_SECONDS, SWITCH_SECONDS, START_SECONDS, END_SECONDS = 4.0, 40.0, 60.0, 20.0
 STEP_PERCENT = 2.5  # a client has whole pairs of SMs
@@ -148,9 +154,9 @@ def run(stage: Stage) -> None:
         least, most = PHASE_SECONDS
         seconds = min(most, max(least, (stage.left() - 90.0) / (2 * len(TURNS) + 1)))
         stage.say(f"a step takes {step_ms:.2f} ms with {SHARE:g} %; a phase {seconds:.0f} s")
-        for mode in TURNS:
+        for before, mode in pairwise(("", *TURNS)):
             if stage.left() > 3 * seconds + 2 * END_SECONDS:  # the steady load needs one more phase
-                _turn(stage, mix, kinds[mode], mode, full, seconds)
+                _turn(stage, mix, kinds[mode], mode, full, seconds, is_new=mode != before)
         _report(stage, kinds)
         if stage.left() > seconds + END_SECONDS:
             _steady(stage, mix, full, min(seconds, stage.left() - END_SECONDS))
@@ -162,10 +168,11 @@ def run(stage: Stage) -> None:
     system.quit()
 
 
-def _turn(stage: Stage, mix: Mix, found: Found, mode: str, full: float, seconds: float) -> None:
-    mix.ask_for(QUIET * full, "random")
-    mix.set("fixed")
-    mix.set(mode)
+def _turn(stage: Stage, mix: Mix, found: Found, mode: str, full: float, seconds: float, is_new: bool) -> None:
+    if is_new:
+        mix.ask_for(QUIET * full, "random")
+        mix.set("fixed")
+        mix.set(mode)
     before = _moves(mix.services())
     for phase, load in (("quiet", QUIET), ("burst", BURST)):
         latencies, _, steps = mix.phase(load * full, "random", seconds)

@@ -1,0 +1,176 @@
+"""Two GPUs: the GPU of a language model that serves streams is lost, and its replica on the other one serves.
+
+No program can end a GPU, or write a record of the driver into the kernel's log: mpsd reads the log from a file here. The
+section writes an Xid 79 there, and kills the active, as a program ends that gets an error of its lost GPU.  Of a real loss the
+active might hang first.
+"""
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpsd_client import Client as Mpsd
+from mpsd_client import calls, values
+
+from tests.gpu.comparison import failover, figures
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.listener import Listener
+from tests.gpu.comparison.llm import Llm
+from tests.gpu.comparison.pytorch import has_torch
+from tests.gpu.comparison.sections.failover_llm import FEW_TOKENS, SHAPES, STREAMS, STRUCK_AFTER, TOKENS, wait_for_steps
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+NAME = "mirrored"
+TRIALS = 5
+EVERY = 1.0  # seconds between two images
+MOST_LOST_SECONDS = 3 * EVERY  # of publishes: an image is begun each second, copied to the host, and from there
+READY_SECONDS, SERVED_SECONDS, LOOK_SECONDS = 90.0, 30.0, 0.05
+TRIAL_SECONDS = 45.0
+
+
+def run(stage: Stage) -> None:
+    if not stage.options.is_simulated and not has_torch(stage):
+        return
+    system = stage.another("lossy", stage.options.front_end, stage.mpsd, config=failover.CONFIG)
+    log = system.place / "kmsg"
+    log.touch()
+    python = system.place / "python"
+    python.write_text(f'#!/bin/sh\nshift 3\nexec {stage.options.python} -I {ROOT}/tests/gpu/mpsd_with_log.py {log} "$@"\n')
+    python.chmod(0o755)
+    system.variables = {**system.variables, "MPSD_PYTHON": str(python)}
+    system.start()
+    with Mpsd(system.pipe / "mpsd.sock") as mpsd:
+        gpus = {each.uuid: each.pci_bus_id for each in mpsd.ask(calls.device_list()).items}
+    if len(gpus) < 2:
+        stage.add("a lost GPU", remark="not run: it needs two GPUs")
+        return
+    directory = Path("/dev/shm") / f"mpsd-lost-{time.time_ns()}"
+    directory.mkdir(mode=0o700)
+    limit = [str(stage.options.python), "-m", "mpsd.images", "limits", "--directory", str(directory), "--keep", "3"]
+    subprocess.run(limit, check=True, stdout=subprocess.DEVNULL)
+    llm = Llm(stage, system, NAME, SHAPES[0])
+    losses = _Losses(stage, system, llm, dict(list(gpus.items())[:2]), log, directory)
+    try:
+        losses.run()
+    finally:
+        end_all(losses.members.values())
+        llm.end()
+        shutil.rmtree(directory)
+
+
+@dataclass(slots=True)
+class _Loss:
+    """Milliseconds from the record in the log until the replica's first step had ended; publishes lost at most, and the seconds
+    in which they were made; the longest time between two tokens of a stream; whether all tokens were right."""
+
+    first_ms: float
+    steps: int
+    seconds: float
+    gap_ms: float
+    is_right: bool
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Guards that a member runs on each GPU.  gpus: PCI places by UUID.  members: by UUID."""
+
+    stage: Stage
+    system: System
+    llm: Llm
+    gpus: dict[str, str]
+    log: Path
+    directory: Path
+    members: dict[str, Client] = field(default_factory=dict)
+
+    def run(self) -> None:
+        stage, tokens = self.stage, FEW_TOKENS if self.stage.options.is_simulated else TOKENS
+        here, there = self.gpus
+        self._start(here, "promoted")
+        undisturbed = self.llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
+        self._start(there, "warm")
+        found: list[_Loss] = []
+        for number in range(stage.trials(TRIALS)):
+            if number and stage.left() < TRIAL_SECONDS:
+                break
+            found.append(self._lose(here, there, tokens, str(undisturbed["digest"])))
+            here, there = there, here
+        self._report(found, float(undisturbed["worst_gap_ms"]))
+
+    def _lose(self, here: str, there: str, tokens: int, digest: str) -> _Loss:
+        """Lose a GPU under load, then use it again for a new replica."""
+        since = time.time()
+        self._wait("a replica", lambda: bool((replica := self._service().replica) and (replica.at or 0.0) > since))
+        load = self.llm.load("lost", requests=STREAMS, tokens=tokens)
+        wait_for_steps(self.members[here], STRUCK_AFTER)
+        listener = Listener(self.system, "service.*", "gpu.*")
+        at_ns = time.monotonic_ns()
+        with self.log.open("a") as log:
+            place = self.gpus[here].rpartition(".")[0][-10:].lower()  # 0000:00:06 of 00000000:00:06.0
+            log.write(f"4,1,{at_ns // 1000},-;NVRM: Xid (PCI:{place}): 79, pid='<unknown>', GPU has fallen off the bus.\n")
+        self.members[here].signal(signal.SIGKILL)
+        new = self.members[there]
+        self._wait("a first step of the replica", lambda: bool(new.events("first_step")))
+        result = load.result()
+        moved = listener.first("service.moved", at_ns, SERVED_SECONDS)
+        listener.close()
+        if moved is None:
+            raise SystemFailed("no service.moved")
+        first_ns = int(new.events("first_step")[0]["monotonic_ns"])
+        is_right = result["digest"] == digest and not result["dropped"] and not result["wrong"]
+        if not is_right:
+            self.stage.say(f"dropped {result['dropped']}, wrong {result['wrong']}")
+        facts = moved[1].facts
+        lost_seconds = max(0.0, time.time() - (time.monotonic_ns() - at_ns) / 1e9 - float(facts["at"]))
+        self.members[here].wait(READY_SECONDS)
+        with Mpsd(self.system.pipe / "mpsd.sock") as mpsd:
+            mpsd.ask(calls.blame_pardon(here))
+        self._start(here, "warm")
+        return _Loss((first_ns - at_ns) / 1e6, int(facts["steps"] or 0), lost_seconds, float(result["worst_gap_ms"]), is_right)
+
+    def _report(self, found: list[_Loss], undisturbed_ms: float) -> None:
+        stage = self.stage
+        stage.keep("lost", [[each.first_ms, each.steps, each.seconds, each.gap_ms, each.is_right] for each in found])
+        right, what = sum(each.is_right for each in found), f"{self.llm.shape}, {STREAMS} streams, the GPU is lost"
+        stage.add(
+            f"{what}: all tokens reach the clients and are right, no connection dropped",
+            mpsd=figures.of(right, len(found)), goal="all", met=right == len(found) > 0,
+        )  # fmt: skip
+        first = [each.first_ms for each in found]
+        stage.add(
+            f"{what}: until the replica's first step has ended",
+            mpsd=f"median {figures.ms(figures.median(first))}, worst {figures.ms(max(first))}",
+        )
+        seconds, steps = [each.seconds for each in found], [each.steps for each in found]
+        stage.add(
+            f"{what}: publishes lost, which the replica repeats",
+            mpsd=f"{max(steps)} at most, of {max(seconds):.1f} s",
+            goal=f"<= {MOST_LOST_SECONDS:g} s", met=max(seconds) <= MOST_LOST_SECONDS,
+        )  # fmt: skip
+        gaps = [each.gap_ms for each in found]
+        stage.add(
+            f"{what}: the longest time between two tokens of a stream",
+            mpsd=f"median {figures.ms(figures.median(gaps))}, worst {figures.ms(max(gaps))}",
+            remark=f"undisturbed {figures.ms(undisturbed_ms)}",
+        )
+
+    def _start(self, gpu: str, event: str) -> None:
+        words = ("--images", str(self.directory), "--every", f"{EVERY:g}")
+        self.members[gpu] = self.llm.member(*words, environment={"CUDA_VISIBLE_DEVICES": gpu})
+        if self.members[gpu].wait_for(event, READY_SECONDS) is None:
+            raise SystemFailed(f"a member is not {event}: {self.members[gpu].trouble}"[:300])
+
+    def _service(self) -> values.Service:
+        with Mpsd(self.system.pipe / "mpsd.sock") as mpsd:
+            return mpsd.ask(calls.service_get(NAME))
+
+    def _wait(self, what: str, is_so: Callable[[], bool]) -> None:
+        end = time.monotonic() + READY_SECONDS
+        while not is_so():
+            if time.monotonic() > end:
+                raise SystemFailed(f"no {what}: " + "; ".join(str(each.trouble) for each in self.members.values())[:300])
+            time.sleep(LOOK_SECONDS)
