@@ -54,6 +54,7 @@ class Llm:
             assert self.stage.options.torch_python is not None
             python, env["PYTHONPATH"] = self.stage.options.torch_python, python_path(self.stage)
             argv += ["--shape", self.shape]
+            env["MPSD_IMAGER"] = str(self.stage.options.python.parent / "mpsd-imager")
         return self.system.spawn([str(python), *argv, *sizes, *words], env, has_input)
 
     def load(self, name: str, *, requests: int, tokens: int) -> "Load":

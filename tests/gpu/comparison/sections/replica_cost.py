@@ -58,17 +58,18 @@ def run(stage: Stage) -> None:
 
 def _measure(stage: Stage, gpus: list[str], permille: int, directory: Path | None, found: _Found) -> None:
     size = GIB * vault.unit(stage)
-    words = [NAME, str(size), str(size * permille // 1000), *([str(directory), str(EVERY)] if directory else [])]
+    name = f"{NAME}-{len(found.alone)}-{permille}-{int(directory is not None)}"  # a killed process holds its arena for a moment
+    words = [name, str(size), str(size * permille // 1000), *([str(directory), str(EVERY)] if directory else [])]
     members = [_member(stage, gpus[0], words)]
     try:
         _wait(members, "the writer to serve", lambda: bool(members[0].events("serves")))
         if directory:
             members.append(_member(stage, gpus[1], words))
-            _wait(members, "a replica", lambda: _age(stage) <= MOST_AGE)
+            _wait(members, "a replica", lambda: _age(stage, name) <= MOST_AGE)
         since = len(members[0].events("rate")) + 1  # one that has begun is left out
         seconds = 2 if stage.options.is_simulated else MEASURED
         ages = found.ages if directory else None
-        _wait(members, "figures", lambda: len(members[0].events("rate")) >= since + seconds, ages, stage)
+        _wait(members, "figures", lambda: len(members[0].events("rate")) >= since + seconds, ages, lambda: _age(stage, name))
         rates = members[0].events("rate")[since:]
         (found.replicated if directory else found.alone).append(figures.median([float(each["steps"]) for each in rates]) or 0.0)
         found.written += [float(each["written"]) for each in rates]
@@ -77,7 +78,7 @@ def _measure(stage: Stage, gpus: list[str], permille: int, directory: Path | Non
             client.signal(9)
             client.wait(READY_SECONDS)
         stage.mpsd.clients.clear()
-        vault.remove(stage.mpsd, NAME)
+        vault.remove(stage.mpsd, name)
 
 
 def _member(stage: Stage, gpu: str, words: list[str]) -> Client:
@@ -86,20 +87,24 @@ def _member(stage: Stage, gpu: str, words: list[str]) -> Client:
 
 
 def _wait(
-    members: list[Client], what: str, is_done: Callable[[], bool], ages: list[float] | None = None, stage: Stage | None = None
+    members: list[Client],
+    what: str,
+    is_done: Callable[[], bool],
+    ages: list[float] | None = None,
+    age: Callable[[], float] | None = None,
 ) -> None:
     end = time.monotonic() + READY_SECONDS
     while not is_done():
         if time.monotonic() > end or not all(each.is_running for each in members):
             raise SystemFailed(f"no {what}: {'; '.join(each.trouble for each in members)}"[:300])
-        if ages is not None and stage is not None:
-            ages.append(_age(stage))
+        if ages is not None and age is not None:
+            ages.append(age())
         time.sleep(LOOK_SECONDS)
 
 
-def _age(stage: Stage) -> float:
+def _age(stage: Stage, name: str) -> float:
     with Mpsd(stage.mpsd.pipe / "mpsd.sock") as mpsd:
-        replica: values.Replica | None = mpsd.ask(calls.service_get(NAME)).replica
+        replica: values.Replica | None = mpsd.ask(calls.service_get(name)).replica
     return time.time() - replica.at if replica and replica.at else float("inf")
 
 

@@ -9,9 +9,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mpsd_client import Client as Mpsd
 from mpsd_client import calls, values
@@ -97,11 +98,11 @@ class _Losses:
         for number in range(stage.trials(TRIALS)):
             if number and stage.left() < TRIAL_SECONDS:
                 break
-            found.append(self._lose(here, there, tokens, str(undisturbed["digest"])))
+            found.append(self._lose(here, there, tokens, undisturbed))
             here, there = there, here
         self._report(found, float(undisturbed["worst_gap_ms"]))
 
-    def _lose(self, here: str, there: str, tokens: int, digest: str) -> _Loss:
+    def _lose(self, here: str, there: str, tokens: int, undisturbed: dict[str, Any]) -> _Loss:
         """Lose a GPU under load, then use it again for a new replica."""
         since = time.time()
         self._wait("a replica", lambda: bool((replica := self._service().replica) and (replica.at or 0.0) > since))
@@ -121,9 +122,9 @@ class _Losses:
         if moved is None:
             raise SystemFailed("no service.moved")
         first_ns = int(new.events("first_step")[0]["monotonic_ns"])
-        is_right = result["digest"] == digest and not result["dropped"] and not result["wrong"]
+        is_right = result["digest"] == undisturbed["digest"] and not result["dropped"] and not result["wrong"]
         if not is_right:
-            self.stage.say(f"dropped {result['dropped']}, wrong {result['wrong']}")
+            self.stage.say("; ".join(_differences(result["results"], undisturbed["results"]))[:2000])
         facts = moved[1].facts
         lost_seconds = max(0.0, time.time() - (time.monotonic_ns() - at_ns) / 1e9 - float(facts["at"]))
         self.members[here].wait(READY_SECONDS)
@@ -174,3 +175,12 @@ class _Losses:
             if time.monotonic() > end:
                 raise SystemFailed(f"no {what}: " + "; ".join(str(each.trouble) for each in self.members.values())[:300])
             time.sleep(LOOK_SECONDS)
+
+
+def _differences(results: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What differs from the undisturbed run, one text for each stream."""
+    for number, (found, other) in enumerate(zip(results, expected, strict=True)):
+        pairs = enumerate(zip(found["tokens"], other["tokens"], strict=False))
+        first = next((index for index, (one, two) in pairs if one != two), None)
+        if first is not None or found["trouble"]:
+            yield f"stream {number}: {len(found['tokens'])} tokens, the first other one {first}, {found['trouble']}"
