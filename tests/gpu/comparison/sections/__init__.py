@@ -66,6 +66,7 @@ SECTIONS = (
     Section("sentinel_services", 150, sentinel_services.run),
     Section("stopping", 200, stopping.run),
     Section("limits", 100, limits.run),
+    Section("limits_late", 250, limits.run_late),
     Section("newcomers", 110, newcomers.run),
     Section("two_gpus", 330, two_gpus.run),
     Section("replica", 160, replica.run),

@@ -6,6 +6,7 @@ next.
 
 import itertools
 import secrets
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ MIB = 1 << 20
 ROUNDS = 20
 ARRIVALS = 40
 PRICE_PAIRS = 12
+LATE_TRIALS, LATEST_MS = 40, 260.0  # a start takes some 200
+LATE_SECONDS = 4.0  # the other one waited for its time alone if it took longer
 CLIENT_SECONDS = 20.0
 REFUSAL_SECONDS = 2.0
 GROUP_OF_SMS = 4  # no share is further from its number of SMs than this (measured: 25 % of 132 are 32)
@@ -53,6 +56,7 @@ class Share:
 
 
 TOGETHER = (Share(10, 2048), Share(30, 4096), Share(60, 6144))
+LATE_SHARES = (Share(10, 2048), Share(60, 6144))
 OF_MANY = (Share(10, 1536), Share(25, 2048), Share(50, 3072), Share(8, 1792))
 
 
@@ -153,6 +157,47 @@ def _many(stage: Stage, mpsd: System) -> None:
     )  # fmt: skip
     cells = {name: figures.ms(seconds * 1e3) for name, seconds in took.items()}
     stage.add("... until the last has run", **cells, ratio=figures.times(took["mpsd"] / took["vendor"]))
+
+
+def run_late(stage: Stage) -> None:
+    """A client with small limits is stopped at some moment of its start, until one with large limits has started and ended.
+
+    At some of these moments it has its connection to the server, and arrives there after its time alone (decision 055).
+    """
+    stage.mpsd.quit()
+    mpsd = stage.another("late", stage.mpsd.control, stage.mpsd, config=ROOMY)
+    mpsd.start()
+    mpsd.warm(CLIENT_SECONDS)
+    all_sms, trials = _all_sms(mpsd), stage.trials(LATE_TRIALS)
+    found: list[tuple[float, Quota | None, str, float]] = []
+    for number in range(trials):
+        if stage.left() < 3 * LATE_SECONDS:
+            break
+        delay = LATEST_MS * (number + 1) / trials
+        [small] = start_leased(mpsd, [LATE_SHARES[0]])
+        time.sleep(delay / 1e3)
+        small.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        [large] = start_leased(mpsd, [LATE_SHARES[1]])
+        quota_of_large = _quota(large)
+        waited = time.monotonic() - began
+        small.signal(signal.SIGCONT)
+        found.append((delay, _quota(small), small.fate, waited))
+        if quota_of_large is None:
+            stage.say(f"after {delay:.0f} ms: the large one ended with {large.fate}")
+        mpsd.clients.clear()
+    stage.keep("late", [list(each) for each in found])
+    started = [quota for _, quota, _, _ in found if quota is not None]
+    wrong = [quota for quota in started if not LATE_SHARES[0].is_kept(quota, all_sms)]
+    late = sum(waited > LATE_SECONDS for _, _, _, waited in found)
+    fates = [fate for _, quota, fate, _ in found if quota is None]
+    others = f"{len(started)} started, the others: {sorted(set(fates))}; wrong: {wrong}"
+    stage.add(
+        f"stopped {LATEST_MS:.0f} ms or less after its start, until another client has ended: has its own limits, or does not start",
+        mpsd=figures.of(len(found) - len(wrong), len(found)), goal="all", met=not wrong and len(found) > 0,
+        remark=f"kept the other one waiting in {late}; {others}"[:400],
+    )  # fmt: skip
+    mpsd.quit()
 
 
 # -- its price -----------------------------------------------------------------------------------------------------------
