@@ -6,9 +6,8 @@ next.
 
 import itertools
 import secrets
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,7 @@ MIB = 1 << 20
 ROUNDS = 20
 ARRIVALS = 40
 PRICE_PAIRS = 12
-LATE_TRIALS, LATEST_MS = 40, 260.0  # a start takes some 200
-LATE_SECONDS = 4.0  # the other one waited for its time alone if it took longer
+LATE_AFTER, LATE_SECONDS, LATE_START_SECONDS = (1, 2, 3, 4), 9, 1.0
 CLIENT_SECONDS = 20.0
 REFUSAL_SECONDS = 2.0
 GROUP_OF_SMS = 4  # no share is further from its number of SMs than this (measured: 25 % of 132 are 32)
@@ -110,7 +108,7 @@ def start_by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
     return clients
 
 
-def start_leased(system: System, shares: Sequence[Share]) -> list[Client]:
+def start_leased(system: System, shares: Sequence[Share], more: Mapping[str, str] | None = None) -> list[Client]:
     """Start clients, each with a separate lease, which its environment names."""
     tokens = [secrets.token_hex(16) for _ in shares]
     with _mpsd(system) as mpsd:
@@ -121,12 +119,12 @@ def start_leased(system: System, shares: Sequence[Share]) -> list[Client]:
                     memory_bytes={"0": share.mib * MIB}, ttl_seconds=60.0,
                 )
             )  # fmt: skip
-    return [_with_token(system, token) for token in tokens]
+    return [_with_token(system, token, more or {}) for token in tokens]
 
 
-def _with_token(system: System, token: str) -> Client:
+def _with_token(system: System, token: str, more: Mapping[str, str]) -> Client:
     argv = [str(system.programs / "quota"), "--json", "--start-ns", "{start_ns}"]
-    return system.spawn(argv, system.environment() | {"MPSD_LEASE": token})
+    return system.spawn(argv, system.environment() | {"MPSD_LEASE": token} | more)
 
 
 def _quota(client: Client) -> Quota | None:
@@ -160,43 +158,36 @@ def _many(stage: Stage, mpsd: System) -> None:
 
 
 def run_late(stage: Stage) -> None:
-    """A client with small limits is stopped at some moment of its start, until one with large limits has started and ended.
+    """A client with small limits waits in the middle of its start, longer than its time alone lasts (decision 055), while one
+    with large limits starts and ends.
 
-    At some of these moments it has its connection to the server, and arrives there after its time alone (decision 055).
+    It waits after the first, the second, ... message that brings it a descriptor: what a hostile client can do to itself.
     """
     stage.mpsd.quit()
     mpsd = stage.another("late", stage.mpsd.control, stage.mpsd, config=ROOMY)
     mpsd.start()
     mpsd.warm(CLIENT_SECONDS)
-    all_sms, trials = _all_sms(mpsd), stage.trials(LATE_TRIALS)
-    found: list[tuple[float, Quota | None, str, float]] = []
-    for number in range(trials):
-        if stage.left() < 3 * LATE_SECONDS:
-            break
-        delay = LATEST_MS * (number + 1) / trials
-        [small] = start_leased(mpsd, [LATE_SHARES[0]])
-        time.sleep(delay / 1e3)
-        small.signal(signal.SIGSTOP)
+    all_sms = _all_sms(mpsd)
+    small, large = LATE_SHARES
+    for number in LATE_AFTER:
+        variables = {"LD_PRELOAD": str(mpsd.programs / "late.so"), "LATE_AFTER": str(number), "LATE_SECONDS": str(LATE_SECONDS)}
+        [slow] = start_leased(mpsd, [small], variables)
+        time.sleep(LATE_START_SECONDS)
         began = time.monotonic()
-        [large] = start_leased(mpsd, [LATE_SHARES[1]])
-        quota_of_large = _quota(large)
-        waited = time.monotonic() - began
-        small.signal(signal.SIGCONT)
-        found.append((delay, _quota(small), small.fate, waited))
-        if quota_of_large is None:
-            stage.say(f"after {delay:.0f} ms: the large one ended with {large.fate}")
+        [fast] = start_leased(mpsd, [large])
+        of_fast, waited = _quota(fast), time.monotonic() - began
+        of_slow = _quota(slow)
+        is_kept = of_slow is None or small.is_kept(of_slow, all_sms)
+        has_slept = any("late: sleeps" in line for line in slow.other)
+        stage.keep(f"late after {number}", [of_slow, slow.fate, slow.other, of_fast, fast.fate, waited, has_slept])
+        stage.add(
+            f"{LATE_SECONDS} s late after descriptor {number}: has its own limits, or does not start",
+            mpsd=f"{of_slow}, {slow.fate}",
+            goal=f"{small}",
+            met=is_kept if has_slept else None,
+            remark=f"{'' if has_slept else 'not late: fewer descriptors came; '}the other one: {of_fast} after {waited:.1f} s",
+        )
         mpsd.clients.clear()
-    stage.keep("late", [list(each) for each in found])
-    started = [quota for _, quota, _, _ in found if quota is not None]
-    wrong = [quota for quota in started if not LATE_SHARES[0].is_kept(quota, all_sms)]
-    late = sum(waited > LATE_SECONDS for _, _, _, waited in found)
-    fates = [fate for _, quota, fate, _ in found if quota is None]
-    others = f"{len(started)} started, the others: {sorted(set(fates))}; wrong: {wrong}"
-    stage.add(
-        f"stopped {LATEST_MS:.0f} ms or less after its start, until another client has ended: has its own limits, or does not start",
-        mpsd=figures.of(len(found) - len(wrong), len(found)), goal="all", met=not wrong and len(found) > 0,
-        remark=f"kept the other one waiting in {late}; {others}"[:400],
-    )  # fmt: skip
     mpsd.quit()
 
 
