@@ -7,6 +7,7 @@ it waiting (relay/forwarding.py).  limit_guard.py explains windows.
 Users take turns, however many connections each has; a user who lately kept a domain waiting comes after the others.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
@@ -32,6 +33,14 @@ class Entrant(Struct, eq=False):
     is_late: Callable[[], bool] = lambda: False
     may_enter: trio.Event = field(default_factory=trio.Event)
     may_be_in_the_way: trio.Event = field(default_factory=trio.Event)  # set while it is inside: look again
+    kept_out_seconds: float = 0.0  # so long it was in the way of another user, until `keeps_out_since`
+    keeps_out_since: float = math.inf  # trio time; infinite while it is in the way of none
+
+    def keep_out(self, keeps_out: bool) -> None:
+        """Measure the time in which it is in the way of another user."""
+        now = trio.current_time()
+        self.kept_out_seconds += max(now - self.keeps_out_since, 0.0)
+        self.keeps_out_since = now if keeps_out else math.inf
 
 
 class Pass:
@@ -44,6 +53,11 @@ class Pass:
     def give_back(self) -> None:
         """Let another client send."""
         self._gate._release(self._entrant)
+
+    def kept_out_seconds(self) -> float:
+        """Return how long it has been in the way of another user."""
+        self._entrant.keep_out(self._entrant.keeps_out_since < math.inf)
+        return self._entrant.kept_out_seconds
 
     async def until_in_the_way(self, *, of_others: bool) -> None:
         """Wait until the first in the queue waits for this one to leave.  of_others: and another user is in the queue."""
@@ -100,7 +114,10 @@ class HandshakeGate:
             if first.is_client:
                 self._sender = first
             first.may_enter.set()
-        for each in self._in_the_way_of(first) if first else ():
+        in_the_way = self._in_the_way_of(first) if first else ()
+        for each in self._inside:
+            each.keep_out(each in in_the_way and self._queue.has_others_than(each.share))
+        for each in in_the_way:
             each.may_be_in_the_way.set()
 
     def _first(self) -> Entrant | None:

@@ -145,7 +145,7 @@ class Conversations(Struct):
                     raise _NotSet(str(exc)) from exc
                 if self._must_leave(caller, domain) or domain.guard.era != era:
                     return None  # in another era, the limits set before do not hold
-                arrival = domain.guard.expect(pid)
+                arrival, end = domain.guard.expect(pid), None
                 try:
                     end = await self._speak(caller, domain, right)
                     if caller.link.has_passed_descriptors:
@@ -156,6 +156,15 @@ class Conversations(Struct):
                     return end
                 finally:
                     domain.guard.forget_arrival(pid, arrival)
+                    if end not in _WHY_DETACHED:  # `_link` and `_detach` judge a client that mpsd disconnected
+                        self._count_stay(caller, right)
+
+    def _count_stay(self, caller: ClientConnection, right: Pass) -> None:
+        """Count the time in which it kept other users out, less what an offender gets.  A single stay is no offence."""
+        longest = self.settings.turn_seconds * _WINDOW_TURNS
+        part = min(right.kept_out_seconds() / longest, 1.0) - 1 / _OFFENDER_SHARE
+        if part > 0:
+            self.offences.note_stay(caller.process, caller.credentials.uid, part)
 
     def _entrant(self, caller: ClientConnection, limits: ClientLimits) -> Entrant:
         uid, offences = caller.credentials.uid, self.open[caller.process] - 1 + self._offences(caller)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import trio
 
+from mpsd.fairness.rates import Rate, Rates
 from mpsd.model.process import ProcessId
 
 _REMEMBERED_SECONDS = 60.0
 _MOST_USERS = 1024
+_STAYS = Rate(1.0, 1 / _REMEMBERED_SECONDS)  # as long as one client may stay, in a minute, by many short stays
 
 
 class Offences:
@@ -22,6 +24,7 @@ class Offences:
         self._share_of = share_of
         self._by_process: Counter[ProcessId | None] = Counter()
         self._at: dict[int, float] = {}  # when the minute of each share began (trio time), the oldest first
+        self._stays = Rates(_STAYS, most_keys=_MOST_USERS)
 
     def note(self, process: ProcessId | None, uid: int) -> None:
         self._by_process[process] += 1
@@ -31,6 +34,14 @@ class Offences:
             self._at[share] = trio.current_time()
             while len(self._at) > _MOST_USERS:
                 del self._at[next(iter(self._at))]
+
+    def note_stay(self, process: ProcessId | None, uid: int, part: float) -> None:
+        """Count that one of a user's clients kept others out for this part (0 to 1) of the longest stay.
+
+        Without it a user whose clients leave just before their time is over would delay each connection of others by that.
+        """
+        if self._share_of is not None and not self._stays.allows(self._share_of(uid), trio.current_time(), part):
+            self.note(process, uid)
 
     def of(self, process: ProcessId | None, uid: int) -> int:
         """Return how many the process has, and one more in the minute after one of its user, in whatever process."""

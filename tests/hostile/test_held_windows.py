@@ -73,9 +73,26 @@ print("ready", flush=True)
 time.sleep(600)
 """
 )
+LEAVES_IN_TIME = (
+    CONNECTS_AS_CLIENT
+    + """
+import threading
+def leave_in_time():
+    while True:
+        attached(0, lambda: time.sleep(float(sys.argv[2]))).close()
+        begun.set()
+begun = threading.Event()
+for _ in range(2):
+    threading.Thread(target=leave_in_time, daemon=True).start()
+begun.wait()
+print("ready", flush=True)
+time.sleep(600)
+"""
+)
 CONNECTIONS = 60
 WINDOWS = 15  # of the attacker: about one for each connection of the client, and those that pass while it makes none
 PROCESSES = 8
+SHORT_SECONDS = 4.0  # less than that, so that no single stay is an offence
 SLOW_SECONDS = 6.0  # longer than a window lasts where others wait for it
 READY_SECONDS = 20.0  # a client has two connections, and may wait for one window before each
 
@@ -111,6 +128,15 @@ def test_who_is_silent_with_a_channel_keeps_no_window(machine: Machine, has_leas
     with attacking(IS_SILENT, machine.pipe / "control", PROCESSES, uid=ATTACKER):
         machine.counter(uid=OTHER).ready(READY_SECONDS)
         assert not machine.journal("relay.dropped"), "a client whose connection is closed runs without MPS"
+
+
+def test_who_leaves_just_before_the_time_is_over_does_not_do_so_all_the_time(machine: Machine) -> None:
+    """Each connection of another user's client waited for such a stay."""
+    start(machine, PROCESSES)
+    with attacking(LEAVES_IN_TIME, machine.pipe / "control", SHORT_SECONDS, uid=ATTACKER):
+        for _ in range(3):
+            machine.counter(uid=OTHER).ready(READY_SECONDS)
+        assert machine.journal("relay.detached")
 
 
 def test_a_slow_client_has_its_time_where_no_other_waits(machine: Machine) -> None:

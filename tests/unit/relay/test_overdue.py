@@ -9,12 +9,14 @@ import trio
 import trio.testing
 
 from mpsd.domains.handshake_gate import Entrant, HandshakeGate
+from mpsd.domains.rules.vendor_limits import unlimited
 from mpsd.model.process import Credentials
 from mpsd.relay import message
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.conversation import Conversations, RelaySettings
 from mpsd.relay.forwarding import Forwarding, LinkSide
+from mpsd.relay.offences import Offences
 from tests.running import running
 from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdmission
 
@@ -169,6 +171,65 @@ async def test_who_silenced_a_domain_shows_once_the_client_has_left(autojump_clo
     domain.control.is_answering = is_well_without_it
     assert await shared._detach(caller, domain, LinkSide.OVERDUE_CLIENT)
     assert (len(held), bool(shared.offences.of(None, OWN))) == (1, is_well_without_it)
+
+
+class UnconnectedConversations(Conversations):
+    async def _speak(self, caller, domain, right):
+        return await self._link(caller, domain, None, right)
+
+
+async def waits(seconds, times):
+    """Return how long each connection of OTHER waits while clients of OWN stay for so long, one after the other."""
+
+    async def stay(*args):
+        await trio.sleep(seconds)
+        return LinkSide.CLIENT
+
+    async def keep_coming():
+        while True:
+            await shared._visit(caller, domain, unlimited(()))
+
+    settings, offences = RelaySettings(1, PATIENCE, 1, False), Offences(lambda uid: uid)
+    shared = UnconnectedConversations(HopefulPool(), None, None, settings, None, None, offences)
+    link = SimpleNamespace(
+        run=stay, share=OWN, granted_at=-math.inf, awaits_domain=False, transcript=None, has_passed_descriptors=False
+    )
+    caller = SimpleNamespace(link=link, process=None, credentials=Credentials(1, OWN, OWN))
+    domain, found = shared.pool.domain, []
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(keep_coming)
+        for _ in range(times):
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+            async with domain.guard.window(waiter(OTHER, object()), domain.control):
+                found.append(trio.current_time() - began)
+        nursery.cancel_scope.cancel()
+    return found
+
+
+async def test_who_leaves_just_before_the_time_is_over_delays_others_twice_a_minute(autojump_clock):
+    """Each connection of another user waited for as long as one may stay."""
+    found = await waits(TIME - 0.1, 10)
+    assert found == pytest.approx([TIME - 0.1] * 2 + [PATIENCE] * 8)
+
+
+async def test_who_stays_for_no_longer_than_an_offender_may_commits_no_offence(autojump_clock):
+    """A user who starts many clients at once would come last, and would have no time on a slow machine."""
+    found = await waits(PATIENCE - 0.01, 100)
+    assert found == [pytest.approx(PATIENCE - 0.01)] * 100
+
+
+async def test_how_long_a_client_keeps_others_out_begins_as_one_comes(autojump_clock):
+    gate = HandshakeGate()
+    async with trio.open_nursery() as nursery, gate.turn(waiter(OWN)) as right:
+        nursery.start_soon(Stay.wait, SimpleNamespace(gate=gate), waiter(OWN, object()))
+        await trio.sleep(100)
+        assert right.kept_out_seconds() == 0
+        with trio.move_on_after(TIME):
+            await Stay.wait(SimpleNamespace(gate=gate), waiter(OTHER, object()))
+        await trio.sleep(100)
+        assert right.kept_out_seconds() == pytest.approx(TIME)
 
 
 async def wait_for_ever(*args):
