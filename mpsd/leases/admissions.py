@@ -241,8 +241,9 @@ class Admissions:
         try:
             lease = self._register.activate(lease, self._quotas.clock())
         except UnusablePath as exc:
-            log.error("store.failed", statement="a lease's activation", why=str(exc))
             why = str(exc)
+            if entry.blocked != why:
+                log.error("store.failed", statement="a lease's activation", why=why)
             entry.tell(why, lambda: why)
             return False
         self._leave(entry)

@@ -4,6 +4,7 @@ leases/rules/ makes the decisions; the store has all that must outlive mpsd befo
 each change happens at once: no other task can see it half done.  Prose: docs/leases.md.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -77,6 +78,8 @@ class LeaseBook:
         self._clients = AdmittedClients(store, self._account, dealer, self._news, self._quotas)
         self._admissions = Admissions(self._quotas, self._account, self._register, self._clients, dealer, self._news)
         self._schedule = ExpiryTimer(clock)
+        self._again_at = -math.inf  # until then no end is written, since the last write failed
+        self._said = ""  # why it failed: logged once, until that changes
         self._restore(store.is_new_boot)
 
     @property
@@ -221,21 +224,31 @@ class LeaseBook:
                 self._admissions.advance()
                 deadline, rise = self._admissions.next_change()
                 later = None if rise is None else max(rise, self._quotas.clock() + _RANKS_SECONDS)
+                if deadline is not None:
+                    deadline = max(deadline, self._again_at)
                 await self._schedule.sleep_until(self._register.next_end(), deadline, later)
 
     def _end_what_is_over(self, now: float) -> None:
         for lease in self._register.due(now):
-            self._try_to_end(lease, "expired")
+            if not self._try_to_end(lease, now, "expired"):
+                self._register.try_again_at(lease, self._again_at)
         for lease in self._admissions.refuse_overdue(now):
             reason = f"it has waited for {lease.spec.wait_seconds:g} s, as long as it may"
-            self._try_to_end(lease, "refused", {"reason": reason})
+            self._try_to_end(lease, now, "refused", {"reason": reason})
 
-    def _try_to_end(self, lease: Lease, what: str, facts: Mapping[str, object] = NO_FACTS) -> None:
+    def _try_to_end(self, lease: Lease, now: float, what: str, facts: Mapping[str, object] = NO_FACTS) -> bool:
+        if now < self._again_at <= now + _AGAIN_SECONDS:  # else the clock was set
+            return False
         try:
             self._end_leases([lease], what, facts)
         except UnusablePath as exc:
-            log.error("store.failed", statement=f"lease {lease.id} {what}", why=str(exc))
-            self._register.try_again_at(lease, self._quotas.clock() + _AGAIN_SECONDS)
+            self._again_at = now + _AGAIN_SECONDS
+            if str(exc) != self._said:
+                self._said = str(exc)
+                log.error("store.failed", statement=f"lease {lease.id} {what}", why=self._said)
+            return False
+        self._again_at, self._said = -math.inf, ""
+        return True
 
     def _end_leases(
         self, leases: Sequence[Lease], what: str, facts: Mapping[str, object] = NO_FACTS, process: ProcessId | None = None

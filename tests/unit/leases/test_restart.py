@@ -1,6 +1,7 @@
 """LeaseBook after a restart of mpsd, and when its disk fails."""
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -170,6 +171,26 @@ async def test_an_end_that_cannot_be_stored_is_tried_again(world, autojump_clock
         assert not world.book.leases()
 
 
+async def test_ends_that_cannot_be_stored_are_tried_every_5_s_and_logged_once(world, autojump_clock: MockClock):
+    """One that had waited for as long as it may was tried every 20 ms, with a line for each."""
+    tries = []
+    world.book.create(ROOT, spec(60))
+    for _ in range(3):
+        world.book.create(ROOT, spec(60, wait_seconds=5))
+        world.book.create(ROOT, spec(1, ttl_seconds=5))
+    with structlog.testing.capture_logs() as logs:
+        async with world.running():
+            fill_disk(world)
+            remove = world.store.remove
+            world.store.remove = lambda *args: (tries.append(args), remove(*args))
+            await trio.sleep(65)
+            assert 10 <= len(tries) <= 14
+            fill_disk(world, False)
+            await trio.sleep(6)
+            assert ids(world.book.leases()) == [1]
+    assert len([each for each in logs if each["event"] == "store.failed"]) == 1
+
+
 async def test_a_lease_that_got_room_and_cannot_be_stored_waits_on(world, autojump_clock: MockClock):
     world.book.create(ROOT, spec(60))
     world.book.create(ROOT, spec(60, wait_seconds=1000))
@@ -178,6 +199,10 @@ async def test_a_lease_that_got_room_and_cannot_be_stored_waits_on(world, autoju
         world.book.release(1)
         assert world.book.find(2).state is LeaseState.QUEUED
         assert "disk" in world.book.queue()[0].reason
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                world.book.configure(world.book.settings)
+            assert not logs, "the same reason was logged each time"
         world.store._db.execute("DROP TRIGGER t")
         await trio.sleep(61)
         assert world.book.find(2).state is LeaseState.ACTIVE
