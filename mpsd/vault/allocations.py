@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import trio
 from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, KeeperFailed
@@ -22,6 +23,8 @@ from mpsd.vault.descriptor_checks import CheckMemory, Layout, check_state, gener
 from mpsd.vault.live_arena import LiveArena, layout_name, memory_name, state_name
 from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.store import Row, VaultStore
+
+_AT_ONCE = 2000  # names that are made at a time
 
 
 class Allocations:
@@ -105,12 +108,13 @@ class Allocations:
             read = None if layout is None else await run_in_thread(read_layout, layout)
             try:
                 fresh = None if read is None or read.hash == entry.arena.layout_hash else read
+                dropped = await _names(entry.contents.dropped)
                 async with self._held(entry, generation, process, state, size, fresh) as (kept, serial):
                     row = entry.row
                     if fresh is not None:
                         facts = entry.with_facts(layout_hash=fresh.hash, layout_bytes=fresh.bytes)
                         row = replace(facts, layout_serial=serial)
-                    arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state))
+                    arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state), dropped)
             finally:
                 if read is not None:
                     os.close(read.descriptor)
@@ -118,14 +122,15 @@ class Allocations:
         await self._reclaimer.settled(arena)
         return arena
 
-    def _commit(self, entry: LiveArena, row: Row) -> Arena:
+    def _commit(self, entry: LiveArena, row: Row, gone: list[str]) -> Arena:
+        """Store the commit, and drop what is gone: these names, and the layout and the state before."""
         contents, old, state = entry.contents, entry.row.layout_serial, entry.row.state
-        gone = [memory_name(each.serial) for each in contents.dropped]
         if old is not None and old != row.layout_serial:
             gone.append(layout_name(old))
         if state is not None and state != row.state:
             gone.append(state_name(state.serial))
-        self._store.commit(row, None if row.state == state else row.state)
+        if self._store.commit(row, None if row.state == state else row.state):
+            self._reclaimer.forget([row.arena.id])
         before = contents.used_bytes, contents.count
         contents.commit()
         self._catalog.count(entry, *before)
@@ -219,3 +224,12 @@ class Allocations:
         self._reclaimer.drop(entry.arena, [memory_name(each.serial) for each in contents.fresh])
         contents.roll_back()
         self._catalog.count(entry, *before)
+
+
+async def _names(allocations: Sequence[Allocation]) -> list[str]:
+    """Return the keepers' names of these, while other tasks run: there may be as many as a user may have."""
+    names = list[str]()
+    for first in range(0, len(allocations), _AT_ONCE):
+        names += [memory_name(each.serial) for each in allocations[first : first + _AT_ONCE]]
+        await trio.lowlevel.checkpoint()
+    return names

@@ -48,7 +48,7 @@ class Reclaimer:
         self._added.notify()
 
     def forget(self, arena_ids: Iterable[int]) -> None:
-        """Forget the stored allocations of removed arenas."""
+        """Forget the stored allocations that were removed, of these arenas."""
         self._arenas.extend(arena_ids)
         self._added.notify()
 
@@ -88,5 +88,5 @@ class Reclaimer:
                 else:
                     self._arenas.popleft()
         except UnusablePath as exc:  # the next mpsd finds them
-            log.error("store.failed", statement="allocations of a removed arena", why=str(exc))
+            log.error("store.failed", statement="removed allocations", why=str(exc))
             self._arenas.clear()

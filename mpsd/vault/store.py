@@ -4,7 +4,7 @@ Every method is one transaction, and what it wrote outlives a `kill -9` once it 
 the memory does not either.  The state of an allocation follows from numbers, so that a commit of many writes one row:
 
     put_in      the commit that adds it: it is committed if this is not above the arena's `commits`
-    dropped_in  the commit that removes it; NULL: none
+    dropped_in  the commit that removes it; NULL: none.  If not above `commits`, the row means nothing, and is deleted soon
 
 Prose: docs/vault.md, "What is stored, and what outlives what".
 """
@@ -51,6 +51,7 @@ _CHANGING = (
     "is_sealed", "ttl_seconds", "unheld_since",
 )  # fmt: skip
 _SOME = 2000  # rows that are deleted at a time, so that other tasks can run in between
+_MEANS_SOMETHING = "EXISTS (SELECT 1 FROM arenas WHERE id = arena_id AND (dropped_in IS NULL OR dropped_in > commits))"
 
 
 class Row(Struct, frozen=True):
@@ -81,8 +82,9 @@ class VaultStore:
         return [self._row(values) for values in found]
 
     def allocations(self, row: Row) -> list[Allocation]:
-        statement = "SELECT place, bytes, serial, put_in, dropped_in IS NOT NULL FROM allocations WHERE arena_id = ?"
-        found = self._read(statement, (row.arena.id,))
+        columns = "place, bytes, serial, put_in, dropped_in IS NOT NULL"
+        statement = f"SELECT {columns} FROM allocations WHERE arena_id = ? AND (dropped_in IS NULL OR dropped_in > ?)"
+        found = self._read(statement, (row.arena.id, row.commits))
         return [Allocation(place, size, no, put <= row.commits, bool(gone), put) for place, size, no, put, gone in found]
 
     def last_serial(self) -> int:
@@ -138,11 +140,13 @@ class VaultStore:
         statement = "UPDATE allocations SET dropped_in = ? WHERE serial = ?"
         self._write([_gone(each) for each in gone] + [(statement, (row.commits + 1, each.serial)) for each in marked])
 
-    def commit(self, row: Row, state: KeptState | None = None) -> None:
-        """Store a commit: `row` has the new number and layout.  state: the new state; None: the present one stays."""
-        dropped = "DELETE FROM allocations WHERE arena_id = ? AND dropped_in IS NOT NULL"
+    def commit(self, row: Row, state: KeptState | None = None) -> bool:
+        """Store a commit: `row` has the new number and layout.  state: the new state; None: the present one stays.
+
+        Return whether there may be more rows of dropped allocations, for `forget_allocations`."""
+        some = "SELECT serial FROM allocations WHERE arena_id = ? AND dropped_in IS NOT NULL LIMIT ?"
         kept = () if state is None else _with_state(row.arena.id, state)
-        self._write([_changed(row), (dropped, (row.arena.id,)), *kept])
+        return self._delete_some(some, row.arena.id, _changed(row), *kept)
 
     def keep_state(self, arena_id: int, state: KeptState) -> None:
         """Store a new state of the arena, in place of the one before."""
@@ -154,16 +158,14 @@ class VaultStore:
         self._write([(f"DELETE FROM {table} WHERE {key} = ?", (arena_id,)) for table, key in keys])
 
     def removed(self) -> list[int]:
-        """Return the removed arenas that still have allocations."""
-        statement = "SELECT DISTINCT arena_id FROM allocations WHERE arena_id NOT IN (SELECT id FROM arenas)"
+        """Return the arenas, removed or not, that still have rows of removed allocations."""
+        statement = f"SELECT DISTINCT arena_id FROM allocations WHERE NOT {_MEANS_SOMETHING}"
         return [arena_id for (arena_id,) in self._read(statement)]
 
     def forget_allocations(self, arena_id: int) -> bool:
-        """Remove some allocations of the arena; return whether there may be more."""
-        some = "SELECT serial FROM allocations WHERE arena_id = ? LIMIT ?"
-        before = self._db.total_changes
-        self._write([(f"DELETE FROM allocations WHERE serial IN ({some})", (arena_id, _SOME))])
-        return self._db.total_changes - before == _SOME
+        """Delete some rows of removed allocations of the arena, or of a removed one; return whether there may be more."""
+        some = f"SELECT serial FROM allocations WHERE arena_id = ? AND NOT {_MEANS_SOMETHING} LIMIT ?"
+        return self._delete_some(some, arena_id)
 
     def lose(self, rows: Iterable[Row]) -> None:
         """Store the loss of these arenas' memory and allocations; all at once."""
@@ -208,6 +210,11 @@ class VaultStore:
         states = self._read("SELECT serial, generation, bytes FROM states WHERE arena_id = ?", (arena_id,))
         return Row(arena, commits, layout_serial, KeptState(*states[0]) if states else None)
 
+    def _delete_some(self, some: str, arena_id: int, *writes: Write) -> bool:
+        """Write these, and delete rows that `some` finds; return whether there may be more of them."""
+        self._write([*writes, (f"DELETE FROM allocations WHERE serial IN ({some})", (arena_id, _SOME))])
+        return bool(self._read("SELECT changes()") == [(_SOME,)])
+
     def _begin_boot(self, boot_id: str) -> None:
         """Forget processes and namespaces of an earlier boot: their pids and inodes mean others now."""
         if self._read("SELECT id FROM boot") != [(boot_id,)]:
@@ -245,7 +252,7 @@ def _changed(row: Row) -> Write:
 def _rolled_back(row: Row) -> list[Write]:
     return [
         ("DELETE FROM allocations WHERE arena_id = ? AND put_in > ?", (row.arena.id, row.commits)),
-        ("UPDATE allocations SET dropped_in = NULL WHERE arena_id = ? AND dropped_in IS NOT NULL", (row.arena.id,)),
+        ("UPDATE allocations SET dropped_in = NULL WHERE arena_id = ? AND dropped_in > ?", (row.arena.id, row.commits)),
     ]
 
 
