@@ -25,7 +25,7 @@ ACCEPTED = 64  # connections, in one turn of the event loop
 BEGUN = 8
 _TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
 MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
-_PAUSE_SECONDS = 0.1  # after a connection could not be accepted: most likely the limit of open files
+ACCEPT_PAUSE_SECONDS = 0.1  # at each of mpsd's sockets, after an error of accept(2): most likely the limit of open files
 _NO_REQUEST = b""
 
 
@@ -132,7 +132,7 @@ async def serve_in_turn(
             except OSError as exc:
                 failed(exc)
                 if not turns:
-                    await trio.sleep(_PAUSE_SECONDS)
+                    await trio.sleep(ACCEPT_PAUSE_SECONDS)
             await trio.lowlevel.checkpoint()
             room = await until_room() if until_room and turns else BEGUN
             for arrival in turns.take(min(room, BEGUN)):

@@ -18,6 +18,7 @@ from msgspec import Struct
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host.arrivals import ACCEPT_PAUSE_SECONDS
 from mpsd.host.descriptors import Closings
 from mpsd.metrics.admission_timer import TimedAdmission
 from mpsd.metrics.counters import Counters
@@ -74,11 +75,18 @@ class Metrics:
 
         async def take(stream: trio.SocketStream) -> None:
             share = share_at(stream, self._ranges)
-            await self._take(guarded(stream, closings, self._ranges), share, answer)
+            async with stream:
+                await self._take(guarded(stream, closings, self._ranges), share, answer)
 
         closings = Closings()
         with await self._open_door() as door:
-            await trio.serve_listeners(take, [door.listener])
+            async with trio.open_nursery() as nursery:
+                while True:
+                    try:
+                        nursery.start_soon(take, await door.listener.accept())
+                    except OSError as exc:
+                        log.error("metrics.accept_failed", why=exc.strerror)
+                        await trio.sleep(ACCEPT_PAUSE_SECONDS)
 
     async def _token(self) -> str:
         """Return the token of the live page; empty without one, and then no reader is an operator."""

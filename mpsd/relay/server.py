@@ -19,7 +19,7 @@ from mpsd.errors import MpsdError, WrongSpeaker
 from mpsd.fairness.places import Places
 from mpsd.fairness.turns import Turns
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
-from mpsd.host.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
+from mpsd.host.arrivals import ACCEPT_PAUSE_SECONDS, ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.host.polling import is_readable
@@ -85,7 +85,7 @@ class Relay(Struct):
                 self._accept_some(listener, door)
             except OSError as exc:
                 log.error("relay.accept_failed", door=door, why=exc.strerror)
-                await trio.sleep(_ROOM_SECONDS)
+                await trio.sleep(ACCEPT_PAUSE_SECONDS)
             for held in self.waiting.take(BEGUN):
                 self._begin(held, nursery)
 

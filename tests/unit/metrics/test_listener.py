@@ -1,5 +1,6 @@
 """The door at which numbers are asked for, over real sockets: right requests, wrong ones, none."""
 
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -205,6 +206,26 @@ async def connect_as(uid: int, port: int) -> trio.SocketStream:
                     await trio.sleep(0.01)
     finally:
         os.seteuid(0)
+
+
+async def test_a_connection_that_cannot_be_accepted_ends_nothing(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accept(2) returns many errors.  Any but a lack of descriptors ended the daemon."""
+    troubles = [errno.EMFILE, errno.EIO]
+    accept = trio.SocketListener.accept
+
+    async def fail_first(listener: trio.SocketListener) -> trio.SocketStream:
+        if troubles:
+            raise OSError(number := troubles.pop(), os.strerror(number))
+        return await accept(listener)
+
+    monkeypatch.setattr(trio.SocketListener, "accept", fail_first)
+    with structlog.testing.capture_logs() as logs:
+        async with serving(short_dir) as (_, path):
+            assert (await ask(path, request("/healthz"))).startswith(b"HTTP/1.1 200 ")
+    assert [entry["why"] for entry in logs if entry["event"] == "metrics.accept_failed"] == [
+        os.strerror(errno.EIO),
+        os.strerror(errno.EMFILE),
+    ]
 
 
 async def test_a_bug_ends_one_conversation(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
