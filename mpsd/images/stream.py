@@ -16,6 +16,7 @@ from mpsd.images.rules.transfer import decode_message
 
 STALL_SECONDS = 300.0  # the other side may sync some hundred MiB to a slow disk meanwhile
 _LENGTH = struct.Struct("<I")
+_PIECE_BYTES = 2 << 20  # has the stall time: a side that sends or takes a byte now and then would hold blocks without end
 _PIPE_BYTES = 1 << 20  # as much as a user may ask for; with the usual 64 KiB both sides wake 16 times as often
 
 
@@ -48,13 +49,15 @@ class Stream:
 
     def send(self, data: Bytes) -> None:
         """Send all of it.  Raise StreamBroken."""
-        at = 0
+        at, piece_end, deadline = 0, 0, 0.0
         was_blocking = os.get_blocking(self._outgoing)
         os.set_blocking(self._outgoing, False)  # only while we write: the open file may be another process's too
         try:
             with memoryview(data) as view:
                 while at < len(view):
-                    self._wait(self._outgoing, select.POLLOUT)
+                    if at >= piece_end:
+                        piece_end, deadline = at + _PIECE_BYTES, time.monotonic() + self._stall_seconds
+                    self._wait(self._outgoing, select.POLLOUT, deadline)
                     with suppress(BlockingIOError):
                         at += os.write(self._outgoing, view[at:])
         except BrokenPipeError:
@@ -64,20 +67,25 @@ class Stream:
 
     def receive(self, size: int) -> bytearray:
         """Return so many bytes.  Raise StreamBroken."""
-        data, at = bytearray(size), 0
+        at, piece_end, deadline = 0, 0, 0.0
+        data = bytearray(size)
         with memoryview(data) as view:
             while at < size:
-                self._wait(self._incoming, select.POLLIN)
+                if at >= piece_end:
+                    piece_end, deadline = at + _PIECE_BYTES, time.monotonic() + self._stall_seconds
+                self._wait(self._incoming, select.POLLIN, deadline)
                 count = os.readv(self._incoming, [view[at:]])
                 if not count:
                     raise StreamBroken("the other side has ended")
                 at += count
         return data
 
-    def _wait(self, descriptor: int, event: int) -> None:
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
         waiting = select.poll()
         waiting.register(descriptor, event)
-        deadline = time.monotonic() + self._stall_seconds
+        # Behind the deadline, a side that has something at each look goes on: it is quick, and this process was not.
         while not waiting.poll(max(0, deadline - time.monotonic()) * 1000):
             if time.monotonic() >= deadline:
-                raise StreamBroken(f"the other side has stood still for {self._stall_seconds:.0f} s")
+                what = "sends" if event == select.POLLIN else "takes"
+                limit = f"{_PIECE_BYTES >> 20} MiB in {self._stall_seconds:g} s"
+                raise StreamBroken(f"the other side has stood still, or {what} less than {limit}")

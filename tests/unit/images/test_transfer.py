@@ -298,8 +298,34 @@ def test_commands_that_fail(images: Images) -> None:
             send_by(["/nowhere/ssh"], image, "first", lambda *each: None)
         with pytest.raises(StreamBroken, match=r"ended \(sh with status 255\): send it again"):
             send_by(["sh", "-c", "exit 255"], image, "first", lambda *each: None)
-        with pytest.raises(StreamBroken, match="stood still for 0 s"):
+        with pytest.raises(StreamBroken, match=r"less than 2 MiB in 0.1 s"):
             send_by(["sh", "-c", "exec sleep 600"], image, "first", lambda *each: None, 0.1)
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_side_that_sends_or_takes_little_by_little_is_given_up(takes: bool) -> None:
+    """A byte now and then began the time anew: the other side held the blocks of removed images without end."""
+    reader, writer = os.pipe()
+    is_over = threading.Event()
+    stream = Stream(reader, writer, 0.3)
+
+    def dribble() -> None:
+        while not is_over.wait(0.02):
+            if takes:
+                os.read(reader, 4096)
+            else:
+                os.write(writer, b"x")
+
+    other = threading.Thread(target=dribble)
+    other.start()
+    try:
+        with pytest.raises(StreamBroken, match=r"less than 2 MiB in 0\.3 s"):
+            stream.send(bytes(BLOCK_BYTES)) if takes else stream.receive(64)
+    finally:
+        is_over.set()
+        other.join()
+        os.close(reader)
+        os.close(writer)
 
 
 DEADLY = """
