@@ -97,7 +97,7 @@ class Coordinator:
         self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
         self.process_ended, self.woken = Signal[[ProcessId]](), Changed()
-        self._store, self._protected = store, set[int]()  # the latter: ids of arenas
+        self.store, self._protected = store, set[int]()  # the latter: ids of arenas
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, (asked, dealt) in store.load(known).items():
             self.records[arena_id] = ServiceRecord(known[arena_id], asked, True, share=own_share(asked, dealt), dealt=dealt)
@@ -131,7 +131,7 @@ class Coordinator:
         if (old.elastic, old.sm_percent) != (settings.elastic, settings.sm_percent):
             share, dealt = own_share(settings), changed_to(record, settings.sm_percent, self.parts.ticks())
         if record.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
-            self._store.save(record.arena.id, settings, dealt)
+            self.store.save(record.arena.id, settings, dealt)
             record.is_stored = True
         record.settings, record.share, record.dealt = settings, share, dealt
         if settings.until_done != old.until_done:
@@ -145,7 +145,7 @@ class Coordinator:
         moved = [(each, of) for each, of in percent.items() if each.share is not None and each.share.sm_percent != of]
         ticks = self.parts.ticks()  # one whose share would be nothing keeps what it has: that is too little for a difference
         deals = {each: dealt for each, of in moved if (dealt := changed_to(each, of, ticks)) is not None}
-        self._store.deal({each.arena.id: dealt for each, dealt in deals.items()})
+        self.store.deal({each.arena.id: dealt for each, dealt in deals.items()})
         for record, dealt in deals.items():
             before, share, (busy, level) = record.share, dealt.sm_percent, uses[record]
             assert before is not None
@@ -173,7 +173,7 @@ class Coordinator:
         self._tell_protected(record)
         if record.is_stored:
             try:
-                self._store.forget(record.arena.id)
+                self.store.forget(record.arena.id)
             except UnusablePath as exc:  # the next mpsd forgets it
                 log.error("store.failed", statement="a service that has gone", why=str(exc))
         record.instruct()

@@ -11,6 +11,7 @@ still serve is never replaced.  Prose: docs/services.md, "A standby on another G
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import structlog
 import trio
@@ -239,7 +240,8 @@ class Replicas:
         old = coordinator.records.get(replica.of)
         move = old.move if old is not None and self._is_moving_to(replica) else None
         lag, of = self._view(replica), coordinator.vault.find_id(replica.of)
-        arena, gone = coordinator.vault.replace(of.id, replica.arena_id, generation, replica.process, of.writer)
+        with self._settings_stored(old, replica.arena_id):
+            arena, gone = coordinator.vault.replace(of.id, replica.arena_id, generation, replica.process, of.writer)
         del self._by_arena[replica.arena_id]
         if old is not None:
             settings = old.settings
@@ -260,6 +262,24 @@ class Replicas:
         facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
         coordinator.events.publish(record, "moved", why=why, bound=lag.bound_seconds, **facts)
         return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps)
+
+    @contextmanager
+    def _settings_stored(self, old: ServiceRecord | None, arena_id: int) -> Iterator[None]:
+        """Store the service's settings for this arena before it replaces the service's own; delete them if that fails.
+
+        The vault and the services write to different files, and mpsd may end between the two writes."""
+        store, own = self._coordinator.store, self._coordinator.records.get(arena_id)
+        if old is None or not old.is_stored or (own is not None and own.is_stored):
+            yield
+            return
+        with suppress(UnusablePath):  # `_pass_on` reports it
+            store.save(arena_id, old.settings)
+        try:
+            yield
+        except MpsdError:
+            with suppress(UnusablePath):
+                store.forget(arena_id)
+            raise
 
     def _pass_on(self, record: ServiceRecord, settings: ServiceSettings) -> None:
         """Give the settings to the service in its new arena, which has the name already: without a disk until mpsd ends."""

@@ -193,7 +193,7 @@ async def test_a_deal_that_cannot_be_stored_is_none(load: Load, autojump_clock: 
         def deal(percent: object) -> None:
             raise UnusablePath("the disk is full")
 
-        monkeypatch.setattr(load.machine.coordinator._store, "deal", deal)
+        monkeypatch.setattr(load.machine.coordinator.store, "deal", deal)
         load.busy[CHAT] = 0.2
         await load.work(8)
         assert (load.shares(), load.moved(), load.why()) == ([33.0] * 3, [], "stands still: the disk is full")

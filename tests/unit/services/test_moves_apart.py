@@ -5,12 +5,13 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from mpsd.errors import UnusablePath
+from mpsd.errors import MpsdError, NoRoom, UnusablePath
+from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import MoveState, Order, ServiceSettings
 from mpsd.services.move_record import MoveRecord
 from tests.unit.services.fake_machine import FakeMachine
-from tests.unit.services.test_moves import LAST, asked_to_yield, move
+from tests.unit.services.test_moves import LAST, asked_to_yield, move, stopped
 from tests.unit.services.test_moves import machine as machine
 from tests.unit.services.test_replicas import HERE, REPORT, THERE, ask, keep
 
@@ -49,7 +50,7 @@ async def test_a_full_disk_costs_a_moved_service_neither_its_move_nor_its_settin
         active, far = await asked_to_yield(machine)
         machine.failover.change(1, ServiceSettings(standbys=3, until_done=True))
         machine.failover.yielded(1, 1, active, LAST)
-        monkeypatch.setattr(machine.coordinator._store, "save", full)
+        monkeypatch.setattr(machine.coordinator.store, "save", full)
         assert (await ask(machine, far, sequence=7)).order is Order.SERVE
         assert machine.order(active) == "leave"
         assert machine.failover.settings(2) == ServiceSettings(standbys=3, until_done=True)
@@ -76,3 +77,45 @@ async def test_another_replica_on_that_gpu_is_not_the_one_that_is_moved_to(
         await machine.failover.replicas.follow(arena.id, 1, process, machine.vault.made[1], REPORT, 0.0)
         await trio.sleep(2)
         assert move(machine).why == f"pid {far.pid}, which kept the replica, has ended"
+
+
+class Killed(Exception):
+    """mpsd ends here."""
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_the_settings_outlive_an_mpsd_that_dies_as_the_replica_replaces_the_arena(
+    machine: FakeMachine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """The vault had the new arena, and the settings were still those of the old one: the service had none."""
+    settings, do_replace = ServiceSettings(standbys=3, memory_bytes=1 << 30), machine.vault.replace
+
+    def dies(*asked: object) -> tuple[Arena, Arena]:
+        if is_replaced:
+            do_replace(*asked)  # type: ignore[arg-type]
+        raise Killed
+
+    async with machine.mpsd():
+        _, far = await stopped(machine)
+        machine.failover.change(1, settings)
+        monkeypatch.setattr(machine.vault, "replace", dies)
+        with pytest.raises(Killed):
+            await ask(machine, far, sequence=7)
+    async with machine.mpsd():
+        assert machine.failover.settings(2 if is_replaced else 1) == settings
+
+
+async def test_settings_are_stored_for_no_replica_that_does_not_replace_the_arena(
+    machine: FakeMachine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> tuple[Arena, Arena]:
+        raise NoRoom("the disk is full")
+
+    async with machine.mpsd():
+        _, far = await stopped(machine)
+        machine.failover.change(1, ServiceSettings(standbys=3))
+        monkeypatch.setattr(machine.vault, "replace", full)
+        with pytest.raises(MpsdError, match="the disk is full"):
+            await ask(machine, far, sequence=7)
+    async with machine.mpsd():
+        assert 2 not in machine.coordinator.records
