@@ -1,6 +1,7 @@
 """The simulator's control daemon comes up, is refused and goes as driver 580's does."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.native import sim_machine
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import CONTROL, Machine, eventually
 
+TRIES_SECONDS = 0.5  # a daemon in haste asks a server again after 20 ms, and has surely done so by then
 NOT_FOUND = "Cannot find MPS control daemon process\n"
 
 
@@ -139,3 +142,30 @@ def test_quit_waits_with_a_growing_pause(mps: Machine) -> None:
     server = mps.log("server.log")
     assert "Server was unable to shutdown due to 2 active clients\n" in server
     assert server.endswith("Waiting for current clients to finish\nExiting\n")
+
+
+LATE_SERVER = """#!/bin/sh
+while [ ! -e {gate} ]; do sleep 0.01; done
+exec {server} "$@"
+"""
+
+
+def test_a_server_that_has_to_end_before_it_has_connected_serves_its_clients_first(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon took it for one that was leaving, and gave it no client: they were pending for ever."""
+    gate, late = tmp_path / "gate", tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy(CONTROL, tmp_path)  # it starts the server that is in its own directory
+    late.write_text(LATE_SERVER.format(gate=gate, server=CONTROL.parent / late.name))
+    late.chmod(0o755)
+    monkeypatch.setattr(sim_machine, "CONTROL", tmp_path / CONTROL.name)
+    machine.start()
+    client = machine.client("smcount")
+    server = machine.server()
+    machine.ask(f"shutdown_server {server}")
+    until = time.monotonic() + TRIES_SECONDS
+    while time.monotonic() < until:
+        assert machine.ask(f"get_server_status {server}") == "INITIALIZING\n"
+    gate.touch()
+    assert client.end()["seen"] == 132
+    eventually(lambda: machine.ask("get_server_list") == "")

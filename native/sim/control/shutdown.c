@@ -91,7 +91,11 @@ void shutdown_retry(struct control *control)
 			continue;
 		if (force_all && try_once(control, server, false))
 			force(control, server);
-		else if (!force_all && server->retry_ns && now >= server->retry_ns)
+		else if (force_all || !server->retry_ns || now < server->retry_ns)
+			continue;
+		else if (!server->ready)
+			shutdown_server(control, server, false); /* its clients are still pending */
+		else
 			try_and_retry(control, server, server->backoff_ms > 0);
 	}
 	if (force_all)
