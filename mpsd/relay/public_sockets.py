@@ -87,6 +87,7 @@ class LinkedSockets(Struct):
     directory: PipeDirectory
     pool: Pool
     _led_to: Domain | None = None
+    _said: str = ""  # why they do not: logged once, until that changes
 
     async def run(self) -> None:
         """Run until mpsd quits: the links then lead to daemons that are quitting too, and refuse clients themselves."""
@@ -101,10 +102,13 @@ class LinkedSockets(Struct):
                 for door in DOORS:
                     self.open_again(door)
             except UnusablePath as exc:
-                log.error("door.not_led", why=str(exc), effect="programs that start may run without MPS")
+                if str(exc) != self._said:
+                    self._said = str(exc)
+                    log.error("door.not_led", why=self._said, effect="programs that start may run without MPS")
                 with trio.move_on_after(_AGAIN_SECONDS):
                     await self.pool.changed()  # the domain may have ended: a door that is made meanwhile leads there
                 continue
+            self._said = ""
             await self.pool.changed()
 
     def open_again(self, door: str) -> None:

@@ -1,10 +1,12 @@
 """The two public sockets: what a connection has before mpsd has done anything with it."""
 
 import os
+import shutil
 import socket
 import struct
 from types import SimpleNamespace
 
+import structlog.testing
 import trio
 
 from mpsd.host.pipe_directory import PipeDirectory
@@ -82,3 +84,24 @@ async def test_a_new_domain_counts_while_a_door_cannot_be_made(short_dir, autoju
         linked.open_again("control")
         assert os.readlink(directory.path / "control") == "/domain/2/control"
         nursery.cancel_scope.cancel()
+
+
+async def test_the_same_reason_why_a_door_leads_nowhere_is_logged_once(short_dir, autojump_clock):
+    """Each change of a domain logged it, and each 5 s did."""
+    directory, pool = PipeDirectory(short_dir / "pipe"), Pool()
+    directory.open()
+    os.rmdir(directory.path)
+    linked = LinkedSockets(directory, pool)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(linked.run)
+            for is_there in (False, False, True, False):
+                if is_there:
+                    directory.open()
+                elif directory.path.exists():
+                    shutil.rmtree(directory.path)
+                await trio.sleep(20)
+                pool.domains.notify()
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+    assert len([each for each in logs if each["event"] == "door.not_led"]) == 2, "once before it was there, and once after"
