@@ -75,6 +75,14 @@ def test_what_others_count_is_read_from_them(daemon: FakeDaemon) -> None:
     assert daemon.values("mpsd_api_connections") == {"mpsd_api_connections": 3}
 
 
+def test_no_label_has_a_name_that_a_user_has_chosen(daemon: FakeDaemon) -> None:
+    """Every program that reaches the address reads them (docs/security.md)."""
+    chosen = {arena.name for arena in daemon.fakes.services().arenas.arenas()}
+    assert chosen == {"weights", "cache"}
+    text = daemon.pages()["/metrics"]().body.decode()
+    assert not [name for name in chosen if name in text]
+
+
 def test_events_are_counted(daemon: FakeDaemon) -> None:
     for lease_id in (1, 2, None):
         daemon.bus.publish("client.admitted", {"uid": 1000, "lease_id": lease_id})
