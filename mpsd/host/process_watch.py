@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
@@ -31,7 +32,7 @@ class ProcessWatch:
     def __init__(self, on_end: OnEnd, ranges: UidRanges = NO_RANGES) -> None:
         self._on_end, self._share_of = on_end, ranges.share_of
         self._pidfds: dict[ProcessId, int] = {}
-        self._shares: dict[ProcessId, int] = {}
+        self._count: Counter[int] = Counter()  # of processes, by the uid that they count against
         self._nursery: trio.Nursery | None = None
 
     def watch(self, process: ProcessId) -> None:
@@ -45,9 +46,10 @@ class ProcessWatch:
             raise TooMany(f"the end of pid {process.pid} cannot be watched: {exc.strerror}") from None
         if pidfd is None:
             raise BadRequest(f"pid {process.pid} has ended")
-        self._pidfds[process], self._shares[process] = pidfd, share
+        self._pidfds[process] = pidfd
+        self._count[share] += 1
         assert self._nursery is not None, "there was room"
-        self._nursery.start_soon(self._wait, process, pidfd)
+        self._nursery.start_soon(self._wait, process, pidfd, share)
 
     def _check_room(self, process: ProcessId) -> int:
         """Return the uid that the process counts against.  Raises TooMany."""
@@ -56,7 +58,7 @@ class ProcessWatch:
         share, total = self._share_of(uid), len(self._pidfds)
         if total >= MOST or self._nursery is None:
             raise TooMany(f"{MOST} processes are members of services, and no more may be")
-        own = sum(each == share for each in self._shares.values())
+        own = self._count[share]
         if kept := hindrance_of_slots(MOST, own, total, uid == _ROOT, "members of services"):
             raise TooMany(kept)
         if uid != _ROOT and own >= MOST_OF_USER:
@@ -85,11 +87,14 @@ class ProcessWatch:
             finally:
                 self._nursery = None
 
-    async def _wait(self, process: ProcessId, pidfd: int) -> None:
+    async def _wait(self, process: ProcessId, pidfd: int, share: int) -> None:
         try:
             await until_ended(pidfd)  # for ever: as long as the process lives
             seen_ns = time.monotonic_ns()
         finally:
             os.close(pidfd)
-            del self._pidfds[process], self._shares[process]
+            del self._pidfds[process]
+            self._count[share] -= 1
+            if not self._count[share]:
+                del self._count[share]
         self._on_end(process, seen_ns)

@@ -94,3 +94,35 @@ async def test_the_last_places_are_kept_for_users_with_few(users: Users, monkeyp
         with pytest.raises(TooMany, match="kept"):
             watch.watch(users.process(EVE))
         watch.watch(users.process(ADA))
+
+
+class Uid(int):
+    """A uid that counts how often it is compared."""
+
+    compared = 0
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Uid.compared += 1
+        return int(self) == other
+
+
+async def test_one_more_process_costs_the_same_beside_many(users: Users, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that were watched were counted for each."""
+    monkeypatch.setattr(process_watch, "MOST_OF_USER", 100)
+    ended: list[ProcessId] = []
+    async with watching(ended) as watch:
+        monkeypatch.setattr(watch, "_share_of", Uid)
+        first = users.process(EVE)
+        watch.watch(first)
+        for _ in range(20):
+            watch.watch(users.process(EVE))
+        Uid.compared = 0
+        watch.watch(users.process(EVE))
+        assert Uid.compared < 10
+        users.end(first)
+        while not ended:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert watch._count == {EVE: 21}
+    assert not watch._count
