@@ -97,6 +97,9 @@ def serve(arguments: argparse.Namespace) -> int:
         print(why, file=sys.stderr)
         readiness.answer_ready(invocation.ready_fd, 1, f"{why}\n")
         return 1
+    except BaseException as exc:  # without memory, for one: in the background, no user sees what Python prints
+        readiness.answer_ready(invocation.ready_fd, 1, f"mpsd failed: {exc!r}\n")
+        raise
     return start.main(config, invocation)
 
 

@@ -56,13 +56,13 @@ _HOLDERS_DESCRIPTORS = MOST_HOLDERS + MOST_WATCHED
 
 def main(config: Config, invocation: Invocation) -> int:
     """Run the daemon and return the exit status.  A refusal to start reaches the front end, which prints it."""
-    ranges = paths.subordinate_uids()
-    journal = open_journal(
-        config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr, ranges=ranges
-    )
-    environ = dict(os.environ)
-    claim = None
+    environ, where = dict(os.environ), config.log_directory
+    claim = journal = None
     try:
+        ranges = paths.subordinate_uids()
+        journal = open_journal(  # with a thread, which the limits of a user or a cgroup may not allow
+            config.log, foreground=invocation.foreground, log_directory=where, terminal=sys.stderr, ranges=ranges
+        )
         state = paths.state_directory(config, os.geteuid(), environ)
         claim = InstanceLock(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET, API_SOCKET))
         claim.take()
@@ -71,13 +71,14 @@ def main(config: Config, invocation: Invocation) -> int:
         refusal = _refusal_in(exc)
         if refusal is None:
             log.critical("daemon.bug", exc_info=True)
-            answer_ready(invocation.ready_fd, 1, f"mpsd failed: {exc!r}; see {config.log_directory}/mpsd.log\n")
+            answer_ready(invocation.ready_fd, 1, f"mpsd failed: {exc!r}; see {where}/mpsd.log\n")
             raise
         return _refuse(invocation, refusal)
     finally:
         if claim is not None:
             claim.release()
-        journal.close()
+        if journal is not None:
+            journal.close()
 
 
 def _refusal_in(error: BaseException) -> MpsdError | None:

@@ -52,6 +52,7 @@ def test_a_refused_configuration_reaches_the_front_end(tmp_path: Path) -> None:
 
 def test_a_package_that_is_missing_is_said_to_the_front_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "mpsd.app.start", None)  # importing it fails
+    monkeypatch.delattr("mpsd.app.start", raising=False)  # another test may have imported it
     (tmp_path / "mpsd.toml").touch()
     reader, writer = os.pipe()
     assert main(["serve", "--background", "--ready-fd", str(writer), "--config", str(tmp_path / "mpsd.toml")]) == 1
