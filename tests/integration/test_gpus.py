@@ -80,11 +80,12 @@ def test_a_gpu_that_nvml_loses_is_named_and_the_others_go_on(machine: Machine) -
     with machine.mpsd() as mpsd:
         problem = f"NVML reports no errors of GPU {first} any more, and clients there may fail: NVML says GPU is lost"
         wait_for("health to name it", lambda: any(problem in each for each in mpsd.ask(calls.health()).problems))
+    machine.wait_for_journal("gpu.drained")
     machine.counter(CUDA_VISIBLE_DEVICES=second).ready()
     wait_for("a spare", lambda: machine.journal("domain.spare_ready"))
     assert machine.run("return", first, program=TOOL).returncode == 0
     with machine.mpsd() as mpsd:
-        mpsd.ask(calls.blame_pardon(first))  # it was drained
+        mpsd.ask(calls.blame_pardon(first))
         wait_for("health to be well", lambda: mpsd.ask(calls.health()).ok)
 
 

@@ -61,6 +61,7 @@ def test_a_starter_keeps_a_replica_and_follows_the_service_to_its_gpu(cast: Cast
         old = [each.pid for each in view(machine).members]
         fail(machine, first, 79)
         wait_for("the service on the other GPU", lambda: view(machine).gpu == second, SECONDS)
+        machine.wait_for_journal("gpu.drained")  # the service may move before that: once its members have ended
         with machine.mpsd() as mpsd:
             mpsd.ask(calls.blame_pardon(first))  # it was reset
         wait_for("the same there", lambda: is_whole(machine, second, first), 2 * SECONDS)
