@@ -9,6 +9,7 @@ transaction.  Prose: docs/vault.md, "Fencing".
 """
 
 from collections.abc import Callable
+from itertools import chain, count
 
 import trio
 
@@ -165,11 +166,12 @@ class Writers:
         Takes no lock, as `promote`.  fenced: the writer of the old one, which was killed.  Raise StaleGeneration unless the
         process is the new one's writer, ArenaBusy if the old one has another writer."""
         new.check_writer(generation, process)
-        arena, name = old.arena, f"{old.arena.name[:100]}.replaced-{old.arena.id}"
+        arena = old.arena
         if arena.writer not in (None, fenced):
             raise ArenaBusy(self._why_busy(arena))
         gone = old.with_facts(
-            name=name, is_sealed=True, generation=arena.generation + 1, ttl_seconds=_REPLACED_TTL, writer=None,
+            name=self._free_name(f"{arena.name[:100]}.replaced-{arena.id}"), is_sealed=True,
+            generation=arena.generation + 1, ttl_seconds=_REPLACED_TTL, writer=None,
             unheld_since=None if arena.readers else self._catalog.parts.clock(),
         )  # fmt: skip
         row = new.with_facts(name=arena.name, generation=max(arena.generation, generation) + 1)
@@ -181,6 +183,11 @@ class Writers:
         found = self._catalog.change(old, gone), self._catalog.change(new, row)
         self._catalog.tell("sealed", found[0], generation=found[0].generation)
         return found[1], found[0]
+
+    def _free_name(self, wanted: str) -> str:
+        """Return the name, or one that begins so if an arena has it: any user can make one of each name that can be guessed."""
+        names = chain([wanted], (f"{wanted}.{number}" for number in count(2)))
+        return next(name for name in names if name not in self._catalog.by_name)
 
     def _demote(self, entry: LiveArena, process: ProcessId, **facts: object) -> Arena:
         """Make the writer a reader, and roll back what it did not commit."""

@@ -14,7 +14,7 @@ from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, MpsdError, NoSuchAre
 from mpsd.model.arena import GRANULE, Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.lifecycle import Vault
-from tests.unit.vault.machine import SPEC, a_process, at, committed, memory, opened, put, taken, until
+from tests.unit.vault.machine import SPEC, STRANGER, a_process, at, committed, memory, opened, put, taken, until
 
 SECONDS = 10.0
 
@@ -324,6 +324,17 @@ async def test_an_arena_takes_the_name_and_the_place_of_one_without_a_writer(mac
         assert (await vault.arenas.commit(arena.id, 2, other.process, None)).allocations == 1
         await vault.arenas.remove(gone.id)
         assert vault.arenas.find("model").id == second.id
+
+
+async def test_another_users_arena_of_the_name_that_comes_next_keeps_no_arena_from_being_replaced(machine, writer, other):
+    """Each attempt failed: a service could neither move to its replica, nor fail over to it when its GPU failed."""
+    async with machine.vault() as vault:
+        first = await opened(vault, writer.process)
+        for name in (f"model.replaced-{first.id}", f"model.replaced-{first.id}.2"):
+            await vault.arenas.create(replace(SPEC, name=name), STRANGER, STRANGER, None)
+        second = await opened(vault, other.process, replace(SPEC, name="copy"))
+        arena, gone = vault.arenas.replace(first.id, second.id, 1, other.process, writer.process)
+        assert (arena.name, gone.name) == ("model", f"model.replaced-{first.id}.3")
 
 
 async def test_a_killed_writer_of_a_replaced_arena_opens_none_and_leaves_no_change(machine, writer, other):
