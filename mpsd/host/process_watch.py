@@ -53,8 +53,7 @@ class ProcessWatch:
 
     def _check_room(self, process: ProcessId) -> int:
         """Return the uid that the process counts against.  Raises TooMany."""
-        owner = processes.owner(process.pid)
-        uid = owner[0] if owner else _ROOT
+        uid = processes.charged_uid(process.pid)
         share, total = self._share_of(uid), len(self._pidfds)
         if total >= MOST or self._nursery is None:
             raise TooMany(f"{MOST} processes are members of services, and no more may be")

@@ -85,8 +85,8 @@ class ArenaHolders:
             raise NotAllowed(f"pid {process.pid} was fenced, and opens no arena any more: it has to end")
 
     def _check_room(self, process: ProcessId) -> int:
-        """Return the process's uid.  Raise TooMany."""
-        uid = _uid(process)
+        """Return the uid that the process counts against.  Raise TooMany."""
+        uid = processes.charged_uid(process.pid)
         if len(self._waits) >= MOST_HOLDERS:
             raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
         own = self._count(uid, self._waits)
@@ -98,7 +98,7 @@ class ArenaHolders:
 
     def check_reader(self, arena: Arena, process: ProcessId) -> None:
         """Check whether the process may be one more reader of the arena, with those of other users.  Raise TooMany."""
-        uid = _uid(process)
+        uid = processes.charged_uid(process.pid)
         check_readers(arena, self._count(uid, arena.readers), is_preferred=uid in (_ROOT, arena.owner_uid))
 
     def _count(self, uid: int, among: Iterable[ProcessId]) -> int:
@@ -109,7 +109,7 @@ class ArenaHolders:
     def restore(self, process: ProcessId) -> None:
         """Wait for a process of an earlier mpsd; it may have ended since."""
         if process not in self._waits:
-            self._begin(_Wait(process, _uid(process)))
+            self._begin(_Wait(process, processes.charged_uid(process.pid)))
 
     def remove(self, process: ProcessId) -> None:
         """Stop waiting for a process without open arenas."""
@@ -184,11 +184,6 @@ class ArenaHolders:
         await self._alone.wait()  # until the kernel has closed the descriptors of a killed mpsd
         assert self._gone is not None, "told by run()"
         await self._gone(process, trio.current_time() - began)
-
-
-def _uid(process: ProcessId) -> int:
-    owner = processes.owner(process.pid)
-    return owner[0] if owner else _ROOT
 
 
 async def _see_ended(before: ProcessId | None) -> None:

@@ -1,8 +1,9 @@
 """Whose processes are watched to their ends: a share for each user, since each watch takes a descriptor."""
 
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 import trio
@@ -44,7 +45,7 @@ class Users:
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> Iterator[Users]:
     made = Users()
-    monkeypatch.setattr(processes, "owner", lambda pid: (made.uids[pid], made.uids[pid]))
+    monkeypatch.setattr(processes, "charged_uid", lambda pid: made.uids[pid])
     monkeypatch.setattr(process_watch, "MOST_OF_USER", 3)
     yield made
     made.close()
@@ -83,6 +84,25 @@ async def test_all_uids_of_one_range_are_one_user(users: Users) -> None:
             watch.watch(users.process(HER_CONTAINER + number))
         with pytest.raises(TooMany):
             watch.watch(users.process(HER_CONTAINER + 3))
+
+
+@pytest.mark.root
+async def test_programs_of_roots_that_a_user_runs_are_that_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that executes su, which asks for a password, has root's effective uid: a user could have all places so."""
+    monkeypatch.setattr(process_watch, "MOST_OF_USER", 1)
+    with ExitStack() as running:
+
+        def su() -> ProcessId:
+            made = running.enter_context(subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setresuid(EVE, 0, 0)))
+            running.callback(made.kill)
+            found = processes.process_id(made.pid)
+            assert found is not None
+            return found
+
+        async with watching([]) as watch:
+            watch.watch(su())
+            with pytest.raises(TooMany, match="1 processes of user 1000"):
+                watch.watch(su())
 
 
 async def test_the_last_places_are_kept_for_users_with_few(users: Users, monkeypatch: pytest.MonkeyPatch) -> None:

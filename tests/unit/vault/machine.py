@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,10 +133,11 @@ class Machine:
 
 
 class Holder:
-    """A process."""
+    """A process.  is_of_root: it has root's effective uid, as after a user has executed su."""
 
-    def __init__(self, uid: int | None = None) -> None:
-        self._child = subprocess.Popen(["sleep", "600"], user=uid)
+    def __init__(self, uid: int | None = None, *, is_of_root: bool = False) -> None:
+        become = partial(os.setresuid, uid, 0, 0) if uid is not None and is_of_root else None
+        self._child = subprocess.Popen(["sleep", "600"], user=None if is_of_root else uid, preexec_fn=become)
         found = processes.process_id(self._child.pid)
         assert found is not None
         self.process: ProcessId = found
@@ -155,8 +157,8 @@ class Holder:
 
 
 @contextmanager
-def a_process(uid: int | None = None) -> Iterator[Holder]:
-    made = Holder(uid)
+def a_process(uid: int | None = None, *, is_of_root: bool = False) -> Iterator[Holder]:
+    made = Holder(uid, is_of_root=is_of_root)
     try:
         yield made
     finally:

@@ -272,7 +272,7 @@ async def test_after_a_reboot_nobody_holds_anything(machine, writer):
 
 async def test_one_user_cannot_keep_the_others_from_opening(machine, writer, other, monkeypatch):
     monkeypatch.setattr("mpsd.vault.fencing.MOST_OF_USER", 1)
-    monkeypatch.setattr("mpsd.host.processes.owner", lambda pid: (USER if pid == writer.process.pid else STRANGER, 0))
+    monkeypatch.setattr("mpsd.host.processes.charged_uid", lambda pid: USER if pid == writer.process.pid else STRANGER)
     async with machine.vault() as vault:
         await opened(vault, writer.process)
         arena = await opened(vault, other.process, replace(SPEC, name="b"), STRANGER)
@@ -281,6 +281,17 @@ async def test_one_user_cannot_keep_the_others_from_opening(machine, writer, oth
         await vault.arenas.close(arena.id, other.process)
         with a_process() as third:
             await vault.arenas.open(arena.id, Access.READ, third.process, 0)
+
+
+@pytest.mark.root
+async def test_programs_of_roots_that_a_user_runs_are_that_users(machine, monkeypatch):
+    """A client that executes su, which asks for a password, has root's effective uid: a user could have all places so."""
+    monkeypatch.setattr("mpsd.vault.fencing.MOST_OF_USER", 1)
+    async with machine.vault() as vault:
+        with a_process(STRANGER, is_of_root=True) as first, a_process(STRANGER, is_of_root=True) as second:
+            arena = await opened(vault, first.process)
+            with pytest.raises(TooMany, match=f"user {STRANGER}"):
+                await vault.arenas.open(arena.id, Access.READ, second.process, 0)
 
 
 async def test_what_processes_had_open_is_forgotten(machine, writer, other):
