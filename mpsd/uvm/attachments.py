@@ -26,7 +26,8 @@ from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
 
 log = structlog.get_logger()
-_THREADS = 8  # a GPU that blocks its driver must not use up the threads of other tasks
+_THREADS = 64  # a GPU that blocks its driver must not use up the threads of other tasks
+_THREADS_OF_USER = 8  # a user can make each look at a client take as long as the inspector waits
 _SWEEP_SECONDS = 2.0
 _MOST_REASONS = 64
 
@@ -65,6 +66,7 @@ class Attachments:
             self._tell_absent,
             self.client_ended.emit,
         )
+        self._parts: dict[int, WatchParts] = {}  # by share
         self._watches: dict[ProcessId, Watch] = {}
         self._early: list[Watch] = []
         self._over: dict[ProcessId, trio.Event] = {}
@@ -87,7 +89,9 @@ class Attachments:
         if known is not None:
             known.connect(domain, gpus, has_company)
         elif not self.settings.is_idle and self._has_room():
-            self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), self._around))
+            share = self._share_of(processes.charged_uid(process.pid))
+            around, settings = self._parts_of(share), replace(self.settings)
+            self._begin(Watch(process, domain, gpus, has_company, is_roomy, settings, around), share)
 
     def note_leaving(self, process: ProcessId) -> None:
         """Record how the client is ending, if it is: one of its connections has ended."""
@@ -148,9 +152,15 @@ class Attachments:
         share = self._shares[process]
         return may_take(self._clients[share], self._held[share])
 
-    def _begin(self, watch: Watch) -> None:
-        self._watches[watch.process] = watch
-        self._shares[watch.process] = share = self._share_of(processes.charged_uid(watch.process.pid))
+    def _parts_of(self, share: int) -> WatchParts:
+        """Return what all watches of a user share: each user has a part of the threads."""
+        if share not in self._parts:
+            around = self._around
+            self._parts[share] = replace(around, in_thread=_some_of(around.in_thread), close=_some_of(around.close))
+        return self._parts[share]
+
+    def _begin(self, watch: Watch, share: int) -> None:
+        self._watches[watch.process], self._shares[watch.process] = watch, share
         self._clients[share] += 1
         if self._nursery is None:
             self._early.append(watch)
@@ -168,7 +178,7 @@ class Attachments:
             share = self._shares.pop(watch.process)
             self._clients[share] -= 1
             if not self._clients[share]:
-                del self._clients[share], self._held[share]
+                del self._clients[share], self._held[share], self._parts[share]
             if (over := self._over.pop(watch.process, None)) is not None:
                 over.set()
 
@@ -197,3 +207,14 @@ def _threads(limiter: trio.CapacityLimiter) -> InThread:
         return await run_in_thread(function, *args, limiter=limiter)
 
     return in_thread
+
+
+def _some_of(in_thread: InThread) -> InThread:
+    """Return `in_thread` for one user."""
+    own = trio.CapacityLimiter(_THREADS_OF_USER)
+
+    async def in_thread_of_user(function: Callable[..., Any], *args: object) -> Any:
+        async with own:
+            return await in_thread(function, *args)
+
+    return in_thread_of_user

@@ -1,5 +1,6 @@
 """Clients from their first connection on: attached once, shielded as soon as can be, and nothing is left of them."""
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -329,3 +330,28 @@ async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path
             for client in served:
                 client.kill()
             await until(lambda: sum(bool(greedy.held(each.process)) for each in crowd if each not in served) >= 2)
+
+
+async def test_looks_at_one_users_clients_keep_no_other_client_waiting(
+    tmp_path: Path, client: FakeClient, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at a process that keeps its readers waiting takes a thread for more than a second: eight took them all."""
+    monkeypatch.setattr("mpsd.host.processes.charged_uid", lambda pid: 1000 + (pid == client.process.pid))
+    over = threading.Event()
+
+    def open_spaces(process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        if process != client.process:
+            over.wait()
+        return [] if have else [FakeSpace()]
+
+    made = watching(UvmSettings(), open_spaces, INSPECTOR, told)
+    with ExitStack() as clients:
+        crowd = [clients.enter_context(a_client(tmp_path)) for _ in range(10)]
+        async with started(made.run):
+            try:
+                for each in (*crowd, client):
+                    made.watch(each.process, "default", (GPU,), company)
+                with trio.fail_after(5):
+                    await until(lambda: made.standing(client.process).held)
+            finally:
+                over.set()
