@@ -6,7 +6,7 @@ and the client runs unwatched.  Prose: docs/uvm.md.
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import structlog
 import trio
@@ -20,7 +20,7 @@ from mpsd.model.client import UNKNOWN, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.notify import Signal
-from mpsd.threads import run_in_thread
+from mpsd.threads import UserThreads, run_in_thread
 from mpsd.uvm.client_watch import InThread, Watch, WatchParts
 from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.status import UvmSettings
@@ -61,12 +61,13 @@ class Attachments:
             self._may_take,
             inspector,
             self.observed.emit,
-            in_thread or _threads(trio.CapacityLimiter(_THREADS)),
-            in_thread or _threads(trio.CapacityLimiter(_THREADS)),
+            in_thread or _threads(),
+            in_thread or _threads(),
             self._tell_absent,
             self.client_ended.emit,
         )
-        self._parts: dict[int, WatchParts] = {}  # by share
+        self._looks = UserThreads(_THREADS_OF_USER, self._around.in_thread)
+        self._closings = UserThreads(_THREADS_OF_USER, self._around.close)
         self._watches: dict[ProcessId, Watch] = {}
         self._early: list[Watch] = []
         self._over: dict[ProcessId, trio.Event] = {}
@@ -90,8 +91,9 @@ class Attachments:
             known.connect(domain, gpus, has_company)
         elif not self.settings.is_idle and self._has_room():
             share = self._share_of(processes.charged_uid(process.pid))
-            around, settings = self._parts_of(share), replace(self.settings)
-            self._begin(Watch(process, domain, gpus, has_company, is_roomy, settings, around), share)
+            in_thread, close = partial(self._looks.run, share), partial(self._closings.run, share)
+            around = replace(self._around, in_thread=in_thread, close=close)
+            self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), around), share)
 
     def note_leaving(self, process: ProcessId) -> None:
         """Record how the client is ending, if it is: one of its connections has ended."""
@@ -152,13 +154,6 @@ class Attachments:
         share = self._shares[process]
         return may_take(self._clients[share], self._held[share])
 
-    def _parts_of(self, share: int) -> WatchParts:
-        """Return what all watches of a user share: each user has a part of the threads."""
-        if share not in self._parts:
-            around = self._around
-            self._parts[share] = replace(around, in_thread=_some_of(around.in_thread), close=_some_of(around.close))
-        return self._parts[share]
-
     def _begin(self, watch: Watch, share: int) -> None:
         self._watches[watch.process], self._shares[watch.process] = watch, share
         self._clients[share] += 1
@@ -178,7 +173,7 @@ class Attachments:
             share = self._shares.pop(watch.process)
             self._clients[share] -= 1
             if not self._clients[share]:
-                del self._clients[share], self._held[share], self._parts[share]
+                del self._clients[share], self._held[share]
             if (over := self._over.pop(watch.process, None)) is not None:
                 over.set()
 
@@ -202,19 +197,5 @@ class Attachments:
             log.warning("uvm.absent", why=why, effect="faults are reported later and without proof, and clients have no shield")
 
 
-def _threads(limiter: trio.CapacityLimiter) -> InThread:
-    async def in_thread(function: Callable[..., Any], *args: object) -> Any:
-        return await run_in_thread(function, *args, limiter=limiter)
-
-    return in_thread
-
-
-def _some_of(in_thread: InThread) -> InThread:
-    """Return `in_thread` for one user."""
-    own = trio.CapacityLimiter(_THREADS_OF_USER)
-
-    async def in_thread_of_user(function: Callable[..., Any], *args: object) -> Any:
-        async with own:
-            return await in_thread(function, *args)
-
-    return in_thread_of_user
+def _threads() -> InThread:
+    return partial(run_in_thread, limiter=trio.CapacityLimiter(_THREADS))

@@ -7,6 +7,7 @@
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from mpsd.keeper.memory_keeper import Item
 from mpsd.keeper.memory_keepers import VaultKeepers
 from mpsd.model.arena import Allocation, Arena, KeptState, Portion
 from mpsd.model.process import ProcessId
-from mpsd.threads import run_in_thread
+from mpsd.threads import UserThreads, run_in_thread
 from mpsd.vault.catalog import Catalog
 from mpsd.vault.descriptor_checks import CheckMemory, Layout, check_state, generation_of_state, read_layout
 from mpsd.vault.live_arena import LiveArena, layout_name, memory_name, state_name
@@ -25,6 +26,8 @@ from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.store import Row, VaultStore
 
 _AT_ONCE = 2000  # names that are made at a time
+_READERS = 16  # threads that read layouts, of 16 MiB at most: 45 ms of a processor each
+_READERS_OF_USER = 2
 
 
 class Allocations:
@@ -41,6 +44,7 @@ class Allocations:
         self._keeper = keeper
         self._reclaimer = reclaimer
         self._check_memory = check_memory
+        self._readers = UserThreads(_READERS_OF_USER, partial(run_in_thread, limiter=trio.CapacityLimiter(_READERS)))
 
     async def put(
         self, entry: LiveArena, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
@@ -105,7 +109,8 @@ class Allocations:
         size = 0 if state is None else check_state(state, generation, may_be_older=True)
         async with entry.lock:
             entry.check_writer(generation, process)
-            read = None if layout is None else await run_in_thread(read_layout, layout)
+            share = self._catalog.account.share(entry.arena)
+            read = None if layout is None else await self._readers.run(share, read_layout, layout)
             try:
                 fresh = None if read is None or read.hash == entry.arena.layout_hash else read
                 dropped = await _names(entry.contents.dropped)

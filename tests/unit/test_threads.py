@@ -1,12 +1,13 @@
-"""A function runs in a thread as soon as the machine has one: without, mpsd waits and does not end."""
+"""A function runs in a thread as soon as the machine has one; without, mpsd waits.  One user's work takes few threads."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import trio
 import trio.testing
 
-from mpsd.threads import run_in_thread
+from mpsd.threads import UserThreads, run_in_thread
 
 
 async def test_without_a_thread_the_caller_waits_for_one(
@@ -48,3 +49,22 @@ async def test_the_functions_own_error_is_the_callers() -> None:
         await run_in_thread(fail)
     assert len(calls) == 1
     assert calls[0] != threading.get_ident()
+
+
+async def test_one_users_work_takes_few_threads() -> None:
+    running: list[int] = []
+    go_on = trio.Event()
+
+    async def in_thread(function: Callable[[int], None], share: int) -> None:
+        function(share)
+        await go_on.wait()
+
+    threads = UserThreads(2, in_thread)
+    async with trio.open_nursery() as nursery:
+        for share in (1000, 1000, 1000, 1001):
+            nursery.start_soon(threads.run, share, running.append, share)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(running) == [1000, 1000, 1001]
+        go_on.set()
+    assert sorted(running) == [1000, 1000, 1000, 1001]
+    assert not threads._own, "a user without work leaves nothing"

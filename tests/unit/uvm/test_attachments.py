@@ -10,12 +10,12 @@ import pytest
 import structlog
 import trio
 import trio.testing
-from msgspec.structs import replace
 
 from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
 from mpsd.model.client import UNKNOWN, ShieldState, WatchStatus
 from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
+from mpsd.threads import UserThreads
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.status import UvmSettings
@@ -273,7 +273,7 @@ async def live(made: Attachments, client: FakeClient, steps: int) -> bool:
             scope.cancel()
         return await directly(function, *args)
 
-    made._around = replace(made._around, in_thread=some, close=some)
+    made._looks, made._closings = UserThreads(8, some), UserThreads(8, some)
     with trio.CancelScope() as scope:
         async with attached(made, client):
             await until(lambda: made.standing(client.process).shield is ShieldState.KEPT)

@@ -1,13 +1,17 @@
 """Quotas in a running vault: counted as memory comes, given back as it goes, never passed by two at once."""
 
+import os
+import threading
+
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
-from mpsd.errors import NoRoom, NoSuchDevice
+from mpsd.errors import BadRequest, NoRoom, NoSuchDevice
 from mpsd.model.arena import GRANULE
 from mpsd.vault.rules.settings import VaultSettings
-from tests.unit.vault.machine import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put
+from tests.unit.vault.machine import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put, until
 
 TWO = VaultSettings(user_memory_bytes=2 * GRANULE, user_allocations=100)
 SMALL = replace(SPEC, capacity_bytes=2 * GRANULE)
@@ -97,3 +101,37 @@ async def test_a_gpu_that_is_not_here(machine):
     async with machine.vault() as vault:
         with pytest.raises(NoSuchDevice):
             await vault.arenas.create(replace(SPEC, gpu="7"), USER, USER, None)
+
+
+async def test_the_layouts_of_one_user_keep_no_other_waiting(machine, writer, monkeypatch):
+    """Layouts of 16 MiB in 60 connections took all of mpsd's threads: another user's commit took a second, for as long as the
+    user liked."""
+    reading: list[str] = []
+    over = threading.Event()
+
+    def read_slowly(descriptor: int) -> None:
+        reading.append(os.pread(descriptor, 16, 0).decode())
+        over.wait()
+        raise BadRequest("enough")
+
+    async def commit(arena, text: bytes) -> None:
+        with pytest.raises(BadRequest, match="enough"):
+            await vault.arenas.commit(arena.id, 1, writer.process, memory(text))
+
+    monkeypatch.setattr("mpsd.vault.allocations.read_layout", read_slowly)
+    monkeypatch.setattr("mpsd.vault.allocations._READERS", 3, raising=False)
+    trio.to_thread.current_default_thread_limiter().total_tokens = 2
+    async with machine.vault() as vault:
+        many = [await opened(vault, writer.process, replace(SPEC, name=f"a{number}")) for number in range(4)]
+        one = await opened(vault, writer.process, replace(SPEC, name="one"), STRANGER)
+        async with trio.open_nursery() as nursery:
+            try:
+                for arena in many:
+                    nursery.start_soon(commit, arena, b"many")
+                await until(lambda: len(reading) == 2)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(commit, one, b"one")
+                with trio.fail_after(5):
+                    await until(lambda: "one" in reading)
+            finally:
+                over.set()
