@@ -29,6 +29,7 @@ from mpsd.api.ports import Ports
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
 from mpsd.host.descriptors import Closings, Descriptors, close_soon
+from mpsd.host.polling import has_room
 from mpsd.notify import Changed
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
@@ -91,12 +92,13 @@ class Connection(Struct, eq=False):
             is_over = False
             while not is_over:
                 datagram = await self._receive()
-                try:
-                    is_over = not datagram.data
-                    if not is_over:
-                        await self._answer(parse(datagram), datagram.descriptors)
-                finally:
-                    await self.closings.close(self.share, datagram.descriptors.take())
+                with self.closings.holding(self.share, len(datagram.descriptors)):
+                    try:
+                        is_over = not datagram.data
+                        if not is_over:
+                            await self._answer(parse(datagram), datagram.descriptors)
+                    finally:
+                        await self.closings.close(self.share, datagram.descriptors.take())
         except (ProtocolError, Idle) as error:
             log.info("api.dropped", **self._who(), why=str(error))
             self.part(error)
@@ -162,6 +164,7 @@ class Connection(Struct, eq=False):
         if not self.peer.is_operator:
             async with self.turn:  # acquiring it waits until all other tasks that can run have run once
                 pass
+        await self._until_room()
         answer = partial(self._answer_now, request)
         return await dispatch(Call(self.services, self.state, self.peer, self, request, taken, given, answer), self.audit)
 
@@ -198,6 +201,16 @@ class Connection(Struct, eq=False):
                 return receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):
                 continue  # a reset is reported once, before the queued data
+
+    async def _until_room(self) -> None:
+        """Wait until an answer can be sent: one that waits for room itself holds up to 128 of mpsd's descriptors meanwhile.
+
+        Raises TooSlowError when the peer does not read what it asked for.
+        """
+        with trio.fail_after(self.patience.send_seconds):
+            while not has_room(self.sock):
+                async with self._sending:
+                    await trio.lowlevel.wait_writable(self.sock)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 

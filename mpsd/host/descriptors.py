@@ -32,6 +32,8 @@ FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
 SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (app/descriptor_limit.py)
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
 MOST_CLOSINGS = 8  # threads for one user; to close usual descriptors takes a fraction of a millisecond
+MOST_HELD = 512  # descriptors in one user's requests that run: four of the largest
+_ROOT = 0
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
@@ -62,20 +64,36 @@ async def close_apart(close: Callable[[], None]) -> None:
 
 
 class Closings:
-    """Guards that one user's descriptors take few threads: a user can make each closing last for ever.
+    """Guards that one user's descriptors take few threads, since a user can make each closing last for ever, and that not all
+    of mpsd's own descriptors are copies of one user's.
 
-    While `most` threads close, mpsd should receive no further descriptors of this user (`room`); one message can bring 253.
+    While `most` threads close, or requests hold `most_held`, mpsd should receive no further descriptors of this user (`room`);
+    one message can bring 253.
     """
 
-    def __init__(self, most: int = MOST_CLOSINGS) -> None:
-        self._most = most
+    def __init__(self, most: int = MOST_CLOSINGS, most_held: int = MOST_HELD) -> None:
+        self._most, self._most_held = most, most_held
         self._under_way: Counter[int] = Counter()  # by share (UidRanges.share_of)
+        self._held: Counter[int] = Counter()  # by share: of requests that run
         self._ended = trio.Event()
 
     async def room(self, share: int) -> None:
         """Wait until mpsd may receive descriptors of this user; the caller receives them before it awaits anything else."""
-        while self._under_way[share] >= self._most:
+        while self._under_way[share] >= self._most or (share != _ROOT and self._held[share] >= self._most_held):
             await self._ended.wait()  # as long as the user likes
+
+    @contextmanager
+    def holding(self, share: int, count: int) -> Iterator[None]:
+        """Count descriptors that a request brought, while it runs."""
+        self._held[share] += count
+        try:
+            yield
+        finally:
+            self._held[share] -= count
+            if not self._held[share]:
+                del self._held[share]
+            if count:
+                self._tell_ended()
 
     async def close(self, share: int, fds: Collection[int]) -> None:
         """Close the descriptors in threads and wait for that.  If cancelled, the threads continue, and still count."""
@@ -92,6 +110,9 @@ class Closings:
         self._under_way[share] -= 1
         if not self._under_way[share]:
             del self._under_way[share]
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
         self._ended.set()
         self._ended = trio.Event()
 

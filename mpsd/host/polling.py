@@ -13,6 +13,13 @@ def is_readable(descriptor: Any, seconds: float = 0.0) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+def has_room(sock: Any) -> bool:
+    """Return whether a socket can be written to now."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 async def until_ended(pidfd: int) -> None:
     """Wait until the process has ended.
 

@@ -1,14 +1,50 @@
 """mpsd with few descriptors: it serves as many clients as it has descriptors for, reports why others wait, and recovers."""
 
+import json
 import os
 import subprocess
 
 from mpsd_client import calls
 
+from tests.hostile.attacker import attacking
+from tests.hostile.frames import frames
 from tests.integration.machine import FRONT_END, START_SECONDS, Machine
 from tests.integration.process import wait_for
 
 CLIENTS = 40
+GRANULE, MOST = 2 << 20, 128
+# It puts memory into an arena, and asks for its descriptors in 60 connections until none takes a further question.
+READS_NOTHING = """
+import array, fcntl, json, os, socket, sys, time
+path, begins, hello, asks = sys.argv[1], *map(json.loads, sys.argv[2:])
+def connected():
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(path)
+    return made
+def block():
+    made = os.memfd_create("block", os.MFD_ALLOW_SEALING)
+    os.write(made, b"1")
+    fcntl.fcntl(made, 1033, 15)  # F_ADD_SEALS
+    return made
+first, put = connected(), [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [block() for _ in range(128)]))]
+for number, frame in enumerate(begins):
+    first.sendmsg([bytes.fromhex(frame)], put if number == 3 else [])
+    first.recv(65536)
+crowd = [connected() for _ in range(60)]
+for each in crowd:
+    each.send(bytes.fromhex(hello))
+    each.recv(65536)
+taken = time.monotonic()
+while time.monotonic() < taken + 1:
+    for number, each in enumerate(crowd):
+        try:
+            each.send(bytes.fromhex(asks[number >= 7]), socket.MSG_DONTWAIT)
+            taken = time.monotonic()
+        except BlockingIOError:
+            pass
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
 def start(machine: Machine, files: int) -> "subprocess.CompletedProcess[str]":
@@ -49,3 +85,19 @@ def test_a_crowd_is_served_as_far_as_descriptors_go_and_all_are_given_back(machi
     machine.end_children()
     wait_for("the descriptors of before, and those of a spare", lambda: open_files(machine) <= before + 8)
     assert machine.quit() == 0
+
+
+def test_a_user_who_reads_no_answer_takes_no_descriptors_from_others(machine: Machine) -> None:
+    """Each answer that waited to be sent held up to 128: no client of another user started, and a source of faults ended."""
+    assert start(machine, 1024).returncode == 0
+    before = open_files(machine)
+    pairs = [(number * GRANULE, GRANULE) for number in range(MOST)]
+    begins = frames(
+        calls.arena_create("mine", "0", MOST * GRANULE), calls.arena_open("mine", "write"), calls.arena_put(1, 1, pairs, []),
+        calls.arena_commit(1, 1),
+    )  # fmt: skip
+    asks = [frames(calls.arena_take(1, limit=limit))[1] for limit in (MOST, 2)]
+    words = machine.pipe / "mpsd.sock", json.dumps(begins), json.dumps(begins[0]), json.dumps(asks)
+    with attacking(READS_NOTHING, *words):
+        assert open_files(machine) < before + 60 + 2 * MOST
+        machine.client("hold", uid=1000).ready()

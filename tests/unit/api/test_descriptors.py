@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from mpsd.api.method_table import METHODS
@@ -162,6 +163,25 @@ async def test_what_is_given_to_somebody_who_has_gone_is_closed(tmp_path: Path) 
                 await caller.send(encode(Request(number, "arena.take", {"id": 1})))
             caller.close()
             await daemon.until(0)
+        await settled(before)
+
+
+async def test_an_answer_that_nobody_reads_holds_no_descriptor(tmp_path: Path) -> None:
+    """60 connections that read nothing held 128 each, which were all that mpsd may open where that is 4,096: no client of
+    another user started, for as long as the user liked."""
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
+        before = opened()
+        asked = 0
+        with trio.fail_after(20):
+            while asked < 10_000:
+                try:
+                    caller.sock.send(encode(Request(asked, "arena.take", {"id": 1})), socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    break
+                asked += 1
+                await trio.testing.wait_all_tasks_blocked()
+        assert asked < 10_000
         await settled(before)
 
 

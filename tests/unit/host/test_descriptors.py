@@ -40,6 +40,22 @@ async def test_each_file_of_a_message_counts() -> None:
         await closings.room(SLOW)
 
 
+async def test_a_user_whose_requests_hold_many_brings_no_more() -> None:
+    """Requests that wait for one arena kept what they had brought: 128 each, in 64 connections of each user."""
+    closings = Closings(most_held=200)
+    with closings.holding(SLOW, 128):
+        await closings.room(SLOW)
+        with closings.holding(SLOW, 128):
+            with trio.move_on_after(0) as waiting:
+                await closings.room(SLOW)
+            assert waiting.cancelled_caught
+            await closings.room(QUICK)
+        await closings.room(SLOW)
+    with closings.holding(0, 512):
+        await closings.room(0)  # root's have no bound
+    assert not closings._held
+
+
 async def test_without_a_thread_they_are_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stayed open for ever; and close_apart() raised RuntimeError."""
 
