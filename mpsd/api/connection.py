@@ -207,6 +207,8 @@ class Connection(Struct, eq=False):
 
         Raises TooSlowError when the peer does not read what it asked for.
         """
+        if has_room(self.sock):
+            return
         with trio.fail_after(self.patience.send_seconds):
             while not has_room(self.sock):
                 async with self._sending:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from msgspec import Struct
@@ -47,12 +48,21 @@ class Devices(Struct, frozen=True):
         numbers = client_descriptors.find(process.pid, [self.uvm.name])
         if numbers <= {pair.number for pair in known}:
             return []
-        with ExitStack() as taken:
+        with ExitStack() as taken, ExitStack() as made:
             controls = [each for _, each in self._take(process.pid, pidfd, self.control, control)]
             for each in controls:
                 taken.callback(os.close, each)
-            found = self._take(process.pid, pidfd, self.uvm, device, known) if controls else []
-            return [DeviceSpace(process.pid, number, each, self.tools, list(map(os.dup, controls))) for number, each in found]
+            spaces: list[DeviceSpace] = []
+            for number, each in self._take(process.pid, pidfd, self.uvm, device, known) if controls else ():
+                spaces.append(DeviceSpace(process.pid, number, each, self.tools, []))
+                made.callback(spaces[-1].close)
+            try:
+                for space, each in product(spaces, controls):
+                    space.controls.append(os.dup(each))
+            except OSError as exc:
+                raise client_descriptors.explained(exc) from exc
+            made.pop_all()
+        return [*spaces]
 
     def _take(
         self, pid: int, pidfd: int, path: Path, device: tuple[int, int], known: Sequence[Pair] = ()

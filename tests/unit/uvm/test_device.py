@@ -1,6 +1,7 @@
 """The real devices, as far as a machine without them allows: mpsd leaves other files alone, reports missing answers, and reads
 a queue as the kernel writes it."""
 
+import errno
 import mmap
 import os
 import struct
@@ -84,6 +85,23 @@ def test_a_space_is_not_held_without_the_control_descriptors_of_its_client() -> 
     """Held alone it outlives them, and its server loses the client's share of the SMs for good (decision 027)."""
     before = descriptors()
     assert spaces_of(Devices(INSPECTOR, NULL, tools=ZERO, control=FULL), NULL) == []
+    assert descriptors() == before
+
+
+def test_without_a_descriptor_left_no_space_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept the client's memory on the GPU until mpsd ended, and the client was not watched any more."""
+    before, dup = descriptors(), os.dup
+    left = [1, 2, 3]
+
+    def dup_few(descriptor: int) -> int:
+        if not left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        left.pop()
+        return dup(descriptor)
+
+    monkeypatch.setattr(os, "dup", dup_few)
+    with pytest.raises(Unavailable, match="no descriptor left"):
+        spaces_of(Devices(INSPECTOR, NULL, tools=ZERO, control=FULL), NULL, NULL, FULL, FULL)
     assert descriptors() == before
 
 
