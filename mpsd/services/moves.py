@@ -164,6 +164,8 @@ class Moves:
             await self._coordinator.parts.end(process)
         except MpsdError as exc:
             log.warning("service.not_ended", service=record.arena.name, pid=process.pid, why=str(exc))
+        except Exception:
+            log.exception("service.bug", service=record.arena.name, pid=process.pid)
 
     def _cancel(self, record: ServiceRecord, move: MoveRecord, why: str) -> None:
         coordinator = self._coordinator
