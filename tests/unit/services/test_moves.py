@@ -1,12 +1,8 @@
 """A service moves to the replica on another GPU, or stays where it is: whatever dies, and whenever."""
 
-import errno
-import os
-
 import pytest
 import trio
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from mpsd.errors import ArenaBusy, BadRequest, MpsdError, NoRoom, NoSuchArena
@@ -333,20 +329,6 @@ async def test_the_keeper_and_the_replica_die_after_the_barrier(machine: FakeMac
         assert move(machine).state is MoveState.CANCELLED
         assert machine.order(active) == "leave"
         assert not machine.topics("lost")
-
-
-async def test_a_failure_to_end_it_ends_nothing_else(machine: FakeMachine, autojump_clock: MockClock) -> None:
-    async def fail(process: ProcessId) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    async with machine.mpsd():
-        machine.coordinator.parts = replace(machine.coordinator.parts, end=fail)
-        _, far = await stopped(machine)
-        assert (await ask(machine, far, sequence=7)).order is Order.SERVE
-        with capture_logs() as logs:
-            await trio.sleep(6)
-        assert [entry["pid"] for entry in logs if entry["event"] == "service.bug"] == [far.pid]
-        assert move(machine, 2).state is MoveState.CANCELLED
 
 
 async def test_a_replica_that_got_the_name_and_hangs_is_ended(machine: FakeMachine, autojump_clock: MockClock) -> None:

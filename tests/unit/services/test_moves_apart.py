@@ -1,8 +1,12 @@
 """One move does not wait for another, nor for a disk."""
 
+import errno
+import os
+
 import pytest
 import trio
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from mpsd.errors import MpsdError, NoRoom, UnusablePath
@@ -36,6 +40,24 @@ async def test_a_process_that_takes_long_to_end_delays_no_other_move(
         other.move = MoveRecord(HERE, THERE, active, far, 99, now, now, now + 1)
         await trio.sleep(3)
         assert other.move.state is MoveState.CANCELLED
+
+
+async def test_a_process_that_cannot_be_ended_ends_no_other_move(
+    machine: FakeMachine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any error but a refusal of mpsd's own ended mpsd."""
+
+    async def fail(process: ProcessId) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(machine, "_end", fail)
+    async with machine.mpsd():
+        _, far = await stopped(machine)
+        assert (await ask(machine, far, sequence=7)).order is Order.SERVE
+        with capture_logs() as logs:
+            await trio.sleep(6)
+        assert [entry["pid"] for entry in logs if entry["event"] == "service.bug"] == [far.pid]
+        assert move(machine, 2).state is MoveState.CANCELLED
 
 
 async def test_a_full_disk_costs_a_moved_service_neither_its_move_nor_its_settings(
