@@ -7,7 +7,7 @@ next.
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ MIB = 1 << 20
 ROUNDS = 20
 ARRIVALS = 40
 PRICE_PAIRS = 12
-LATE_AFTER, LATE_SECONDS, LATE_START_SECONDS = (1, 2, 3, 4), 9, 1.0
+LATE_SECONDS, LATE_START_SECONDS = 9, 2.0
 CLIENT_SECONDS = 20.0
 REFUSAL_SECONDS = 2.0
 GROUP_OF_SMS = 4  # no share is further from its number of SMs than this (measured: 25 % of 132 are 32)
@@ -108,7 +108,7 @@ def start_by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
     return clients
 
 
-def start_leased(system: System, shares: Sequence[Share], more: Mapping[str, str] | None = None) -> list[Client]:
+def start_leased(system: System, shares: Sequence[Share], before: Sequence[str] = ()) -> list[Client]:
     """Start clients, each with a separate lease, which its environment names."""
     tokens = [secrets.token_hex(16) for _ in shares]
     with _mpsd(system) as mpsd:
@@ -119,12 +119,12 @@ def start_leased(system: System, shares: Sequence[Share], more: Mapping[str, str
                     memory_bytes={"0": share.mib * MIB}, ttl_seconds=60.0,
                 )
             )  # fmt: skip
-    return [_with_token(system, token, more or {}) for token in tokens]
+    return [_with_token(system, token, before) for token in tokens]
 
 
-def _with_token(system: System, token: str, more: Mapping[str, str]) -> Client:
-    argv = [str(system.programs / "quota"), "--json", "--start-ns", "{start_ns}"]
-    return system.spawn(argv, system.environment() | {"MPSD_LEASE": token} | more)
+def _with_token(system: System, token: str, before: Sequence[str]) -> Client:
+    argv = [*before, str(system.programs / "quota"), "--json", "--start-ns", "{start_ns}"]
+    return system.spawn(argv, system.environment() | {"MPSD_LEASE": token})
 
 
 def _quota(client: Client) -> Quota | None:
@@ -161,7 +161,7 @@ def run_late(stage: Stage) -> None:
     """A client with small limits waits in the middle of its start, longer than its time alone lasts (decision 055), while one
     with large limits starts and ends.
 
-    It waits after the first, the second, ... message that brings it a descriptor: what a hostile client can do to itself.
+    It waits before one of its calls that connect, send or receive, each in its turn: what a hostile client can do to itself.
     """
     stage.mpsd.quit()
     mpsd = stage.another("late", stage.mpsd.control, stage.mpsd, config=ROOMY)
@@ -169,25 +169,28 @@ def run_late(stage: Stage) -> None:
     mpsd.warm(CLIENT_SECONDS)
     all_sms = _all_sms(mpsd)
     small, large = LATE_SHARES
-    for number in LATE_AFTER:
-        variables = {"LD_PRELOAD": str(mpsd.programs / "late.so"), "LATE_AFTER": str(number), "LATE_SECONDS": str(LATE_SECONDS)}
-        [slow] = start_leased(mpsd, [small], variables)
-        time.sleep(LATE_START_SECONDS)
+    found: list[tuple[str, Quota | None, str, float]] = []
+    for number in itertools.count(1):
+        if stage.left() < 3 * LATE_SECONDS:
+            break
+        [slow] = start_leased(mpsd, [small], [str(mpsd.programs / "late"), str(number), str(LATE_SECONDS)])
+        if not slow.wait_for_line(f"late: call {number} ", LATE_START_SECONDS):
+            slow.wait(CLIENT_SECONDS)
+            break  # it makes no more calls
         began = time.monotonic()
         [fast] = start_leased(mpsd, [large])
         of_fast, waited = _quota(fast), time.monotonic() - began
-        of_slow = _quota(slow)
-        is_kept = of_slow is None or small.is_kept(of_slow, all_sms)
-        has_slept = any("late: sleeps" in line for line in slow.other)
-        stage.keep(f"late after {number}", [of_slow, slow.fate, slow.other, of_fast, fast.fate, waited, has_slept])
-        stage.add(
-            f"{LATE_SECONDS} s late after descriptor {number}: has its own limits, or does not start",
-            mpsd=f"{of_slow}, {slow.fate}",
-            goal=f"{small}",
-            met=is_kept if has_slept else None,
-            remark=f"{'' if has_slept else 'not late: fewer descriptors came; '}the other one: {of_fast} after {waited:.1f} s",
-        )
+        found.append((slow.other[-1], _quota(slow), slow.fate, waited))
+        stage.say(f"{slow.other[-1]}: {found[-1][1]}, {slow.fate}; the other one: {of_fast}, {fast.fate} after {waited:.1f} s")
         mpsd.clients.clear()
+    stage.keep("late", [list(each) for each in found])
+    wrong = [each for each in found if each[1] is not None and not small.is_kept(each[1], all_sms)]
+    fates = sorted({fate for _, quota, fate, _ in found if quota is None})
+    stage.add(
+        f"{LATE_SECONDS} s late before one of its calls: has its own limits, or does not start",
+        mpsd=figures.of(len(found) - len(wrong), len(found)), goal="all", met=not wrong and len(found) > 1,
+        remark=f"{sum(waited > 1 for *_, waited in found)} kept the other one waiting; not started: {fates}; wrong: {wrong}"[:400],
+    )  # fmt: skip
     mpsd.quit()
 
 
