@@ -175,7 +175,7 @@ class Conversations(Struct):
         if self.prepare is not None and caller.process not in domain.connected:
             try:
                 await self.prepare(domain, caller.credentials.uid)
-            except MpsdError as exc:
+            except (MpsdError, OSError) as exc:
                 raise _NotSet(str(exc)) from exc
 
     def _must_leave(self, caller: ClientConnection, domain: Domain) -> bool:

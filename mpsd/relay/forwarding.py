@@ -127,8 +127,9 @@ class Forwarding(Struct):
                 self.has_passed_descriptors |= bool(message.descriptors)
                 self._set_turn(_Turn.DOMAIN)
                 await self._pass_on(message, domain)
-        except BrokenPipeError:
-            return  # the domain has ended: the other direction reads its last messages and then the end
+        except (BrokenPipeError, ConnectionResetError):
+            if not has_hung_up(self.client):
+                return  # the domain has ended: the other direction reads its last messages and then the end
         except (OSError, ProtocolError) as exc:
             self._trouble = exc
             scope.cancel()
@@ -183,10 +184,11 @@ class Forwarding(Struct):
                     self.greeted_at = min(self.greeted_at, trio.current_time())
                 finally:
                     message.close()
-        except OSError:
-            self._end = LinkSide.CLIENT  # it has gone and cannot receive anything
-        except ProtocolError as exc:
-            self._trouble = exc
+        except (OSError, ProtocolError) as exc:
+            if isinstance(exc, OSError) and has_hung_up(self.client):
+                self._end = LinkSide.CLIENT
+            else:
+                self._trouble = exc
 
     async def _watch_turns(
         self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope

@@ -323,6 +323,8 @@ class Relay(Struct):
         except MpsdError as exc:
             log.warning("relay.dropped", **who, why=str(exc))
         except OSError as exc:
+            if not has_hung_up(caller.connection):  # mpsd's own trouble
+                await self.conversations.refusals.hold(caller, None, f"mpsd failed: {exc.strerror}")
             log.info("relay.lost", **who, why=exc.strerror)
         except trio.Cancelled:
             raise  # mpsd leaves: the keeper continues to hold the connection

@@ -19,19 +19,26 @@ class VendorDaemon(Protocol):
 
 
 async def connect(path: str, daemon: VendorDaemon) -> socket.socket | None:
-    """Connect to the daemon; wait while its queue is full.  Return None if the daemon has died."""
-    backend = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    backend.setblocking(False)
-    backend.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    """Connect to the daemon; wait while its queue is full, or mpsd may open no socket.  Return None if the daemon has died."""
     while True:
         try:
-            backend.connect(path)
-            return backend
+            return _connect_now(path)
         except OSError:
             if not daemon.is_alive():
-                backend.close()
                 return None
             await trio.sleep(_BUSY_SECONDS)
+
+
+def _connect_now(path: str) -> socket.socket:
+    backend = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        backend.setblocking(False)
+        backend.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        backend.connect(path)
+    except OSError:
+        backend.close()
+        raise
+    return backend
 
 
 async def until_read(backend: socket.socket, may_go_on: Callable[[], bool]) -> None:

@@ -1,0 +1,109 @@
+"""Errors of mpsd itself, as without a free descriptor, close no client's connection: CUDA would run without MPS."""
+
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from mpsd.model.process import Credentials
+from mpsd.relay.client_connection import ClientConnection
+from mpsd.relay.forwarding import Forwarding, LinkSide
+from mpsd.relay.offences import Offences
+from mpsd.relay.server import Relay
+from mpsd.relay.vendor_connection import connect
+from tests.unit.relay.test_backlog import descriptors_all_in_use
+from tests.unit.relay.test_forwarding import PATIENCE, pair, well
+
+LIVING = SimpleNamespace(is_alive=lambda: True)
+
+
+async def test_a_connection_to_a_domain_waits_for_a_free_descriptor(tmp_path: Path) -> None:
+    """mpsd closed the client's: any user can take all descriptors for a moment, by a message with 253."""
+    found: list[socket.socket | None] = []
+    has_ended = trio.Event()
+
+    async def reach() -> None:
+        found.append(await connect(str(tmp_path / "control"), LIVING))
+        has_ended.set()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+        daemon.bind(str(tmp_path / "control"))
+        daemon.listen()
+        before = len(os.listdir("/proc/self/fd"))
+        async with trio.open_nursery() as nursery:
+            with descriptors_all_in_use():
+                nursery.start_soon(reach)
+                await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(30):
+                await has_ended.wait()
+        assert found[0] is not None
+        assert len(os.listdir("/proc/self/fd")) == before + 1, "a failed attempt leaves none behind"
+        found[0].close()
+
+
+@pytest.mark.parametrize("has_gone", [False, True])
+async def test_an_error_of_mpsds_own_holds_the_client(has_gone: bool) -> None:
+    """The connection was closed for any error of the operating system."""
+    held: list[str] = []
+    ours, theirs = pair()
+
+    async def hold(caller: ClientConnection, domain: object, why: str) -> None:
+        held.append(why)
+        theirs.close()
+
+    async def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    link = Forwarding(ours, False)
+    caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, link)
+    caller.places[0] += 1
+    shared = SimpleNamespace(
+        refusals=SimpleNamespace(hold=hold), keeper=SimpleNamespace(drop=lambda name: None),
+        progress=SimpleNamespace(end=lambda track: None), open={None: 1}, offences=Offences(),
+    )  # fmt: skip
+    relay = Relay(shared, callers={1: caller})  # type: ignore[arg-type]
+    if has_gone:
+        theirs.close()
+    await relay._converse(caller, fail())
+    assert held == ([] if has_gone else ["mpsd failed: Too many open files"])
+    for end in relay.backlog._ends:
+        end.close()
+
+
+async def test_a_daemon_that_dies_with_unread_messages_is_no_error_of_its_client() -> None:
+    """The kernel then fails the next send with ECONNRESET, not EPIPE, if the end has not been read yet."""
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    link = Forwarding(link_client, False)
+    link_domain.send(b"unread")
+    domain.close()
+    client.send(b"next")
+    with trio.CancelScope() as scope:
+        await link._copy_from_client(link_domain, scope)
+    assert link._trouble is None
+    assert not scope.cancel_called
+    assert link_client.recv(64) == b"next", "it stays for another domain"
+    for end in (client, link_client, link_domain):
+        end.close()
+
+
+async def test_an_error_while_a_client_is_answered_is_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as the client's end, and so closed the connection."""
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    link = Forwarding(link_client, False)
+
+    async def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("mpsd.relay.forwarding.send", fail)
+    domain.send(b"answer")
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        await link.run(link_domain, PATIENCE, well)
+    client.close()
+    assert await link.run(link_domain, PATIENCE, well) is LinkSide.CLIENT
+    for end in (link_client, link_domain, domain):
+        end.close()
