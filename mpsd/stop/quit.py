@@ -120,9 +120,8 @@ class Shutdown(Struct):
             await self._end_clients_and_daemon(domain, failures)
 
     async def _end_clients_and_daemon(self, domain: Domain, failures: list[str]) -> None:
-        for server in list(domain.servers.values()) if domain.state is not DomainState.CONTAINED else ():
-            for client in server.client_pids:
-                await self._terminate(domain, server.pid, client)
+        if domain.state is not DomainState.CONTAINED:
+            await self._end_work(domain)
         servers = [process for pid in domain.servers if (process := processes.find(pid))]
         domain.state = DomainState.STOPPING
         self.pool.notify()
@@ -135,12 +134,28 @@ class Shutdown(Struct):
         if swept := await domain.control.sweep():
             log.error("domain.swept", domain=domain.name, processes=swept)
 
-    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> None:
-        """End the client's GPU work; its process sees error 810 and lives on."""
+    async def _end_work(self, domain: Domain) -> None:
+        """End the GPU work of its clients; give up once the domain has answered nothing for as long as a busy one may.
+
+        A user can stop a server of theirs, and have so many clients there that quitting would take minutes.
+        """
+        answered_at = trio.current_time()
+        for server in list(domain.servers.values()):
+            for client in server.client_pids:
+                if trio.current_time() - answered_at >= domain.control.silence_seconds:
+                    log.error("domain.silent", domain=domain.name, why="it ended no client's GPU work for so long")
+                    return
+                if await self._terminate(domain, server.pid, client):
+                    answered_at = trio.current_time()
+
+    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> bool:
+        """End the client's GPU work; its process sees error 810 and lives on.  Return whether the domain answered."""
         try:
             await terminate_client(domain, server_pid, client_pid)
         except VendorFailed as exc:
             log.error("client.not_terminated", pid=client_pid, domain=domain.name, why=str(exc))
+            return False
+        return True
 
 
 async def _see_gone(process: ProcessId) -> None:

@@ -191,6 +191,20 @@ def test_a_server_that_outlives_its_daemon_is_ended_too(machine: Machine) -> Non
 
 
 @pytest.mark.slow
+def test_a_stopped_server_with_many_clients_does_not_hold_up_quit(machine: Machine) -> None:
+    """Its user may stop it.  Each client took 10 s, so that 12 of them outlasted TimeoutStopSec= of systemd."""
+    machine.configure("[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n")
+    machine.start()
+    for _ in range(6):
+        machine.counter(uid=UIDS[0]).ready()
+    os.kill(machine.server(), signal.SIGSTOP)
+    machine.quit("quit -t 0", seconds=30)
+    assert not vendor_processes(machine)
+    tried = machine.journal("client.not_terminated")
+    assert 1 <= len(tried) <= 4, "each takes command_seconds at least, and a domain may be silent for three times that"
+
+
+@pytest.mark.slow
 def test_quit_right_after_kill_9_ends_what_the_dead_mpsd_had_started(machine: Machine) -> None:
     machine.start()
     machine.counter().ready()
