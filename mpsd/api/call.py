@@ -1,5 +1,6 @@
 """One call: the caller, the request and what it acts on; and paging, which keeps rows of other users out of lists."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -74,15 +75,16 @@ class Rows(Struct, Generic[T], frozen=True):
     """The rows of a list: (key, the user who may see it or None for every user, the entry), ordered by key.
 
     is_descending: the keys descend.  show: encodes an entry; called only for entries on the page.  is_wanted: the caller's
-    filter.  most_looked_at: how many visible entries one page examines; the next page continues there, so that a filter that
-    matches nothing does not make mpsd examine all entries at once.
+    filter.  most_looked_at: how many visible entries one page examines, a long one as several (weight); the next page continues
+    there, so that a filter that matches nothing does not make mpsd examine all entries at once.
     """
 
     entries: Iterable[tuple[int, int | None, T]]
     show: Callable[[T], Mapping[str, Any]]
     is_descending: bool = False
     is_wanted: Callable[[T], bool] = lambda entry: True
-    most_looked_at: int | None = None
+    most_looked_at: float = math.inf
+    weight: Callable[[T], int] = lambda entry: 1
 
     def is_behind(self, key: int, after: int | None) -> bool:
         return after is None or (key < after if self.is_descending else key > after)
@@ -98,9 +100,9 @@ def paged(rows: Callable[[Call[P]], Rows[Any]]) -> Handler:
         for key, owner_uid, entry in listed.entries:
             if not listed.is_behind(key, after) or not may_see(owner_uid):
                 continue
-            if looked_at == listed.most_looked_at:
+            if looked_at >= listed.most_looked_at:
                 return {"items": items, "next": last}
-            looked_at += 1
+            looked_at += listed.weight(entry)
             if listed.is_wanted(entry):
                 shown = listed.show(entry)
                 room -= size(shown)

@@ -37,7 +37,7 @@ LEAST_TOKEN = 16  # characters
 _MOST_TOKEN = 256
 _MOST_EXACT = 2**53  # a larger number is another one in JavaScript
 _ENTRIES = {"limit": 200}
-_FAULTS = {"limit": 50, "newest_first": True}
+_MOST_FAULTS = 50
 ANYONE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "status": ("status", {}),
     "health": ("health", {}),
@@ -69,7 +69,7 @@ class LivePage:
         self._door = _Door(listen)
         self._turn = trio.Lock()  # one fault at a time, and other tasks between two: each is read from the disk
         self._made: dict[bool, tuple[float, bytes]] = {}  # by is_operator
-        self._faults: dict[bool, Any] = {}  # likewise; each is read from the disk, so only after events
+        self._faults: dict[bool, Mapping[str, Any]] = {}  # likewise; each is read from the disk, so only after events
         self._page = _static_page()
         events.listeners.append(self._hear)
 
@@ -86,7 +86,7 @@ class LivePage:
 
     def _hear(self, event: Event) -> None:
         if event.topic.startswith("fault."):
-            self._faults.clear()
+            self._faults = {}
 
     async def _show(self, visit: Visit) -> HttpAnswer:
         return self._page
@@ -106,10 +106,28 @@ class LivePage:
         found: dict[str, Any] = {"is_operator": peer.is_operator, "time": time.time()}
         for name, (method, params) in wanted.items():
             found[name] = await self._ask(peer, method, params)
-        if peer.is_operator not in self._faults:
-            self._faults[peer.is_operator] = await self._ask(peer, "fault.list", _FAULTS)
-        found["faults"] = self._faults[peer.is_operator]
+        found["faults"] = await self._last_faults(peer)
         return found
+
+    async def _last_faults(self, peer: Peer) -> Mapping[str, Any]:
+        """Return the last faults as one page; mpsd reads a few long ones at a time."""
+        async with self._turn:
+            known = self._faults  # until the next event, which may come before all are read
+            if peer.is_operator not in known:
+                known[peer.is_operator] = await self._read_faults(peer)
+            return known[peer.is_operator]
+
+    async def _read_faults(self, peer: Peer) -> Mapping[str, Any]:
+        items: list[Any] = []
+        after = None
+        while True:
+            params = {"after": after, "limit": _MOST_FAULTS - len(items), "newest_first": True}
+            page = await self._ask(peer, "fault.list", params)
+            items += page["items"]
+            after = page["next"]
+            if after is None or len(items) == _MOST_FAULTS:
+                return {"items": items, "next": after}
+            await trio.lowlevel.checkpoint()
 
     async def _fault(self, visit: Visit) -> HttpAnswer:
         peer = self._reader(visit)

@@ -6,6 +6,7 @@ any process, if all named processes are theirs.  docs/protocol.md, "Methods", ha
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from mpsd.model.accusation import convicted_key, hurt
@@ -83,7 +84,12 @@ class _Seen:
         self._parties = {party.process: party for party in of.parties}
         accused = of.suspects if of.culprit is None else (of.culprit,)
         self.has_deed = self._is_theirs(accused)  # the fault and its place: it describes the program
-        self._has_words = self._is_theirs(_named(of))
+        self._of = of
+
+    @cached_property
+    def _has_words(self) -> bool:
+        """Whether the reader may see texts; of a long incident this takes long, and lists have none."""
+        return self._is_theirs(_named(self._of))
 
     def party(self, process: ProcessId | None) -> Map | None:
         """Return None for no process, and a map of empty values for a process that the reader may not identify."""

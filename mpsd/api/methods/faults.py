@@ -16,7 +16,8 @@ from mpsd.wire.incidents import incident_facts, incident_report, is_party
 from mpsd.wire.messages import BlameKey, GuardRange, IncidentNumber, ListIncidents, Page, ReportError
 from mpsd.wire.plain import process_facts
 
-MOST_LOOKED_AT = 100  # for one page: each incident is read from the disk, and may be long
+MOST_LOOKED_AT = 100  # for one page: each incident is read from the disk
+_AS_ONE = 128  # pieces of evidence and clients present: the longest incident has 30 times as many, and takes 7 ms (measured)
 
 
 def list_incidents(call: Call[ListIncidents]) -> Rows[Incident]:
@@ -35,7 +36,12 @@ def list_incidents(call: Call[ListIncidents]) -> Rows[Incident]:
         is_descending=ask.newest_first,
         is_wanted=partial(_is_wanted, ask, peer.uid),
         most_looked_at=MOST_LOOKED_AT,
+        weight=_weight,
     )
+
+
+def _weight(of: Incident) -> int:
+    return 1 + sum(1 + len(each.present) for each in of.evidence) // _AS_ONE
 
 
 def _is_wanted(ask: ListIncidents, uid: int, of: Incident) -> bool:

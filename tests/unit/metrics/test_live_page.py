@@ -120,6 +120,38 @@ async def test_readers_of_faults_let_other_tasks_run_between_two() -> None:
     assert turns[0] >= len(page.asked.calls) == 32
 
 
+async def test_long_faults_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpsd ends a page of its list early where faults are long; an event meanwhile makes what was read so far old."""
+    page, turns = Page(), [0]
+
+    async def ask(peer: Peer, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        page.asked.calls.append((method, peer.is_operator))
+        if method != "fault.list":
+            return {}
+        number = (params["after"] or 100) - 1
+        if number == 90 and len(page.asked.calls) < 20:
+            page.bus.publish("fault.settled", {"number": 100})
+        return {"items": [{"number": number}], "next": number}
+
+    async def other_task() -> None:
+        while True:
+            turns[0] += 1
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Asked, "__call__", lambda self, *words: ask(*words))
+    async with trio.open_nursery() as others:
+        others.start_soon(other_task)
+        body = json.loads((await page.get()).body)
+        others.cancel_scope.cancel()
+    assert [each["number"] for each in body["faults"]["items"]] == list(range(99, 49, -1))
+    assert turns[0] >= 49
+    page.now = 1.0
+    await page.get()
+    page.now = 2.0
+    await page.get()
+    assert [name for name, _ in page.asked.calls].count("fault.list") == 100
+
+
 async def test_the_page_runs_its_own_script_alone_and_asks_this_server_alone() -> None:
     answer = await Page(OUTSIDE).get("/")
     policy = dict(answer.headers)["Content-Security-Policy"]
