@@ -82,13 +82,17 @@ class Backlog(Struct):
 
     def put(
         self, connection: socket.socket, note: Note, share: int, listing: AbstractContextManager[None],
-        process: ProcessId | None = None,
+        process: ProcessId | None = None, *, was_in: bool = False,
     ) -> bool:  # fmt: skip
-        """Add a connection, whose descriptor stays the caller's, and list it while it waits.  False: too many wait."""
+        """Add a connection, whose descriptor stays the caller's, and list it while it waits.  False: too many wait.
+
+        was_in: an earlier mpsd has let it wait; the order in which connections came, on which shares depend, is lost.
+        """
         data = msgpack.encode(note)
         cost = _BYTES_EACH + 2 * len(data)
         room = self._ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - self._used.total()
-        if len(data) > _MOST_BYTES or cost > room or self._used[share] > _TIMES_FREE * room or not self._send(connection, data):
+        is_too_much = len(data) > _MOST_BYTES or cost > room or self._used[share] > _TIMES_FREE * room
+        if (is_too_much and not was_in) or not self._send(connection, data):
             return False
         listing.__enter__()
         self._entries[note.number] = _Entry(share, cost, bool(note.greeting), process, listing)

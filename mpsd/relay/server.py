@@ -187,12 +187,12 @@ class Relay(Struct):
 
     # -- the backlog -----------------------------------------------------------------------------------------------------
 
-    def _wait(self, sock: socket.socket, note: Note) -> bool:
+    def _wait(self, sock: socket.socket, note: Note, *, was_in: bool = False) -> bool:
         """Put a copy of the connection into the backlog; False if the backlog is full."""
         who = peer_credentials(sock)
         process, _ = _identify(sock, who)
         listing = nullcontext() if note.greeting else self._listed(process, who.uid)
-        return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing, process)
+        return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing, process, was_in=was_in)
 
     @contextmanager
     def _listed(self, process: ProcessId | None, uid: int) -> Iterator[None]:
@@ -253,7 +253,7 @@ class Relay(Struct):
         for connection, note in self.backlog.resume(held):
             self._next_number = max(self._next_number, note.number + 1)
             if note.number not in self.callers and not has_hung_up(connection):
-                self._wait(connection, note)
+                self._wait(connection, note, was_in=True)
         for name, end, _ in self.backlog.ends():
             if name not in known:
                 self.conversations.keeper.hold(name, end)

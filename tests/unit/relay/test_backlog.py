@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.model.process import ProcessId
+from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.backlog import Backlog, Note
 from mpsd.relay.server import Relay
 
@@ -137,6 +137,28 @@ def test_a_restarted_mpsd_without_free_descriptors_finds_each_too(pairs: ExitSta
     monkeypatch.setattr("mpsd.relay.backlog.spare_descriptors", nullcontext)
     with descriptors_all_in_use(), pytest.raises(OSError, match="Too many open files"):
         list(queue(pairs).resume([(name, end, 0) for name, end, _ in backlog.ends()]))
+
+
+async def test_a_restarted_mpsd_keeps_all_of_a_full_queue(pairs: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It judged their shares again, in the order of the turned queue, and dropped a thousand: those clients ran without MPS."""
+    shared = SimpleNamespace(progress=SimpleNamespace(resume=lambda slots: {}))
+    before, relay = queue(pairs), Relay(shared, backlog=queue(pairs))  # type: ignore[arg-type]
+    ours, _ = connection(pairs)
+    owners: list[int] = []
+    for user in (USER, OTHER):
+        while before.put(ours, Note(len(owners), "control"), user, nullcontext()):
+            owners.append(user)
+    numbers(before, owners.count(USER) // 2)
+    held = [(name, pairs.enter_context(end.dup()), 0) for name, end, _ in before.ends()]
+    uid_of = iter([*owners[owners.count(USER) // 2 :], *owners[: owners.count(USER) // 2]])
+    monkeypatch.setattr("mpsd.relay.server.peer_credentials", lambda sock: Credentials(1, next(uid_of), 0))
+    monkeypatch.setattr("mpsd.relay.server._identify", lambda sock, who: (None, ""))
+    monkeypatch.setattr(Relay, "_listed", lambda relay, process, uid: nullcontext())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with trio.open_nursery() as nursery:
+            relay.resume(held, nursery)
+    assert (relay.backlog.of(USER), relay.backlog.of(OTHER)) == (owners.count(USER), owners.count(OTHER))
 
 
 @pytest.mark.parametrize("greeting", [[], [b"greeting"]])
