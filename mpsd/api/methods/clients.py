@@ -122,12 +122,20 @@ async def terminate(call: Call[ClientId]) -> Map:
     """End the outstanding GPU work of a client, by the vendor's command of this name; the process sees error 810."""
     process, board = ClientTable.of(call.services, call.ask.pid).find(call.ask), call.services.board
     for server in await board.servers():
-        if process.pid in server.client_pids:
+        if process.pid in server.client_pids and not _has_ended(call.services, process):
             answer = (await board.terminate_client(server.pid, process.pid)).strip()
             if answer != _TERMINATED:
                 raise VendorFailed(f"client {process.pid} was not terminated; server {server.pid} answered: {answer!r}")
             return {**process_facts(process), "server_pid": server.pid, "domain": server.domain}
     raise NoSuchClient(f"client {process.pid} has no context in any server")
+
+
+def _has_ended(services: Ports, process: ProcessId) -> bool:
+    """Return whether its pid may be another client's: vendor daemons know no more than the pid.  False if not known."""
+    try:
+        return services.find_process(process.pid) != process
+    except OSError:
+        return False
 
 
 async def move(call: Call[MoveClient]) -> Map:

@@ -197,6 +197,23 @@ async def test_a_client_is_terminated_where_it_runs(tmp_path: Path) -> None:
         assert await caller.refusal("client.terminate", pid=587) == "NO_SUCH_CLIENT"
 
 
+async def test_no_later_process_with_the_pid_of_a_client_is_terminated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Domains that do not answer are waited for between the check of the caller and the command."""
+    async with open_daemon(tmp_path) as daemon:
+        servers = daemon.fakes.board.servers
+        caller = await daemon.call_as(OWNER)
+
+        async def ask() -> object:
+            daemon.fakes.processes[586] += 1
+            return await servers()
+
+        monkeypatch.setattr(daemon.fakes.board, "servers", ask)
+        assert await caller.refusal("client.terminate", pid=586) == "NO_SUCH_CLIENT"
+        assert daemon.fakes.board.ended == []
+
+
 async def test_a_client_that_the_vendor_does_not_end_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(server_pid: int, client_pid: int) -> str:
         return "999\n"
