@@ -113,5 +113,5 @@ class SignalFreezer:
                 continue
             try:
                 signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-            except ProcessLookupError:
-                pass  # it has ended
+            except OSError:
+                pass  # it has ended; or it is another user's by now, which its user had continued: others are still frozen

@@ -1,12 +1,15 @@
 """Which processes a cgroup holds, where its user may have made any number of cgroups below it."""
 
+import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from mpsd.model.process import ProcessId
 from mpsd.stop import freezer
-from mpsd.stop.freezer import CgroupFreezer
+from mpsd.stop.freezer import CgroupFreezer, SignalFreezer
 
 
 def fill(directory: Path, pids: range) -> Path:
@@ -40,3 +43,22 @@ def test_more_processes_than_mpsd_looks_at(tmp_path: Path) -> None:
     fill(tmp_path, range(2 * freezer._MOST_PROCESSES))
     with pytest.raises(OSError, match="too long"):
         CgroupFreezer(tmp_path).pids()
+
+
+def test_one_that_may_not_be_continued_keeps_no_other_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user can continue it and exec a setuid program; where mpsd is not root, the kernel then refuses SIGCONT."""
+    sent: list[tuple[int, int]] = []
+
+    def send(pidfd: int, number: int) -> None:
+        if pidfd == 1 and number == signal.SIGCONT:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        sent.append((pidfd, number))
+
+    monkeypatch.setattr(freezer.signal, "pidfd_send_signal", send)
+    monkeypatch.setattr(freezer.processes, "state", lambda pid: "R")
+    processes = [ProcessId(pid, 7) for pid in (1, 2)]
+    freezing = SignalFreezer()
+    for process in processes:
+        assert freezing.freeze(process, process.pid) == ""
+    freezing.thaw(processes)
+    assert sent[-1] == (2, signal.SIGCONT)
