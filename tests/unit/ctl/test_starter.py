@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from mpsctl.session import NoMpsd
@@ -258,6 +259,26 @@ def test_who_is_in_a_process_group() -> None:
         os.killpg(shell.pid, signal.SIGKILL)
     assert {pid for pid, _ in found} == {shell.pid, sleeper}
     assert all(start_time > 0 for _, start_time in found)
+
+
+def test_nothing_is_read_of_processes_outside_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may have one whose `stat` never comes: the starter would stand still for ever."""
+    opened: list[str] = []
+
+    def recorded(path: str, mode: str) -> IO[bytes]:
+        opened.append(path)
+        return open(path, mode)
+
+    monkeypatch.setattr("mpsctl.starter.groups.open", recorded, raising=False)
+    with (
+        subprocess.Popen(["sleep", "100"], process_group=0) as own,
+        subprocess.Popen(["sleep", "100"], process_group=0) as other,
+    ):
+        found = groups([own.pid])
+        own.kill()
+        other.kill()
+    assert {pid for pid, _ in found[own.pid]} == {own.pid}
+    assert opened == [f"/proc/{own.pid}/stat"]
 
 
 def member(pid: int, start_time: int = 5, *, is_writer: bool = False, standing: str = "ready") -> values.Member:

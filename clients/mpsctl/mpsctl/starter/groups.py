@@ -9,26 +9,27 @@ from collections.abc import Iterable, Mapping, Set
 from mpsd_client import values
 
 Process = tuple[int, int]  # pid and start time
-_GROUP, _START_TIME = 5, 22  # fields of /proc/PID/stat, proc(5)
+_START_TIME = 22  # field of /proc/PID/stat, proc(5)
 
 
 def groups(leaders: Iterable[int]) -> Mapping[int, Set[Process]]:
-    """Return the processes of each process group, by its leader, with pids of this pid namespace; zombies included."""
+    """Return the processes of each process group, by its leader, with pids of this pid namespace; zombies included.
+
+    Of other processes nothing is read: with some kernels a user can let a read of `stat` wait for ever (mpsd's
+    docs/decisions/029-reads-of-clients-may-never-end.md)."""
     found: dict[int, set[Process]] = {leader: set() for leader in leaders}
-    for entry in os.listdir("/proc") if found else ():
-        if entry.isdecimal() and (seen := _look(int(entry))) is not None and seen[0] in found:
-            found[seen[0]].add((int(entry), seen[1]))
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if found else ())):
+        try:
+            if (group := os.getpgid(pid)) in found:
+                found[group].add((pid, _start_time(pid)))
+        except OSError:
+            continue  # it is gone
     return found
 
 
-def _look(pid: int) -> tuple[int, int] | None:
-    """Return the process group and the start time of a process; None if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()  # the third field and all after it
-    except OSError:
-        return None
-    return int(fields[_GROUP - 3]), int(fields[_START_TIME - 3])
+def _start_time(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b") ")[2].split()[_START_TIME - 3])  # the third field and all after it
 
 
 def is_in(process: Process, group: Set[Process], *, is_same_namespace: bool) -> bool:
