@@ -18,7 +18,11 @@ def shown_wait(method: str, stderr: TextIO) -> Iterator[None]:
         return
     ended = threading.Event()
     counter = threading.Thread(target=_count, args=(method, stderr, ended), daemon=True)
-    counter.start()
+    try:
+        counter.start()
+    except RuntimeError:  # no thread is left for this process: the wait is not shown
+        yield
+        return
     try:
         yield
     finally:

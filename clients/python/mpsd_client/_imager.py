@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -207,7 +208,8 @@ class ImagerProcess:
             os.close(self._progress)
             self._progress = -1
         if self._process.poll() is None:
-            threading.Thread(target=self._process.wait, name="mpsd-imager", daemon=True).start()
+            with suppress(RuntimeError):  # no thread is left for this process: its next Popen reaps the imager
+                threading.Thread(target=self._process.wait, name="mpsd-imager", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self

@@ -215,7 +215,10 @@ class Replica:
         self._insist(calls.arena_change(arena.id, ttl_seconds=self._ttl))
         arena.refresh()
         self._arena = None  # it stays
-        threading.Thread(target=self.close, name="mpsd replica", daemon=True).start()  # not waited for: 34 ms of a pause
+        try:
+            threading.Thread(target=self.close, name="mpsd replica", daemon=True).start()  # not waited for: 34 ms of a pause
+        except RuntimeError:  # no thread is left for this process
+            self.close()
         return is_new
 
     def _insist(self, call: Call[Any]) -> None:

@@ -46,8 +46,7 @@ class ImageSchedule:
         """Set the moment of a prepared image.  No thread of this process may launch work that writes the arena until it
         returns.  The first call, and the first one after `end`, begin the schedule."""
         if self._stop is None:
-            self._stop = threading.Event()
-            threading.Thread(target=self._run, args=(arena, self._stop), name="mpsd images", daemon=True).start()
+            self._begin(arena)
         taking = self._prepared
         if taking is None:
             return
@@ -60,6 +59,16 @@ class ImageSchedule:
         except _FAILURES as exc:
             self._note_failure(exc)
         self._had_barrier.set()
+
+    def _begin(self, arena: "Arena") -> None:
+        stop = threading.Event()
+        try:
+            threading.Thread(target=self._run, args=(arena, stop), name="mpsd images", daemon=True).start()
+        except RuntimeError as exc:  # this process may have no more threads now: the next step tries again
+            if str(exc) != self.trouble:
+                self._note_failure(exc)
+            return
+        self._stop = stop
 
     def end(self) -> None:
         """End the schedule.  An image that has had its barrier is completed; one before it is given up."""

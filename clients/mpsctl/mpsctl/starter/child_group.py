@@ -111,12 +111,17 @@ class ChildGroup:
             self._tell_of(child, "not_joined", late.format(MISSED_SECONDS))
 
     def stop(self, number: int, why: str) -> None:
-        """Begin to end a child.  A Stopped follows, and an Ended if the child has ended."""
+        """Begin to end a child.  A Stopped follows, and an Ended if the child has ended; neither without a thread for this
+        process: the next call tries again."""
         child = self.children[number]
+        end = lambda: self._put(Stopped(child, ending.end(child, self._mpsd.connect, self._manner)))  # noqa: E731
+        try:
+            threading.Thread(target=end, daemon=True).start()
+        except RuntimeError as exc:
+            self._tell_of(child, "trouble", f"cannot be ended now: {exc}", why=str(exc))
+            return
         child.is_stopping = True
         self._tell_of(child, "stopping", f"is ended: {why}", why=why)
-        end = lambda: self._put(Stopped(child, ending.end(child, self._mpsd.connect, self._manner)))  # noqa: E731
-        threading.Thread(target=end, daemon=True).start()
 
     def kill(self) -> None:
         for child in self.children.values():

@@ -1,6 +1,8 @@
 """Children: processes that are or will be members, each with its process group, its reservation and its log."""
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -125,8 +127,13 @@ class Place:
                 writer.stdin.close()  # so that it ends when the child does
         child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time(), set())
         child.look(groups([child.pid])[child.pid])  # not reaped yet, so /proc still has it
-        threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
-        threading.Thread(target=_hear, args=(child, writer, muted), daemon=True).start()
+        try:
+            threading.Thread(target=_hear, args=(child, writer, muted), daemon=True).start()
+            threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
+        except RuntimeError as exc:  # no thread is left for this process, and a child without them is nobody's
+            os.killpg(child.pid, signal.SIGKILL)  # it has just started: no work of it is on a GPU
+            process.wait()
+            raise OSError(errno.EAGAIN, str(exc)) from None
         time.sleep(_TICK_SECONDS)  # so that no two children have the same start time
         return child
 

@@ -369,7 +369,10 @@ class Starter:
             text = f"member {number} (pid {member.pid}) is to take over"
             self._reporter.report("handover", text, member=number, pid=member.pid)
             ask = lambda: self._news.put(self._ask_handover(member.pid))  # noqa: E731
-            threading.Thread(target=ask, daemon=True).start()
+            try:
+                threading.Thread(target=ask, daemon=True).start()
+            except RuntimeError as exc:  # no thread is left for this process
+                self._news.put(_HandedOver(str(exc)))
 
     def _ask_handover(self, pid: int) -> _HandedOver:
         try:
