@@ -22,14 +22,6 @@ static bool is_dirty; /* atomic: asked without the lock */
 static bool is_full;  /* reported once */
 static double committed_at, commit_seconds;
 
-static double seconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 static int before_map(void *argument, uint64_t address, uint64_t bytes)
 {
 	return window_lift(argument, address, address + bytes);
@@ -234,7 +226,7 @@ bool backing_is_dirty(void)
 
 void backing_commit(bool now)
 {
-	double began = seconds();
+	double began = session_now();
 	size_t bytes;
 	char *text;
 	int rc;
@@ -246,7 +238,7 @@ void backing_commit(bool now)
 		return;
 	rc = mpsd_arena_commit(arena, text, bytes);
 	free(text);
-	committed_at = seconds();
+	committed_at = session_now();
 	commit_seconds = committed_at - began;
 	if (rc < 0)
 		failed("committing", rc);

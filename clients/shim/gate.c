@@ -22,11 +22,16 @@ bool gate_is_off(void)
 }
 
 /* Runs in the child, as its only thread. A process that has used CUDA cannot use it after fork, and the shim's locks may be
- * held by threads that the child does not have. If CUDA was not used yet, the child is a process like any other. */
+ * held by threads that the child does not have. If CUDA has not begun, since cuInit still waits for a lease or was refused, the
+ * child is a process like any other: it takes its own lease, and does not run without one. */
 static void after_fork(void)
 {
-	if (__atomic_load_n(&has_begun, __ATOMIC_RELAXED))
+	if (gate_has_begun()) {
 		__atomic_store_n(&mode, OFF, __ATOMIC_RELAXED);
+	} else {
+		init_after_fork();
+		session_after_fork();
+	}
 	gate_depth = 0;
 }
 

@@ -9,6 +9,7 @@
 #include <libgen.h>
 
 #define POLL_SECONDS 0.05
+#define REFUSAL_SECONDS 2.0 /* beyond MPSD_LEASE_WAIT: mpsd refuses in time */
 
 struct grant {
 	uint64_t id;
@@ -49,7 +50,7 @@ static unsigned visible(char names[64][81])
 	return count;
 }
 
-/* The names of all GPUs, for a memory limit, which is set for each. */
+/* The names of all GPUs, for a memory limit, which is set for each; 0: one of them is not known, and would have no limit. */
 static unsigned all_devices(struct mpsd_session *session, char names[64][81])
 {
 	struct mpsd_answer answer;
@@ -62,12 +63,14 @@ static unsigned all_devices(struct mpsd_session *session, char names[64][81])
 	if (mpsd_call(session, "device.list", NULL, 0, NULL, 0, 1, 0, &answer) < 0)
 		return 0;
 	if (mpsd_unpack_find(&answer.result, "items", &items) == 0 && mpsd_unpack_array(&items, &entries) == 0)
-		for (uint32_t i = 0; i < entries && count < 64; i++) {
-			if (mpsd_unpack_find(&items, "uuid", &uuid) == 0 && mpsd_unpack_text(&uuid, &text, &bytes) == 0 && bytes <= 80) {
-				memcpy(names[count], text, bytes);
-				names[count++][bytes] = 0;
+		for (; count < entries; count++) {
+			if (count == 64 || mpsd_unpack_find(&items, "uuid", &uuid) < 0 || mpsd_unpack_text(&uuid, &text, &bytes) < 0 ||
+			    bytes > 80 || mpsd_unpack_skip(&items) < 0) {
+				count = 0;
+				break;
 			}
-			mpsd_unpack_skip(&items);
+			memcpy(names[count], text, bytes);
+			names[count][bytes] = 0;
 		}
 	mpsd_answer_clear(&answer);
 	return count;
@@ -79,13 +82,16 @@ static void pack_key(struct mpsd_pack *pack, const char *key, const char *text)
 	mpsd_pack_text(pack, text);
 }
 
-static void pack_lease(struct mpsd_pack *pack, struct mpsd_session *session, const struct settings *wish)
+/* 0; -ENODEV: the memory limit has no GPU to be set for. */
+static int pack_lease(struct mpsd_pack *pack, struct mpsd_session *session, const struct settings *wish)
 {
 	char names[64][81], all[64][81];
 	unsigned count = visible(names), limited = 0;
 
 	if (wish->lease_memory_bytes)
 		limited = count ? count : all_devices(session, all);
+	if (wish->lease_memory_bytes && !limited)
+		return -ENODEV;
 	mpsd_pack_map(pack, 4 + (wish->lease_sm_percent > 0) + (limited > 0) + (wish->lease_domain[0] != 0));
 	pack_key(pack, "name", wish->lease_name[0] ? wish->lease_name : program_invocation_short_name);
 	mpsd_pack_text(pack, "selector");
@@ -112,6 +118,7 @@ static void pack_lease(struct mpsd_pack *pack, struct mpsd_session *session, con
 	}
 	if (wish->lease_domain[0])
 		pack_key(pack, "domain", wish->lease_domain);
+	return 0;
 }
 
 static int read_grant(const struct mpsd_unpack *lease, struct grant *out)
@@ -145,15 +152,16 @@ static int call_for_grant(struct mpsd_session *session, const char *method, cons
 	return rc;
 }
 
-/* As long as was asked for, and a little: mpsd refuses it in time. */
+/* As long as was asked for, and a little. */
 static int wait_until_active(struct mpsd_session *session, const struct settings *wish, struct grant *grant)
 {
 	struct timespec nap = { 0, (long)(POLL_SECONDS * 1e9) };
-	int rounds = (int)((wish->lease_wait_seconds + 2) / POLL_SECONDS), rc = 0;
+	double until = session_now() + wish->lease_wait_seconds + REFUSAL_SECONDS;
 	unsigned char bytes[64];
 	struct mpsd_pack pack;
+	int rc = 0;
 
-	while (rc == 0 && !grant->is_active && rounds-- > 0) {
+	while (rc == 0 && !grant->is_active && session_now() < until) {
 		nanosleep(&nap, NULL);
 		mpsd_pack_begin(&pack, bytes, sizeof(bytes));
 		mpsd_pack_map(&pack, 1);
@@ -161,7 +169,7 @@ static int wait_until_active(struct mpsd_session *session, const struct settings
 		mpsd_pack_uint(&pack, grant->id);
 		rc = call_for_grant(session, "lease.get", &pack, true, grant);
 	}
-	return rc < 0 ? rc : grant->is_active ? 0 : -ETIMEDOUT;
+	return rc < 0 ? rc : grant->is_active ? 0 : -ETIME;
 }
 
 static int ask(struct mpsd_session *session, const struct settings *wish, struct grant *out)
@@ -173,8 +181,9 @@ static int ask(struct mpsd_session *session, const struct settings *wish, struct
 	if (!bytes)
 		return -ENOMEM;
 	mpsd_pack_begin(&pack, bytes, MPSD_DATAGRAM_BYTES);
-	pack_lease(&pack, session, wish);
-	rc = call_for_grant(session, "lease.create", &pack, false, out);
+	rc = pack_lease(&pack, session, wish);
+	if (rc == 0)
+		rc = call_for_grant(session, "lease.create", &pack, false, out);
 	free(bytes);
 	return rc < 0 ? rc : wait_until_active(session, wish, out);
 }
@@ -217,6 +226,16 @@ static void apply(const struct settings *wish, const char *domain)
 	shim_log("limits are in the environment, the domain is %s", domain);
 }
 
+/* Why a lease that was asked for is not there. */
+static const char *why_not(struct mpsd_session *session, int rc)
+{
+	const char *words = mpsd_error(session);
+
+	if (rc == -ETIME)
+		return "it was still queued after MPSD_LEASE_WAIT";
+	return *words ? words : "mpsd does not tell its GPUs, which MPSD_LEASE_MEMORY is for";
+}
+
 static CUresult refuse(const struct settings *wish, const char *what, const char *why)
 {
 	shim_log("%s: %s%s", what, why, wish->is_required ? ": cuInit gives 805, since MPSD_REQUIRED is set" : ": going on without");
@@ -229,9 +248,12 @@ CUresult lease_take(void)
 	struct mpsd_session *session;
 	struct grant grant = { 0 };
 	char domain[4096];
+	int rc;
 
 	if (!wish->wants_lease && !wish->is_required)
 		return CUDA_SUCCESS;
+	if (wish->is_required && wish->misread)
+		return refuse(wish, wish->misread, "its value is not understood");
 	session = session_get();
 	if (!session)
 		return refuse(wish, "mpsd", "it cannot be reached");
@@ -241,8 +263,9 @@ CUresult lease_take(void)
 	}
 	if (!wish->wants_lease)
 		return CUDA_SUCCESS;
-	if (ask(session, wish, &grant) < 0)
-		return refuse(wish, "lease", mpsd_error(session));
+	rc = ask(session, wish, &grant);
+	if (rc < 0)
+		return refuse(wish, "lease", why_not(session, rc));
 	shim_log("lease %llu: %g %% of the SMs", (unsigned long long)grant.id, grant.sm_percent);
 	return CUDA_SUCCESS;
 }

@@ -24,6 +24,19 @@ static void choose_directory(void)
 		strcpy(directory, chosen);
 }
 
+/* The connection is the parent's: a thread may have been in the middle of a call. */
+void session_after_fork(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	session = NULL;
+	tried_at = 0;
+}
+
+double session_now(void)
+{
+	return mpsd_now();
+}
+
 const char *session_directory(void)
 {
 	pthread_once(&once, choose_directory);

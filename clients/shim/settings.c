@@ -1,4 +1,5 @@
-/* The environment, read once. A value that is not understood is ignored and logged to MPSD_LOG: the shim refuses nothing. */
+/* The environment, read once. A value that is not understood is ignored and logged to MPSD_LOG: the shim refuses nothing, but, with
+ * MPSD_REQUIRED, to go on without a limit that it does not understand (lease.c). */
 #include "shim.h"
 
 #include <ctype.h>
@@ -15,20 +16,28 @@ static bool is_on(const char *name)
 	return text && *text && strcmp(text, "0") != 0 && strcmp(text, "off") != 0;
 }
 
+static void not_understood(const char *name)
+{
+	if (strncmp(name, "MPSD_LEASE_", strlen("MPSD_LEASE_")) == 0)
+		now.misread = name;
+}
+
 static void read_text(const char *name, char *out, size_t room)
 {
 	const char *text = secure_getenv(name);
 
 	if (!text)
 		return;
-	if (strlen(text) < room)
+	if (strlen(text) < room) {
 		strcpy(out, text);
-	else
-		shim_log("%s has more than %zu characters: it is not used", name, room - 1);
+		return;
+	}
+	shim_log("%s has more than %zu characters: it is not used", name, room - 1);
+	not_understood(name);
 }
 
 /* "2M", "8G", "4096", "1.5G". */
-static uint64_t read_bytes(const char *name, uint64_t otherwise)
+static uint64_t read_bytes(const char *name, double least, uint64_t otherwise)
 {
 	static const char units[] = "KMGT";
 	const char *text = secure_getenv(name), *unit;
@@ -47,8 +56,9 @@ static uint64_t read_bytes(const char *name, uint64_t otherwise)
 		if (*end == 'B' || *end == 'b')
 			end++;
 	}
-	if (end == text || *end || !(number >= 0 && number < 9e18)) {
+	if (end == text || *end || !(number >= least && number < 9e18)) {
 		shim_log("%s=%s is no size: it is not used", name, text);
+		not_understood(name);
 		return otherwise;
 	}
 	return (uint64_t)number;
@@ -65,6 +75,7 @@ static double read_number(const char *name, double least, double most, double ot
 	number = strtod(text, &end);
 	if (end == text || *end || !(number >= least && number <= most)) {
 		shim_log("%s=%s is no number from %g to %g: it is not used", name, text, least, most);
+		not_understood(name);
 		return otherwise;
 	}
 	return number;
@@ -89,17 +100,17 @@ static void read_all(void)
 	now.is_required = is_on("MPSD_REQUIRED");
 	read_text("MPSD_LEASE_NAME", now.lease_name, sizeof(now.lease_name));
 	now.lease_sm_percent = read_number("MPSD_LEASE_SM_PERCENT", 0.001, 100, 0);
-	now.lease_memory_bytes = read_bytes("MPSD_LEASE_MEMORY", 0);
+	now.lease_memory_bytes = read_bytes("MPSD_LEASE_MEMORY", 1, 0);
 	now.lease_wait_seconds = read_number("MPSD_LEASE_WAIT", 0, MOST_WAIT_SECONDS, 0);
 	read_text("MPSD_LEASE_DOMAIN", now.lease_domain, sizeof(now.lease_domain));
 	now.wants_lease = now.lease_name[0] || now.lease_sm_percent > 0 || now.lease_memory_bytes || now.lease_domain[0];
 	read_text("MPSD_ARENA", now.arena, sizeof(now.arena));
-	now.arena_capacity_bytes = read_bytes("MPSD_ARENA_CAPACITY", 0);
-	now.least_bytes = read_bytes("MPSD_ARENA_MIN", LEAST_BYTES);
-	now.most_bytes = read_bytes("MPSD_ARENA_MAX", UINT64_MAX);
+	now.arena_capacity_bytes = read_bytes("MPSD_ARENA_CAPACITY", 0, 0);
+	now.least_bytes = read_bytes("MPSD_ARENA_MIN", 0, LEAST_BYTES);
+	now.most_bytes = read_bytes("MPSD_ARENA_MAX", 0, UINT64_MAX);
 	now.adopts = is_on("MPSD_ARENA_ADOPT");
 	now.shield = read_shield();
-	now.band_bytes = read_bytes("MPSD_SHIELD_BAND", MPSD_GRANULE);
+	now.band_bytes = read_bytes("MPSD_SHIELD_BAND", 0, MPSD_GRANULE);
 	now.band_bytes = (now.band_bytes + MPSD_GRANULE - 1) / MPSD_GRANULE * MPSD_GRANULE;
 	if (!now.band_bytes || now.band_bytes > (1ull << 40))
 		now.band_bytes = MPSD_GRANULE;

@@ -87,7 +87,7 @@ static inline void **hook_slot(const struct hook *hook) { return (void **)((char
 /* gate.c: whether the shim acts, here and now. */
 extern __thread int gate_depth;             /* of this thread: over 0 while the shim itself calls the driver */
 bool gate_is_off(void);                     /* MPSD_SHIM=off, or a child of a process that had begun */
-void gate_begin(void);                      /* from now on a child after fork is left alone */
+void gate_begin(void);                      /* CUDA has begun: from now on a child after fork is left alone */
 bool gate_has_begun(void);
 static inline bool gate_is_open(void) { return gate_depth == 0 && !gate_is_off(); }
 
@@ -96,6 +96,7 @@ enum shield { SHIELD_OFF, SHIELD_ABSORB, SHIELD_REPORT };
 struct settings {
 	bool is_required;
 	bool wants_lease;                   /* any MPSD_LEASE_... is there */
+	const char *misread;                /* an MPSD_LEASE_... that was not understood; NULL: none */
 	char lease_name[129];
 	double lease_sm_percent;            /* 0: not set */
 	uint64_t lease_memory_bytes;        /* 0: not set */
@@ -115,8 +116,12 @@ void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* session.c */
 struct mpsd_session *session_get(void);     /* the shim's own; NULL: mpsd does not answer. Waits up to a few seconds, rarely */
+void session_after_fork(void);              /* in a child, as its only thread */
+double session_now(void);                   /* CLOCK_MONOTONIC, in seconds */
 const char *session_directory(void);        /* where mpsd.sock is; what it was before we changed the environment */
 void session_tell(const char *method, const void *params, size_t bytes); /* once, within 100 ms, ignoring the outcome */
+
+void init_after_fork(void);                 /* hook_init.c: the same */
 
 /* lease.c: before the first cuInit.  CUDA_SUCCESS, or what cuInit gives instead. */
 CUresult lease_take(void);

@@ -2,6 +2,7 @@
  *
  *   fork_before          fork before cuInit: parent and child both use CUDA
  *   fork_after           the child of a process that uses CUDA: every call as without the shim, and it ends
+ *   fork_refused         the child of a process that cuInit refused: it is refused as well
  *   fork_exec            ... and a child that starts another program, which uses CUDA
  *   threads              eight threads allocate, copy, free, and fork, at once
  *   callback             calls from a host function of a stream
@@ -94,6 +95,19 @@ static void fork_after(void)
 	CHECK(child_of(child), 0);
 	use(4 * MIB);
 	CHECK(cuMemFree(memory), 0);
+}
+
+static void fork_refused(void)
+{
+	pid_t child;
+
+	CHECK(cuInit(0), 805);
+	child = fork();
+	if (child == 0) {
+		CHECK(cuInit(0), 805);
+		exit(0);
+	}
+	CHECK(child_of(child), 0);
 }
 
 static void fork_exec(char **words)
@@ -341,6 +355,7 @@ int main(int count, char **words)
 		const char *word;
 		void (*run)(void);
 	} lives[] = { { "fork_before", fork_before }, { "fork_after", fork_after }, { "threads", threads }, { "callback", callback },
+		      { "fork_refused", fork_refused },
 		      { "vm", vm }, { "ipc", ipc }, { "reset", reset }, { "pitch", pitch },
 		      { "others", others }, { "placed", placed } };
 	const char *word = count > 1 ? words[1] : "";

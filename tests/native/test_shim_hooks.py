@@ -237,6 +237,12 @@ def test_required_fails_closed_where_nobody_is(run: Run) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (5, "init(0): 805\n", "")
 
 
+def test_required_fails_closed_in_a_child_too(run: Run) -> None:
+    """It ran without the shim, and so without limits."""
+    done = run("shim_life", "fork_refused", MPSD_REQUIRED="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
+
+
 def test_a_program_without_cuda_notices_nothing(run: Run, short_dir: Path) -> None:
     environment = {"LD_PRELOAD": str(SHIM), "MPSD_REQUIRED": "1", "MPSD_SHIELD": "report", "MPSD_LOG": str(short_dir / "log")}
     done = subprocess.run(["/bin/sh", "-c", "echo well"], env=environment, capture_output=True, text=True, check=True)
