@@ -13,14 +13,20 @@ from mpsd_client._values import Lease
 
 Path = str | os.PathLike[str] | None
 _LOOK_SECONDS = 0.2  # between two looks at a lease that waits for room
+LATE_SECONDS = 10.0  # beyond its wait_seconds: mpsd counts those by the machine's clock, which may be set back
 
 
 def until_granted(mpsd: Client, lease: Lease) -> Lease | None:
-    """Return the lease when it has left the queue; None: mpsd has given it up, as its `wait_seconds` are over.
+    """Return the lease when it has left the queue; None: mpsd has given it up, as its `wait_seconds` are over, or it was
+    released here, LATE_SECONDS after that.
 
     Raises Refused, and whatever the connection raises.
     """
+    end = time.monotonic() + lease.wait_seconds + LATE_SECONDS
     while lease.state == "queued":
+        if time.monotonic() > end:
+            release(mpsd, lease)
+            return None
         time.sleep(_LOOK_SECONDS)
         try:
             lease = mpsd.ask(calls.lease_get(lease.id))

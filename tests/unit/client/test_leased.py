@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from mpsd_client import Lease, Selector, calls, leased
+from mpsd_client import Call, Lease, Selector, _lease_queue, calls, leased, until_granted
 from msgspec.structs import replace
 
 from mpsd.model.lease import LeaseState
@@ -60,6 +60,26 @@ async def test_a_lease_that_mpsd_gives_up_is_a_timeout(tmp_path: Path, short_dir
         daemon.fakes.leases.settled = given_up(daemon)  # type: ignore[method-assign]
         with pytest.raises(TimeoutError, match=r"lease 3 was given up: no room for it within its wait_seconds"):
             await hold(daemon, short_dir, 90, 60, lambda lease: pytest.fail("it has no lease"))
+
+
+def test_a_lease_that_mpsd_never_gives_up_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the clock was set back: a kubelet waited for it, and all other containers of the node with it."""
+    queued = Lease(
+        7, 0, False, "queued", 0.0, None, 0, "late", Selector.of_token("a-token"), (), 30.0, {}, 0, "shared", "", 1, None, 0.1, ""
+    )
+    said: list[str] = []
+
+    class Mpsd:
+        def ask(self, call: Call[Lease]) -> Lease:
+            said.append(call.method)
+            assert len(said) < 100, "it looks for ever"
+            return queued
+
+    monkeypatch.setattr(_lease_queue, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(_lease_queue, "_LOOK_SECONDS", 0.01)
+    assert until_granted(Mpsd(), queued) is None  # type: ignore[arg-type]
+    assert set(said[:-1]) == {"lease.get"}
+    assert said[-1] == "lease.release"
 
 
 def given_up(daemon: FakeDaemon) -> Callable[[], object]:
