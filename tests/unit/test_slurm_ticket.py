@@ -28,8 +28,8 @@ def place(tmp_path: Path) -> Path:
 
 def prolog(place: Path, task: str = "0") -> "subprocess.CompletedProcess[str]":
     job = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node", "SLURM_LOCALID": task, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
-    words = ["/bin/sh", str(place / "task-prolog")]
-    return subprocess.run(words, env={"PATH": os.environ["PATH"], **job}, capture_output=True, text=True, timeout=20, check=False)
+    words, environment = ["/bin/sh", str(place / "task-prolog")], {"PATH": os.environ["PATH"], **job}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20, check=False)
 
 
 def test_a_task_gets_its_lease(place: Path) -> None:
