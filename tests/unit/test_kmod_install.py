@@ -81,3 +81,44 @@ def test_nothing_is_compiled_in_a_folder_that_others_control(tmp_path: Path, dri
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert "another user owns it or may write to it" in done.stderr
     assert (done.returncode, list(out.iterdir())) == (1, [])
+
+
+FAKES = {  # as of one driver and one kernel; the module in updates/mpsd is preferred
+    "modinfo": 'case "$*" in *-n*) echo /lib/modules/updates/mpsd/nvidia-uvm.ko ;; *) echo 580.1 ;; esac',
+    "modprobe": "exit 0",
+    "depmod": "exit 0",
+}
+
+
+def install(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run kmod/install below a root, with a stock module and one of an earlier install there."""
+    programs, built = root / "bin", root / "built/nvidia-uvm.ko"
+    programs.mkdir()
+    for name, text in FAKES.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    for path, text in {
+        built: "new", root / "lib/modules/0.0/kernel/nvidia-uvm.ko": "stock",
+        root / "lib/modules/0.0/updates/mpsd/nvidia-uvm.ko.xz": "before",
+    }.items():  # fmt: skip
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    command = [str(TREE.parent / "install"), "--root", str(root), *words, "--built", str(built), "0.0"]
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=20)
+
+
+def test_a_module_that_cannot_be_signed_leaves_the_one_of_before(tmp_path: Path) -> None:
+    """modprobe prefers what lies there: one that its kernel does not take leaves the machine without a GPU."""
+    done = install(tmp_path, "--sign", "key", "certificate")
+    assert (done.returncode, "no sign-file" in done.stderr) == (1, True)
+    folder = tmp_path / "lib/modules/0.0/updates/mpsd"
+    assert (folder / "nvidia-uvm.ko.xz").read_text() == "before"
+    assert list(folder.glob("*.ko")) == []
+
+
+def test_a_module_takes_the_place_of_the_one_of_before(tmp_path: Path) -> None:
+    done = install(tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "lib/modules/0.0/updates/mpsd"
+    assert [(each.name, each.read_text()) for each in folder.iterdir()] == [("nvidia-uvm.ko", "new")]
