@@ -188,13 +188,14 @@ static int ask(struct mpsd_session *session, const struct settings *wish, struct
 	return rc < 0 ? rc : wait_until_active(session, wish, out);
 }
 
-/* The user's own setting stays, unless the lease allows less. */
+/* The user's own setting stays, unless the lease allows less, or it is no share: the driver would not limit the process. */
 static void put_number(const char *name, double value)
 {
 	const char *there = getenv(name);
+	double own = there ? strtod(there, NULL) : 0;
 	char text[32];
 
-	if (there && *there && strtod(there, NULL) <= value)
+	if (own > 0 && own <= value)
 		return;
 	snprintf(text, sizeof(text), "%.6g", value);
 	setenv(name, text, 1);

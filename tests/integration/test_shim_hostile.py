@@ -26,6 +26,15 @@ def test_without_root_a_lease_is_applied_by_the_environment(strangers: Machine) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("own", "sms"), [("10", 12), ("80", 32), ("much", 32), ("0", 32), ("-1", 32)])
+def test_the_programs_own_share_stays_only_if_it_is_a_lower_one(strangers: Machine, own: str, sms: int) -> None:
+    strangers.start()
+    client = counter(strangers, MPSD_LEASE_SM_PERCENT="25", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=own).ready()
+    assert client.wait("ready")["sms"] == sms
+    client.end()
+
+
+@pytest.mark.slow
 def test_a_program_that_it_starts_finds_mpsd_again(strangers: Machine) -> None:
     """Its own environment leads to a domain by then; the child's shim asks mpsd all the same."""
     strangers.start()
