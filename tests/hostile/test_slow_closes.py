@@ -16,7 +16,7 @@ from tests.integration.process import wait_for
 # A TCP socket whose last close waits for SECONDS, since its other end reads nothing.
 LINGERS = """
 import array, os, socket, struct, sys, time
-SECONDS = 60
+SECONDS = 10
 
 def lingering():
     listener = socket.create_server(("127.0.0.1", 0))

@@ -44,7 +44,7 @@ def test_every_line_is_a_request_or_a_refusal(line: bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.deadline(600)
-@settings(max_examples=20_000)
+@settings(max_examples=4000)
 @given(st.one_of(ANY_LINES, st.binary(max_size=MAX_LINE_BYTES + 2)))
 def test_every_line_is_a_request_or_a_refusal_at_length(line: bytes) -> None:
     check_line(line)
