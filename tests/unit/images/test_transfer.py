@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.errors import BadRequest, NoRoom
+from mpsd.images import sending
 from mpsd.images.receiving import receive
 from mpsd.images.rules.manifest import BLOCK_BYTES, MOST_ALLOCATIONS, Manifest
 from mpsd.images.rules.refusals import ImageDamaged
@@ -291,7 +292,8 @@ def test_through_a_command(images: Images, tmp_path: Path) -> None:
         assert contents_of(there, "first") == expected(FIRST)
 
 
-def test_commands_that_fail(images: Images) -> None:
+def test_commands_that_fail(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "END_SECONDS", 1.0)  # the last command does not end by itself
     take(images, "first", MANY)
     with images.reader("first") as image:
         with pytest.raises(BadRequest, match="/nowhere/ssh cannot be started: No such file"):
