@@ -66,7 +66,7 @@ def test_a_starter_keeps_a_replica_and_follows_the_service_to_its_gpu(cast: Cast
             mpsd.ask(calls.blame_pardon(first))  # it was reset
         wait_for("the same there", lambda: is_whole(machine, second, first), 2 * SECONDS)
         assert view(machine).writer_pid == keeper
-        assert not any(map(is_running, old))
+        wait_for("the former members to end", lambda: not any(map(is_running, old)), SECONDS)
 
 
 @pytest.mark.slow
@@ -81,5 +81,5 @@ def test_a_starter_follows_moves_there_and_back(cast: Cast) -> None:
             to_pid = moved(machine, home)["to_pid"]
             wait_for("the same on the other GPU", lambda: is_whole(machine, home, away), 2 * SECONDS)  # noqa: B023
             assert view(machine).writer_pid == to_pid
-            assert not any(map(is_running, old))
+            wait_for("the former members to end", lambda: not any(map(is_running, old)), SECONDS)  # noqa: B023
     assert not events(machine, "unmoved")
