@@ -185,11 +185,12 @@ def run_late(stage: Stage) -> None:
         mpsd.clients.clear()
     stage.keep("late", [list(each) for each in found])
     wrong = [each for each in found if each[1] is not None and not small.is_kept(each[1], all_sms)]
+    held = sum(waited > 1 for *_, waited in found)
     fates = sorted({fate for _, quota, fate, _ in found if quota is None})
     stage.add(
         f"{LATE_SECONDS} s late before one of its calls: has its own limits, or does not start",
         mpsd=figures.of(len(found) - len(wrong), len(found)), goal="all", met=not wrong and len(found) > 1,
-        remark=f"{sum(waited > 1 for *_, waited in found)} kept the other one waiting; not started: {fates}; wrong: {wrong}"[:400],
+        remark=f"{held} kept the other one waiting; not started: {fates}; wrong: {wrong}"[:400],
     )  # fmt: skip
     mpsd.quit()
 
