@@ -23,7 +23,7 @@ LIVING = SimpleNamespace(is_alive=lambda: True)
 
 
 async def test_a_connection_to_a_domain_waits_for_a_free_descriptor(tmp_path: Path) -> None:
-    """mpsd closed the client's: any user can take all descriptors for a moment, by a message with 253."""
+    """mpsd closed the client's connection then."""
     found: list[socket.socket | None] = []
     has_ended = trio.Event()
 
