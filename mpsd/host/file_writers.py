@@ -8,6 +8,7 @@ Blocks: it reads /proc.
 import errno
 import os
 import struct
+import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -26,7 +27,9 @@ _EVENT_BYTES = _EVENT.size + _PIDFD.size
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _EVENTS_AT_ONCE = 64  # each brings a descriptor
 _MOST_READS = 1024
-_MOST_FILES = 1024
+_DRAIN_SECONDS = 0.25  # to look up a writer takes up to 0.5 ms, and any user can cause events: 8 s for 16,000 (measured)
+_UNSURE_SECONDS = 2.0  # no measured core dump took longer than one to write
+_MOST_FILES = 4096
 _MOST_WRITERS = 4  # of one file; with two it already has no sole writer
 _GENERATIONS = 4  # of a program that lets a child write
 
@@ -34,13 +37,14 @@ Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid
 
 
 class FileWriters:
-    """Guards one fanotify group, and that the remembered files are bounded.
+    """Guards one fanotify group, that no process counts as the sole writer while an event of another may be lost, and bounds.
 
     Raises OSError if the kernel does not permit it: it needs CAP_SYS_ADMIN.
     """
 
     def __init__(self, directory: Path) -> None:
         self._found: OrderedDict[FileId, set[Lineage]] = OrderedDict()
+        self._unsure_until = 0.0  # of time.monotonic(): until then, files may have had writers of which no event came
         flags = lib.FAN_CLOEXEC | lib.FAN_NONBLOCK
         self._descriptor = lib.fanotify_init(flags | lib.FAN_REPORT_PIDFD, _FILE_FLAGS)
         if self._descriptor < 0 and ffi.errno == errno.EINVAL:
@@ -54,7 +58,10 @@ class FileWriters:
             raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
 
     def take(self, file: FileId) -> frozenset[Lineage]:
-        """Return the processes that closed the file after writing, and forget them."""
+        """Return the processes that closed the file after writing, and forget them; none if that is not known for certain.
+
+        The file must still have a name.
+        """
         self.drain()
         return frozenset(self._found.pop(file, ()))
 
@@ -63,33 +70,54 @@ class FileWriters:
         close_soon((self._descriptor,))
 
     def drain(self) -> None:
-        """Read the queued events; call it regularly: the kernel keeps 16,384 events and drops the rest."""
+        """Read the queued events; call it regularly: the kernel keeps 16,384 events and drops the rest.
+
+        Takes _DRAIN_SECONDS, and reads what is left then without a look at it.
+        """
+        end = time.monotonic() + _DRAIN_SECONDS
         for _ in range(_MOST_READS):
             if not is_readable(self._descriptor):
                 return
             try:
                 events = os.read(self._descriptor, _EVENT_BYTES * _EVENTS_AT_ONCE)
+            except BlockingIOError:
+                self._found.clear()  # the owner of some file has a lease on it: its event is lost, and no process has it open
             except OSError:
-                continue  # the file of one event could not be opened, or its owner has a lease on it; that event is lost
-            at = 0
-            while at < len(events):
-                size, version, _, head_bytes, _, descriptor, pid = _EVENT.unpack_from(events, at)
-                pidfd = _pidfd(events[at + head_bytes : at + size])
-                at += max(size, _EVENT.size)
-                if descriptor >= 0:
-                    self._note(descriptor, pid if version == _VERSION else 0, pidfd)
-                if pidfd is not None and pidfd >= 0:
-                    os.close(pidfd)
+                self._lose()  # the file of one event could not be opened
+            else:
+                self._read(events)
+                if time.monotonic() > end:
+                    self._lose()
+        self._lose()
+
+    def _read(self, events: bytes) -> None:
+        at = 0
+        while at < len(events):
+            size, version, _, head_bytes, _, descriptor, pid = _EVENT.unpack_from(events, at)
+            pidfd = _pidfd(events[at + head_bytes : at + size])
+            at += max(size, _EVENT.size)
+            if descriptor >= 0:
+                self._note(descriptor, pid if version == _VERSION else 0, pidfd)
+            else:
+                self._lose()  # the queue was full (FAN_Q_OVERFLOW)
+            if pidfd is not None and pidfd >= 0:
+                os.close(pidfd)
+
+    def _lose(self) -> None:
+        """Forget all writers, and note none for a while: a lost event may be that of a second writer of any file."""
+        self._found.clear()
+        self._unsure_until = time.monotonic() + _UNSURE_SECONDS
 
     def _note(self, descriptor: int, pid: int, pidfd: int | None) -> None:
         found = os.fstat(descriptor)
         os.close(descriptor)
-        if found.st_nlink:  # otherwise its inode may soon be another file's
-            lineages = self._found.setdefault(identity_of(found), set())
-            if len(lineages) < _MOST_WRITERS:
-                lineages.add(_lineage_of(pid, pidfd))
-            if len(self._found) > _MOST_FILES:
-                self._found.popitem(last=False)
+        if not found.st_nlink or time.monotonic() < self._unsure_until:  # without a name its inode may soon be another file's
+            return
+        lineages = self._found.setdefault(identity_of(found), set())
+        if len(lineages) < _MOST_WRITERS:
+            lineages.add(_lineage_of(pid, pidfd))
+        if len(self._found) > _MOST_FILES:
+            self._lose()
 
 
 def _pidfd(more: bytes) -> int | None:

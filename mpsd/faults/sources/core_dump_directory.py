@@ -32,6 +32,7 @@ from msgspec import Struct
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
 from mpsd.host.file_identity import FileId, identity_of
+from mpsd.host.file_writers import Lineage
 from mpsd.host.trusted_directories import open_directory
 
 CORES = "cores"  # its name in the pipe directory, which containers share with mpsd
@@ -50,8 +51,8 @@ _MOST_FILES = 256
 class Dump(Struct, frozen=True):
     """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
 
-    age_seconds: since it was written.  kept_as: "" if deleted.  may_change: mpsd could not keep other processes from writing to
-    it while it read it, since the file system does not support leases.
+    age_seconds: since it was written.  kept_as: "" if deleted.  writers: as FileWriters.take returns them.  may_change: mpsd
+    could not keep other processes from writing to it while it read it, since the file system does not support leases.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Dump(Struct, frozen=True):
     core: CoreFile | None
     why: str = ""
     kept_as: str = ""
-    file: FileId = (0, 0)
+    writers: frozenset[Lineage] = frozenset()
     may_change: bool = False
 
 
@@ -76,8 +77,8 @@ class CoreDirectory:
     """Guards that the directory stays within its limits, and that each dump is reported once.
 
     kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
-    clock: seconds since the epoch.  share_of: the uid that a uid counts as.  Raises UnusablePath when the directory cannot be
-    created or is not mpsd's own.
+    clock: seconds since the epoch.  share_of: the uid that a uid counts as.  writers_of: who wrote a file; asked while it still
+    has its name.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class CoreDirectory:
         total_bytes: int,
         clock: Callable[[], float] = time.time,
         share_of: Callable[[int], int] = int,
+        writers_of: Callable[[FileId], frozenset[Lineage]] = lambda file: frozenset(),
     ) -> None:
-        self._clock, self._share_of = clock, share_of
+        self._clock, self._share_of, self._writers_of = clock, share_of, writers_of
         self._kept = kept
         self._total_bytes = total_bytes
         self._closed: set[str] = set()
@@ -159,8 +161,8 @@ class CoreDirectory:
             return None
         try:
             return self._take(file.name, descriptor, may_change=not _keep_writers_out(descriptor))
-        except BlockingIOError:
-            return None  # a process has it open for writing: read later, or removed
+        except OSError:
+            return None  # a process has it open for writing, or the disk fails: read later, or removed
         finally:
             os.close(descriptor)
 
@@ -176,9 +178,9 @@ class CoreDirectory:
             if age_seconds < _QUIET_SECONDS:
                 return None  # its writer may open it again
             why = str(exc)
+        writers = self._writers_of(identity_of(found))
         kept_as = self._put_away(name, descriptor, int(found.st_ctime), core is not None and core.has_exception)
-        file = identity_of(found)
-        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, file, may_change)
+        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, writers, may_change)
 
     def _put_away(self, name: str, descriptor: int, seconds: int, is_worth_keeping: bool) -> str:
         """Keep or delete the file; return where it is kept, "" if it is deleted.

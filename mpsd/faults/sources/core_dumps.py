@@ -23,6 +23,7 @@ from mpsd.fairness.rates import Rate, Rates
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
 from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
+from mpsd.host.file_identity import FileId
 from mpsd.host.file_writers import FileWriters, Lineage
 from mpsd.host.inotify import COMPLETE, DirectoryWatch
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
@@ -93,7 +94,9 @@ class CoreDumps:
     async def run(self, publish: Callable[[Observation], None]) -> None:
         """Run until cancelled; return at once if dumps cannot be read here."""
         try:
-            directory = CoreDirectory(self._path, self._kept, self._total_bytes, share_of=self._share_of)
+            directory = CoreDirectory(
+                self._path, self._kept, self._total_bytes, share_of=self._share_of, writers_of=self._writers_of
+            )
         except UnusablePath as exc:
             self._give_up(str(exc))
             return
@@ -118,8 +121,14 @@ class CoreDumps:
         closed: frozenset[str] = frozenset()
         while True:
             began = trio.current_time()
-            # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
-            found = await run_in_thread(self._look, directory, closed)
+            try:
+                # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
+                found = await run_in_thread(self._look, directory, closed)
+            except OSError as exc:  # as without a free descriptor
+                self._miss(f"{self._path}: {exc.strerror}")
+                await trio.sleep(_LOOK_SECONDS)
+                continue
+            self.absent = ""
             await self._tell(found, publish)
             # Pause as long as it took, however many files come: parsing holds the interpreter's lock.
             await trio.sleep(trio.current_time() - began)
@@ -127,23 +136,24 @@ class CoreDumps:
             with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
                 closed = await watch.names()
 
-    def _look(self, directory: CoreDirectory, closed: Collection[str]) -> list[tuple[Dump, frozenset[Lineage]]]:
-        """Return the dumps with their writers."""
+    def _look(self, directory: CoreDirectory, closed: Collection[str]) -> list[Dump]:
         dumps = directory.look(closed)
-        if self._writers is None:
-            return [(dump, frozenset()) for dump in dumps]
-        self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
-        return [(dump, self._writers.take(dump.file)) for dump in dumps]
+        if self._writers is not None:
+            self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
+        return dumps
 
-    async def _tell(self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]) -> None:
+    def _writers_of(self, file: FileId) -> frozenset[Lineage]:
+        return self._writers.take(file) if self._writers is not None else frozenset()
+
+    async def _tell(self, found: Iterable[Dump], publish: Callable[[Observation], None]) -> None:
         refused, read_ns = [], time.monotonic_ns()
-        for dump, writers in found:
+        for dump in found:
             if dump.core is None:
                 refused.append(dump)
             elif self._judged.allows(self._share_of(dump.uid), trio.current_time()):
                 began, seen_ns = trio.current_time(), read_ns - int(dump.age_seconds * 1e9)
                 is_certain = self._writers is not None and not dump.may_change
-                publish(observe(dump, dump.core, self._owner(dump, writers, seen_ns), seen_ns, is_certain=is_certain))
+                publish(observe(dump, dump.core, self._owner(dump, seen_ns), seen_ns, is_certain=is_certain))
                 await trio.sleep(trio.current_time() - began)  # others' work comes between two of them
         if refused:  # one line, however many a user sends
             first = refused[0]
@@ -151,12 +161,12 @@ class CoreDumps:
         for uid, count in self._judged.take_suppressed().items():
             log.warning("faults.core_dumps_not_judged", uid=uid, count=count, why="this user's come too fast")
 
-    def _owner(self, dump: Dump, writers: frozenset[Lineage], written_ns: int) -> ProcessId | None:
+    def _owner(self, dump: Dump, written_ns: int) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))
         if self._writers is not None:
             written_at = time.clock_gettime(time.CLOCK_BOOTTIME) - dump.age_seconds
             there = [each for each in clients if has_begun(each, written_at) and self._lived(each, written_ns)]
-            return find_writer(writers, there)
+            return find_writer(dump.writers, there)
         for process in clients:
             if process not in self._inside:
                 self.meet(process)
@@ -168,6 +178,11 @@ class CoreDumps:
         except OSError as exc:
             log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear no client")
             return None
+
+    def _miss(self, why: str) -> None:
+        if self.absent != why:
+            self.absent = why
+            log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect="dumps are read later")
 
     def _give_up(self, why: str) -> None:
         self.absent = why

@@ -1,5 +1,6 @@
 """The directory of core dumps: the files that count as dumps, the files that are kept, and its bounds."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -105,6 +106,23 @@ def test_a_half_written_file_waits_for_its_rest_and_is_refused_when_none_comes(c
     (dump,) = cores.look()
     assert dump.core is None
     assert "do not fit" in dump.why
+    assert cores.names() == []
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_read(cores, monkeypatch):
+    """As on a failing disk.  It is removed when it has waited too long."""
+
+    def parse(read_at, size):
+        if size == 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return parse_core(read_at, size)
+
+    monkeypatch.setattr(core_dump_directory, "parse_core", parse)
+    cores.write("core.1", b"bad")
+    cores.write("core.2", INNOCENT)
+    assert [dump.pid for dump in cores.look("core.1", "core.2")] == [2]
+    cores.later = 100
+    cores.look()
     assert cores.names() == []
 
 

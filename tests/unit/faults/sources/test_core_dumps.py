@@ -14,7 +14,7 @@ import trio.testing
 
 from mpsd.fairness.rates import Rate
 from mpsd.faults.sources import core_dumps
-from mpsd.faults.sources.core_dump_directory import Dump
+from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import parse_core
 from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, has_begun, observe, pid_inside
 from mpsd.model.fault import FaultClass, Observation, Source
@@ -212,6 +212,49 @@ async def test_a_dump_of_a_writer_that_has_ended_is_no_other_clients(tmp_path, i
             writer.communicate()  # it has ended, before mpsd reads the kernel's event
             seen = await receive.receive()
     assert (seen.process, seen.is_proof) == ((clients[0], True) if counts else (None, False))
+
+
+@pytest.mark.root
+async def test_a_dump_without_an_exception_clears_the_client_that_wrote_it(tmp_path):
+    """mpsd deletes such a dump, and looked for its writer by the file's name only then."""
+    directory, sample = tmp_path / "cores", tmp_path / "sample"
+    sample.write_bytes(SAMPLES["trap-innocent"])
+    send, receive = trio.open_memory_channel(10)
+    writer = subprocess.Popen([sys.executable, "-c", WRITE, sample, directory / "core.1"], stdin=subprocess.PIPE)  # noqa: ASYNC220
+    client = ProcessId(writer.pid, 5)
+    async with running(CoreDumps(directory, lambda uid: [client]).run, send.send_nowait):
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+            writer.communicate()
+            seen = await receive.receive()
+    assert (seen.process, seen.clears) == (client, True)
+    assert not [each for each in directory.iterdir() if each.is_file()]
+
+
+async def test_a_look_that_fails_is_repeated(tmp_path, autojump_clock, monkeypatch, by_name):
+    """One without a free descriptor ended the source until the next start."""
+    directory = tmp_path / "cores"
+    directory.mkdir()
+    (directory / "core.100").write_bytes(SAMPLES["trap-innocent"])
+    monkeypatch.setattr("mpsd.faults.sources.core_dump_directory._QUIET_SECONDS", 0)
+    look, left = CoreDirectory.look, 3
+
+    def fail(self, closed):
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return look(self, closed)
+
+    monkeypatch.setattr(CoreDirectory, "look", fail)
+    autojump_clock.autojump_threshold = 0.5  # a thread reads the files meanwhile
+    send, receive = trio.open_memory_channel(10)
+    source = CoreDumps(directory, lambda uid: [ONE])
+    with structlog.testing.capture_logs() as logs:
+        async with running(source.run, send.send_nowait):
+            assert (await receive.receive()).process == ONE
+            assert source.absent == ""
+    assert [entry["event"] for entry in logs if entry["event"] == "faults.no_core_dumps"] == ["faults.no_core_dumps"]
 
 
 async def test_a_dump_from_before_the_start_is_told_of_without_an_event(tmp_path, autojump_clock, monkeypatch, by_name):
