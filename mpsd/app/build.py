@@ -1,10 +1,13 @@
 """Build the daemon's objects and join them: the one place that does."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from mpsd.api.event_bus import EventBus
 from mpsd.api.ports import Ports
@@ -30,7 +33,7 @@ from mpsd.domains.refuser import Refuser
 from mpsd.domains.strangers import Strangers
 from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vital_signs import watch_vital_signs
-from mpsd.errors import UnusablePath
+from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.faults.incidents import Incidents
 from mpsd.faults.lifecycle import Faults
 from mpsd.health.collector import Health
@@ -58,6 +61,8 @@ from mpsd.stop.targets import Targets
 from mpsd.threads import run_in_thread
 from mpsd.vault.lifecycle import Vault
 
+_NVML_SECONDS = 10.0  # while mpsd runs, and with it the driver: an answer takes a fraction of a second
+
 
 def _build_pool(found: Startup, registry: ServiceRegistry) -> Pool:
     vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
@@ -78,7 +83,7 @@ def build(found: Startup) -> Daemon:
     config, claim = found.config, found.claim
     registry = ServiceRegistry()
     pool = _build_pool(found, registry)
-    upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: find_devices(config))
+    upkeep = Upkeep(pool, config.vendor.stop_seconds, partial(find_devices, config, _NVML_SECONDS, trio.CapacityLimiter(1)))
     events = EventBus()
     facts = ClientFacts(found.inspector)
     book = _open_book(found, pool, facts, events)
@@ -240,7 +245,13 @@ def _open_progress(path: Path, slots: int) -> HandshakeProgress:
         raise UnusablePath(f"{path} cannot be used: {exc.strerror}") from None
 
 
-async def find_devices(config: Config) -> tuple[Device, ...]:
+async def find_devices(
+    config: Config, seconds: float = math.inf, limiter: trio.CapacityLimiter | None = None
+) -> tuple[Device, ...]:
+    """Return the devices to serve.  Raise VendorFailed, also if NVML does not answer in time: a hung GPU can block it."""
     from mpsd.gpu.nvml import read_devices  # pynvml is large: --version does not load it
 
-    return await run_in_thread(read_devices, settings.visible(config), paths.nvml_library(config))
+    library = paths.nvml_library(config)
+    with trio.move_on_after(seconds):
+        return await run_in_thread(read_devices, settings.visible(config), library, abandon_on_cancel=True, limiter=limiter)
+    raise VendorFailed(f"NVML has not answered for {seconds:g} seconds")

@@ -8,7 +8,7 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.spares import plan_spares
+from mpsd.domains.rules.spares import SparePlan, plan_spares
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.host import processes
 from mpsd.model.device import Device
@@ -32,23 +32,24 @@ class Upkeep:
         self._busy: set[str] = set()
         self._deserted_since: dict[str, float] = {}  # domains in FAULT without a living client (trio time)
         self._needed_since: dict[tuple[str, ...], float] = {}  # when each set of GPUs came to need a spare
+        self._making: set[tuple[str, ...]] = set()  # sets of GPUs for which a task makes spares
 
     async def run(self) -> None:
         """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             while not self._pool.is_stopping:
                 try:
-                    await self._look(nursery)
+                    self._look(nursery)
                 except MpsdError as exc:
                     log.warning("upkeep.failed", why=str(exc))
                 with trio.move_on_after(self._next_look()):
                     await self._pool.changed()
 
     def _next_look(self) -> float:
-        due = [self._spare_due(gpus) - trio.current_time() for gpus in self._needed_since]
+        due = [self._spare_due(gpus) - trio.current_time() for gpus in self._needed_since.keys() - self._making]
         return max(0.01, min([_LOOK_SECONDS, *due]))
 
-    async def _look(self, nursery: trio.Nursery) -> None:
+    def _look(self, nursery: trio.Nursery) -> None:
         now = trio.current_time()
         for domain in list(self._pool.domains.values()):
             if domain.occupancy:
@@ -71,7 +72,7 @@ class Upkeep:
                 self._begin(nursery, domain, self._reapply)
         for gpus in {domain.gpus for domain in self._pool.domains.values()}:
             if not self._pool.drained.keys() & set(gpus):
-                await self._keep_spares(nursery, gpus)
+                self._keep_spares(nursery, gpus)
 
     def _is_outdated(self, domain: Domain) -> bool:
         return domain.has_outdated_spare(self._pool.defaults)
@@ -120,25 +121,34 @@ class Upkeep:
 
     # -- spares ------------------------------------------------------------------------------------------------------
 
-    async def _keep_spares(self, nursery: trio.Nursery, gpus: tuple[str, ...]) -> None:
-        pool, now = self._pool, trio.current_time()
+    def _keep_spares(self, nursery: trio.Nursery, gpus: tuple[str, ...]) -> None:
+        plan = self._plan(gpus)
+        for name in plan.retire:
+            self._begin(nursery, self._pool.domains[name], self.retire)
+        if not (plan.create or set(plan.warm) - self._busy):
+            self._needed_since.pop(gpus, None)
+        elif gpus not in self._making and trio.current_time() >= self._spare_due(gpus):
+            self._making.add(gpus)
+            nursery.start_soon(self._make_spares, nursery, gpus)
+
+    def _plan(self, gpus: tuple[str, ...]) -> SparePlan:
+        pool, now, whole = self._pool, trio.current_time(), frozenset(gpus)
         ours = [domain for domain in pool.domains.values() if domain.gpus == gpus]
         idle = frozenset(d.name for d in ours if now - d.idle_since > pool.settings.idle_seconds)
-        whole = frozenset(gpus)
-        plan = plan_spares(whole, pool.views(), idle - self._busy, pool.settings.spares, pool.rules(whole))
-        for name in plan.retire:
-            self._begin(nursery, pool.domains[name], self.retire)
-        if not (plan.create or plan.warm):
-            self._needed_since.pop(gpus, None)
-            return
-        if now < self._spare_due(gpus):
-            return
+        return plan_spares(whole, pool.views(), idle - self._busy, pool.settings.spares, pool.rules(whole))
+
+    async def _make_spares(self, nursery: trio.Nursery, gpus: tuple[str, ...]) -> None:
+        """Make the spares that are due, in a task: NVML may not answer for long, and all domains need upkeep."""
+        pool = self._pool
         try:
             pool.devices = await self._read_devices()  # an operator may have changed the compute mode
         except MpsdError as exc:  # NVML lost a GPU: spares of the others are made all the same
             log.warning("upkeep.failed", why=str(exc))
-        if pool.rules(whole).is_exclusive:
+        finally:
+            self._making.discard(gpus)
+        if pool.is_stopping or pool.rules(frozenset(gpus)).is_exclusive:
             return
+        plan = self._plan(gpus)  # the domains may have changed
         for _ in range(plan.create):
             pool.create(gpus)
         for name in set(plan.warm) - self._busy:
@@ -212,26 +222,36 @@ class Upkeep:
     async def recycle(self, domain: Domain) -> None:
         """Replace its servers by fresh ones; it takes no clients in the meantime.
 
-        If its servers do not end, its vendor daemon is killed, and its task starts it again.
+        If that fails, its vendor daemon is killed, and its task starts it again: it must not stay half recycled, since clients
+        wait for it.
         """
         log.info("domain.recycling", domain=domain.name, was=domain.state.value)
         domain.state = DomainState.RECYCLING
         self._pool.notify()
-        if await self._empty(domain):
-            domain.contexts.clear()
-            domain.members = dict.fromkeys(domain.members, trio.current_time())  # their channels have ended with the servers
-            self._pool.store.forget_members(domain.name)
-            domain.guard.forget()
-            domain.is_public, domain.key = False, ""
-            self._pool.store.forget_baselines(domain.name)
-            self._pool.store.save_domain(domain.name, domain.number, domain.gpus, False)
-            self._pool.begin_guarding(domain)
-            await domain.apply_defaults(self._pool.defaults)
-            if domain.state is DomainState.RECYCLING:
-                domain.state = DomainState.READY
-        else:
-            log.error("domain.kill", domain=domain.name, why="its servers did not shut down")
+        try:
+            why = "" if await self._renew(domain) else "its servers did not shut down"
+        except MpsdError as exc:
+            why = str(exc)
+        if why and domain.state is DomainState.RECYCLING:
+            log.error("domain.kill", domain=domain.name, why=why)
             await domain.control.kill()
+
+    async def _renew(self, domain: Domain) -> bool:
+        """Return whether the servers ended; then the next ones are as those of a new domain.  Raise MpsdError."""
+        if not await self._empty(domain):
+            return False
+        domain.contexts.clear()
+        domain.members = dict.fromkeys(domain.members, trio.current_time())  # their channels have ended with the servers
+        self._pool.store.forget_members(domain.name)
+        domain.guard.forget()
+        domain.is_public, domain.key = False, ""
+        self._pool.store.forget_baselines(domain.name)
+        self._pool.store.save_domain(domain.name, domain.number, domain.gpus, False)
+        self._pool.begin_guarding(domain)
+        await domain.apply_defaults(self._pool.defaults)
+        if domain.state is DomainState.RECYCLING:
+            domain.state = DomainState.READY
+        return True
 
     async def _finish_draining(self, domain: Domain) -> None:
         """Retire the domain; the first one stays, with fresh servers: the next client goes there."""
