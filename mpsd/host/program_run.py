@@ -8,6 +8,7 @@ from functools import partial
 import trio
 
 from mpsd.host.child import Child
+from mpsd.host.descriptors import close_all
 from mpsd.host.inspector import Inspector
 from mpsd.host.polling import until_ended
 from mpsd.threads import run_in_thread
@@ -25,8 +26,8 @@ async def run_program(
     uid: its user, without a group; None: mpsd's.
     """
     assert len(text) <= _PIPE_BYTES, "the pipe takes it before the program reads"
+    (reads, says), (hears, writes) = _two_pipes()
     with ExitStack() as files:
-        (reads, says), (hears, writes) = os.pipe(), os.pipe()
         for end in (says, hears):
             files.callback(os.close, end)
         output = trio.lowlevel.FdStream(reads)
@@ -48,6 +49,16 @@ async def run_program(
         await _end(child)
         raise
     return child.reap(), bytes(said)
+
+
+def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return two pipes, or raise OSError and keep none."""
+    first = os.pipe()
+    try:
+        return first, os.pipe()
+    except OSError:
+        close_all(first)
+        raise
 
 
 async def _end(child: Child) -> None:

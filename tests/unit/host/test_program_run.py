@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import sys
 import time
@@ -55,6 +56,22 @@ async def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     for program, error in ((tmp_path / "absent", errno.ENOENT), (tmp_path, errno.EACCES)):
         with pytest.raises(OSError, match=os.strerror(error)):
             await run_program(INSPECTOR, [str(program)], b"", {})
+
+
+async def test_a_program_that_gets_no_pipe_takes_no_descriptor() -> None:
+    """Each attempt kept the first of its two pipes, for ever, exactly where descriptors had run out."""
+    before = set(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.dup(0) for _ in range(3)]
+    for each in free:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))  # for one pipe, and half of another
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            await run_program(INSPECTOR, [SHELL, "-c", "true"], b"", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_cancelled_program_is_killed() -> None:
