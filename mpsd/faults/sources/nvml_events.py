@@ -8,6 +8,7 @@ drains, is an observation too: the kernel log may lack both.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -60,7 +61,9 @@ class NvmlEvents:
         pause, had_events = _AGAIN_SECONDS, False
         while True:
             try:
-                events = await run_in_thread(XidEvents, gpu, self._library, limiter=self._threads)
+                events = await run_in_thread(
+                    XidEvents, gpu, self._library, abandon_on_cancel=True, limiter=self._threads
+                )
                 try:
                     self._begin(gpu)
                     pause, had_events = _AGAIN_SECONDS, True
@@ -71,7 +74,7 @@ class NvmlEvents:
                         if seen is not None:
                             publish(observe(gpu, seen.kind.name, seen.number, time.monotonic_ns()))
                 finally:
-                    events.close()
+                    _run_soon(events.close)
             except VendorFailed as exc:
                 if isinstance(exc, GpuLost) and self._why[gpu] != str(exc):  # once for each loss
                     publish(observe(gpu, "LOST", 0, time.monotonic_ns(), str(exc)))
@@ -91,6 +94,12 @@ class NvmlEvents:
             self._why[gpu] = why
             effect = "errors of this GPU are known from the kernel log alone"
             log.warning("faults.no_nvml_events", gpu=gpu, why=why, effect=effect)
+
+
+def _run_soon(close: Callable[[], None]) -> None:
+    """Run it in a thread: NVML may not answer about a GPU that is lost.  Without a free thread, its memory stays taken."""
+    with suppress(RuntimeError):
+        trio.lowlevel.start_thread_soon(close, lambda outcome: None)
 
 
 def observe(gpu: str, kind: str, number: int, seen_ns: int, text: str = "") -> Observation:

@@ -1,5 +1,7 @@
 """NVML's Xid events, on the simulator's NVML and without one."""
 
+import threading
+
 import pytest
 import structlog
 import trio
@@ -9,7 +11,7 @@ from mpsd.model.fault import FaultClass, GpuState, Source
 from mpsd.model.xid import must_drain
 from tests.running import running
 
-pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
+xid_events = pytest.importorskip("mpsd.gpu.xid_events", reason="needs the package nvidia-ml-py")
 
 
 def test_an_xid_tells_the_gpu_and_the_class_and_nobody():
@@ -53,3 +55,46 @@ def test_a_recovery_action_drains_the_gpu_as_its_line_of_the_kernel_log_does(act
 def test_a_gpu_to_be_used_no_more_is_told_and_no_xid_is_made_up(kind, state, text):
     seen = observe("GPU-1", kind, 0, 12, "NVML says GPU is lost")
     assert (seen.xid, seen.fault_class, seen.gpu_state, seen.text) == (None, FaultClass.DEVICE, state, text)
+
+
+async def test_an_nvml_that_does_not_free_a_lost_gpu_blocks_no_task(monkeypatch):
+    begun, may_end, ended_in_time = threading.Event(), threading.Event(), []
+
+    class Lost:
+        def __init__(self, gpu, library):
+            pass
+
+        def wait(self, milliseconds):
+            raise xid_events.GpuLost("NVML says GPU is lost")
+
+        def close(self):
+            begun.set()
+            ended_in_time.append(may_end.wait(10))
+
+    monkeypatch.setattr(xid_events, "XidEvents", Lost)
+    async with running(NvmlEvents(["GPU-1"]).run, lambda seen: None):
+        with trio.fail_after(20):
+            while not begun.is_set():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            may_end.set()
+            while not ended_in_time:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    assert ended_in_time[0]
+
+
+async def test_an_nvml_that_does_not_register_a_gpu_delays_no_end(monkeypatch):
+    begun, may_end, ended_in_time = threading.Event(), threading.Event(), []
+
+    def hang(gpu, library):
+        begun.set()
+        ended_in_time.append(may_end.wait(10))
+
+    monkeypatch.setattr(xid_events, "XidEvents", hang)
+    try:
+        async with running(NvmlEvents(["GPU-1"]).run, lambda seen: None):
+            with trio.fail_after(20):
+                while not begun.is_set():  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+        assert not ended_in_time, "the thread still waits"
+    finally:
+        may_end.set()
