@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from mpsd.model.process import ProcessId
 
+_OF_A_CONTAINER = ("container:", "pod:")  # lasting names that begin with a name which was chosen outside
+
 
 class FaultClass(StrEnum):
     """The kind of a fault, as far as it decides which clients suffer and what can be done."""
@@ -70,6 +72,12 @@ class Party(Struct, frozen=True):
         if self.lasting:
             return f"{self.lasting}:{self.uid}"
         return f"user:{self.uid}:{self.program}"
+
+    @property
+    def owner(self) -> tuple[int | None, str, str]:
+        """Its user, its container, and the outermost container or pod: a process within can give an inner one any name."""
+        outer = self.lasting if self.lasting.startswith(_OF_A_CONTAINER) else ""
+        return self.uid, self.container, outer
 
     @property
     def wider_keys(self) -> tuple[str, ...]:

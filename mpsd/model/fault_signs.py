@@ -22,8 +22,8 @@ def tells_of_fault(seen: Observation) -> bool:
 
 def are_of_one(parties: Iterable[Party | None]) -> bool:
     """Return whether all these clients are known to be of one user and one container: none can accuse another owner's."""
-    owners = {(party.uid, party.container) if party is not None else (None, "") for party in parties}
-    return len(owners) <= 1 and all(uid is not None for uid, _ in owners)
+    owners = {party.owner if party is not None else (None, "", "") for party in parties}
+    return len(owners) <= 1 and all(uid is not None for uid, *_ in owners)
 
 
 def is_contained(evidence: Iterable[Observation]) -> bool:
