@@ -36,7 +36,7 @@ mpsd itself: such an incident accuses no client without proof.
 Prose: docs/faults.md.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from mpsd.faults.rules.correlation import FRESH_NS, RECENT_NS, fits, is_of_device, may_be_of, may_concern, opens, waited_for
@@ -49,7 +49,7 @@ _PRESENT_NS = int(PRESENT_SECONDS * SECOND_NS)
 _LATE_NS = _PRESENT_NS - WINDOW_NS  # so that clients that left just before the fault are counted
 _DEVICE_NS = 30 * SECOND_NS
 MOST_OPEN = 64
-_MOST_WAITING = 64  # of each source, so that no source can crowd out another
+_MOST_WAITING = 64  # of each source and domain, so that none can crowd out another: a domain is mostly of one user
 _MOST_DOMAINS = 256
 _BROKEN_NS = 600 * SECOND_NS  # if servers are not renewed for so long, they had not ended
 
@@ -71,7 +71,7 @@ class Fusion:
         self._at_of = at_of
         self._party_of = party_of
         self._dossiers: dict[int, IncidentRecord] = {}
-        self._waiting: dict[Source, deque[Observation]] = {}
+        self._waiting: dict[tuple[Source, str], deque[Observation]] = {}  # none is empty after `settle`
         self._renewed: dict[str, int] = {}
         self._broken: dict[str, int] = {}  # domains with ended servers that are not renewed, and when mpsd learned it
         self._changed: list[IncidentRecord] = []
@@ -121,6 +121,7 @@ class Fusion:
         for waiting in self._waiting.values():
             while waiting and now_ns - waiting[0].seen_ns > WINDOW_NS + _LATE_NS:
                 self._count(waiting.popleft())
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting}
         return changed
 
     def next_settle_ns(self) -> int | None:
@@ -270,15 +271,19 @@ class Fusion:
                     dossier.add(excuse, now_ns, self._party_of)
 
     def _give_up_one(self) -> None:
-        """Drop the oldest settled incident, or else the oldest: it is settled with its present evidence."""
-        oldest = min(self._dossiers.values(), key=lambda each: (not each.is_settled, each.number))
+        """Drop a settled incident, or else one, which is settled with its present evidence.
+
+        The oldest of the domain with the most: clients that make up many faults give up their own.
+        """
+        of_domain = Counter(each.domain for each in self._dossiers.values())
+        oldest = min(self._dossiers.values(), key=lambda each: (not each.is_settled, -of_domain[each.domain], each.number))
         self.dropped += not oldest.is_settled
         oldest.is_settled = True
         self._changed.append(oldest)
         del self._dossiers[oldest.number]
 
     def _wait(self, seen: Observation) -> None:
-        waiting = self._waiting.setdefault(seen.source, deque())
+        waiting = self._waiting.setdefault((seen.source, seen.domain), deque())
         waiting.append(seen)
         if len(waiting) > _MOST_WAITING:
             self._count(waiting.popleft())

@@ -296,6 +296,24 @@ def test_deeds_are_part_of_an_incident():
     assert setup.fusion.note(77, Deed(at(2), "too late")) == ()
 
 
+def test_faults_that_clients_of_one_domain_make_up_end_no_incident_of_another():
+    """Each of a user's processes can write the dump of an exception; the culprit elsewhere was then not found any more."""
+    setup = FaultSetup().hear(server_log(domain="d2", present=(A, B)))
+    for number in range(2 * MOST_OPEN):
+        setup.hear(dump(ProcessId(1000 + number, 1), 0.001 * number, domain="d1"))
+    setup.hear(uvm(A, 0.5, domain="d2", present=(A, B)))
+    [incident] = [each for each in setup.incidents.values() if each.domain == "d2"]
+    assert (incident.culprit, incident.confidence, incident.is_settled) == (A, PROVEN, False)
+
+
+def test_ends_of_clients_of_one_domain_push_out_none_of_another():
+    """The fault that a killed client had caused was held against the others of its domain."""
+    setup = FaultSetup().hear(ended(A, -0.1))
+    setup.hear(*(exited(ProcessId(1000 + number, 1), -0.05, domain="d1", present=()) for number in range(200)))
+    setup.hear(server_log(present=(A, B, C)))
+    assert setup.one.fault_class is FaultClass.HOST
+
+
 def test_everything_is_bounded():
     """A thousand domains, and evidence without end."""
     setup = FaultSetup()
