@@ -25,6 +25,7 @@ Hear = Callable[[Domain, News], None]
 Publish = Callable[[Domain, str, LogLine | str], None]  # of a line of the domain's log of that name
 LOG_NAMES = ("control.log", "server.log")
 _POLL_SECONDS = 0.25
+_AGAIN_SECONDS = 5.0  # after the logs could not be read, as without a free descriptor
 _ROOM_BYTES = 64 << 10  # on the disk for each log: 400 starts; mpsd then gets the news also when the disk is full
 _RATE = Rate(burst=4 << 20, per_second=256 << 10)  # bytes of one log: 20,000 of the vendor's lines at once, then 1,200 a second
 _LINE_COST = 100  # bytes that each line counts in addition to its text
@@ -45,15 +46,20 @@ async def follow_logs(
     publish: Publish,
     hear: Hear,
 ) -> None:
-    """Follow the logs until cancelled, or until they cannot be read: then mpsd only asks the domain now and then.
+    """Follow the logs until cancelled.  While they cannot be read, mpsd only asks the domain now and then.
 
     Every line is published once, in its file's order, except those of mpsd's own commands.  hear: called
     with the events that the lines report.
     """
-    try:
-        await _follow(domain, positions, publish, hear)
-    except OSError as exc:
-        log.error("logs.unreadable", domain=domain.name, why=str(exc), effect="its faults are noticed late")
+    said = ""
+    while True:
+        try:
+            await _follow(domain, positions, publish, hear)
+        except OSError as exc:
+            if str(exc) != said:
+                said = str(exc)
+                log.error("logs.unreadable", domain=domain.name, why=said, effect="its faults are noticed late")
+            await trio.sleep(_AGAIN_SECONDS)
 
 
 async def _follow(

@@ -169,9 +169,9 @@ def _read(path: Path) -> dict[ProcessId, frozenset[ProcessId]]:
     """Return the recorded clients by daemon; empty if the record is missing or damaged."""
     try:
         lines = [[ProcessId(*map(int, word.split(":"))) for word in line.split()] for line in path.read_text().splitlines()]
+        return {daemon: frozenset(clients) for daemon, *clients in lines}
     except (OSError, ValueError, TypeError):
         return {}
-    return {daemon: frozenset(clients) for daemon, *clients in lines}
 
 
 def _pids(clients: frozenset[ProcessId] | None) -> list[int] | None:

@@ -33,8 +33,8 @@ def parse_server(answer: str) -> tuple[str, list[int]]:
 
 
 def parse_pids(text: str) -> list[int]:
-    """Parse the pids of an answer; other words are left out."""
-    return [int(word) for word in text.split() if word.isdecimal() and len(word) <= 10]
+    """Parse the pids of an answer, one a line; other lines are left out, as `Server 7 not found` of a server that ends."""
+    return [int(line) for line in map(str.strip, text.splitlines()) if line.isdecimal() and len(line) <= 10]
 
 
 def living(servers: Mapping[int, ServerView], find: Callable[[int], object]) -> dict[int, ServerView]:

@@ -1,5 +1,7 @@
 """Following the logs of a domain: every line once, and a flood of lines stops neither mpsd nor the lines after it."""
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -164,3 +166,23 @@ async def test_lines_after_a_flood_are_published_and_the_rest_is_counted_in_the_
     told = sum(line["lines"] for line in lines if line["event"] == "logs.flooded")
     assert followed.published.count("x") + told == 2 * FLOOD
     assert followed.position == followed.path.stat().st_size
+
+
+async def test_logs_that_cannot_be_read_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One moment without a free descriptor ended the news of the domain until its vendor daemon was restarted."""
+    followed, read, left = Followed(tmp_path), GrowingFile._read, 5
+
+    def fail(self: GrowingFile, most: int) -> bytes:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(self, most)
+
+    monkeypatch.setattr(GrowingFile, "_read", fail)
+    monkeypatch.setattr("mpsd.domains.log_follower._AGAIN_SECONDS", 0.01, raising=False)
+    followed.write(b"x\n")
+    with capture_logs() as lines:
+        async with running(followed.follow):
+            await until(lambda: followed.published == ["x"])
+    assert [line["event"] for line in lines] == ["logs.unreadable"]

@@ -23,3 +23,7 @@ def test_the_list_ends_where_the_state_of_a_server_begins(answer: str, pids: lis
 def test_the_state_of_a_server_and_its_clients() -> None:
     assert server_answers.parse_server("ACTIVE\n21\n22\n") == ("ACTIVE", [21, 22])
     assert server_answers.parse_server("ACTIVE\n") == ("ACTIVE", [])
+
+
+def test_a_server_that_has_just_ended_is_no_client_of_its_own() -> None:
+    assert server_answers.parse_server("Server 7 not found\nServer 7 not found\n") == ("Server 7 not found", [])
