@@ -23,6 +23,7 @@ from mpsd_client import _calls as calls
 from mpsd_client import _datagrams
 from mpsd_client import _values as values
 from mpsd_client._call import Call
+from mpsd_client._enlisting import has_cuda_begun
 from mpsd_client._errors import MpsdError
 
 PROGRAM = "mpsd-imager"
@@ -89,13 +90,16 @@ class ImagerProcess:
 
     _environment: Mapping[str, str] = {}  # in addition to this process's
 
-    def __init__(self) -> None:
-        """Start it.  Raises ImageError."""
+    def __init__(self, *, is_beside_cuda: bool = False) -> None:
+        """Start it.  is_beside_cuda: this process will use CUDA, too.  Raises ImageError."""
+        environment = os.environ | self._environment
+        if is_beside_cuda or has_cuda_begun():
+            environment.pop("MPSD_LEASE", None)  # the places of that lease are this process's, which would wait for its own
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [_program()], stdin=theirs.fileno(), env=os.environ | self._environment, start_new_session=True  # no Ctrl-C
+                    [_program()], stdin=theirs.fileno(), env=environment, start_new_session=True  # no Ctrl-C
                 )
             except BaseException as exc:
                 ours.close()

@@ -1,0 +1,32 @@
+"""An imager beside a program under a lease: real processes, the real daemon, the simulated driver."""
+
+from pathlib import Path
+
+import pytest
+from mpsd_client import Selector, calls
+
+from mpsd.images.store import Images
+from tests.integration.machine import Machine
+from tests.integration.test_images import digests, pytestmark, run, vault
+
+__all__ = ["vault"]
+pytestmark = [*pytestmark, pytest.mark.root]
+TOKEN = "a token of one process alone"
+
+
+@pytest.fixture
+def token(vault: Machine) -> str:
+    """Return the token of a lease for one process, as a starter makes it for each member."""
+    with vault.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create("one", Selector.of_token(TOKEN), gpus=["0"], sm_percent=30, processes=1))
+    return TOKEN
+
+
+def test_an_imager_does_not_wait_for_the_place_of_the_program_that_started_it(
+    vault: Machine, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program has the lease's only place for as long as it lives: its images would never begin."""
+    monkeypatch.setitem(vault.variables, "MPSD_LEASE", token)
+    [said] = run(vault, "keep", str(tmp_path), seconds=30)
+    with Images.open(tmp_path) as images:
+        assert digests(images, images.find("kept")) == said["expected"]
