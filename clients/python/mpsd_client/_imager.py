@@ -110,6 +110,11 @@ class ImagerProcess:
         self._progress = os.memfd_create("progress", os.MFD_CLOEXEC)
         self._rows: defaultdict[str, dict[int, Row]] = defaultdict(dict)  # of each arena, by offset
 
+    def warm(self, arena: str = "", directory: str = "") -> None:
+        """Let it make its context before it is asked for an image.  arena, directory: unless that arena's newest image then has
+        no room beside it."""
+        self.ask({"do": "warm", "arena": arena, "directory": directory})
+
     def begin(self, request: Mapping[str, Any]) -> None:
         """Send the first request."""
         self.ask(request, [self._progress])
@@ -227,7 +232,13 @@ def start_imager() -> ImagerProcess:
 
     It is a client of MPS like any other: with its context it takes a place, and memory of the GPU.  `close` lets it go, unless
     it was given to one of them.  Raises ImageError."""
-    return ImagerProcess()
+    made = ImagerProcess(is_beside_cuda=True)
+    try:
+        made.warm()
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def _pages(mpsd: Asks, arena_id: int) -> Iterator[tuple[Sequence[Row], Sequence[int]]]:

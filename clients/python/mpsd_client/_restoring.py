@@ -6,7 +6,7 @@ Prose: mpsd's docs/images.md, "Restoring an image".
 import fcntl
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class ImageSource:
         if imager is not None:
             self._stack.callback(imager.close)  # also one that has ended
         try:
-            place = Path(directory) if directory else images_directory()
+            place = images_place(directory)
             if imager is None or not imager.is_alive:
                 imager = ImagerProcess()
                 self._stack.callback(imager.close)
@@ -186,14 +186,16 @@ class ImageSource:
 
 
 def restore_if_missing(
-    name: str, gpu: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None, *, mode: int, ttl: float
-) -> None:
+    name: str, gpu: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None, *, mode: int,
+    ttl: float, take_imager: Callable[[], ImagerProcess | None] = lambda: None,
+) -> None:  # fmt: skip
     """Make the arena `name` of the newest image of an arena of this name, if it is missing.  Does nothing without an image.
     Raises as restore_image does.
 
     Of several processes that miss the arena, one restores it, and the others wait and find it complete.
+    take_imager: called by the one that restores; it may return an imager that was started earlier.
     """
-    place = Path(directory) if directory else images_directory()
+    place = images_place(directory)
     if not place.is_dir():
         return
     descriptor = _open_lock(place)
@@ -201,11 +203,16 @@ def restore_if_missing(
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
         with Client(path, program="mpsd_client") as mpsd:
             if is_missing(mpsd, name):
-                restore_image(mpsd, "", name, arena=name, gpu=gpu, mode=mode, ttl=ttl, directory=directory)
+                early = take_imager()
+                restore_image(mpsd, "", name, arena=name, gpu=gpu, mode=mode, ttl=ttl, directory=directory, imager=early)
     except NoSuchImage:
         pass
     finally:
         os.close(descriptor)
+
+
+def images_place(directory: str | os.PathLike[str] | None) -> Path:
+    return Path(directory) if directory else images_directory()
 
 
 def _open_lock(place: Path) -> int:
@@ -223,24 +230,39 @@ def _open_lock(place: Path) -> int:
     raise ImageError(f"{place}, or its lock, belongs to another user, who could keep this process waiting")
 
 
+def looks_missing(mpsd: Asks, name: str) -> bool:
+    """Return whether the arena does not exist, or no process has it and it is what can be removed (_is_left_over)."""
+    found = _found(mpsd, name)
+    return found is None or _is_left_over(found)
+
+
 def is_missing(mpsd: Asks, name: str) -> bool:
-    """Return whether the arena does not exist.  One that no process has is removed first, if it is empty, or is what a restorer
-    left that was killed: without a layout, and with KILLED_TTL."""
-    try:
-        found = mpsd.ask(calls.arena_get(name))
-    except Refused as exc:
-        if exc.code != ErrorCode.NO_SUCH_ARENA:
-            raise
-        return True
-    has_contents = found.used_bytes or found.state_serial  # a program need not commit a layout with them
-    if found.layout_hash or found.unheld_since is None or (has_contents and found.ttl_seconds != KILLED_TTL):
-        return False
+    """Return whether the arena does not exist.  One that is left over is removed first."""
+    found = _found(mpsd, name)
+    if found is None or not _is_left_over(found):
+        return found is None
     try:  # mpsd lets root remove another user's arena too, but open none by a name without a uid
         mpsd.ask(calls.arena_close(mpsd.ask(calls.arena_open(name, "read")).id))
         mpsd.ask(calls.arena_remove(name))
     except Refused:  # a process has just opened it, or it is another user's
         return False
     return True
+
+
+def _found(mpsd: Asks, name: str) -> values.Arena | None:
+    try:
+        return mpsd.ask(calls.arena_get(name))
+    except Refused as exc:
+        if exc.code != ErrorCode.NO_SUCH_ARENA:
+            raise
+        return None
+
+
+def _is_left_over(found: values.Arena) -> bool:
+    """Return whether no process has the arena, and it is empty, or what a killed restorer left: no layout, and KILLED_TTL."""
+    if found.layout_hash or found.unheld_since is None:
+        return False
+    return not (found.used_bytes or found.state_serial) or found.ttl_seconds == KILLED_TTL  # a program need not commit a layout
 
 
 class _State:

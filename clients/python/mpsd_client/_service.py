@@ -90,6 +90,7 @@ class Service(Stepping):
         self._on_commit: list[Callable[[Arena], object]] = []
         self._on_promote: list[Callable[[Term], object]] = []
         enlist(name, self._path)
+        self._early = self._place.early_imager()
 
     def open(self) -> Arena:
         """Open the arena for reading, create it if necessary, and join the service.  A CUDA context must be current.
@@ -101,7 +102,7 @@ class Service(Stepping):
         with self._lock:
             if self._arena is None:
                 State.create(self.schema, generation=1).close()  # find errors now, and make the next one faster
-                self._place.restore()
+                self._place.restore(self._early)
                 self._replica = self._place.replica()
                 if self._replica is not None:
                     self._arena = self._replica.open()
@@ -208,6 +209,8 @@ class Service(Stepping):
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._early is not None:
+                self._early.close()
             arena, following, term = self._arena, self._following, self._term
         if term is not None and arena is not None and not term.is_dismissed:
             with suppress(MpsdError, OSError):

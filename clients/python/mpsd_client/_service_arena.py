@@ -1,12 +1,13 @@
 """The arena of a service's member: it exists, or the member restores it from an image, or creates it."""
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from mpsd_client import _calls as calls
 from mpsd_client import _cuda
 from mpsd_client._arena import Arena
 from mpsd_client._client import Client
+from mpsd_client._early_imager import EarlyImager, early_imager
 from mpsd_client._errors import ErrorCode, Refused
 from mpsd_client._replica import Replica
 from mpsd_client._restoring import restore_if_missing
@@ -54,10 +55,20 @@ class ServiceArena:
         bound = self.replica_lag
         return Replica(self.name, self.path, self.images, bound, self.capacity, ours, self.window, self.mode, self.ttl)
 
-    def restore(self) -> None:
-        """Make the arena of the newest image if it does not exist."""
+    def early_imager(self) -> EarlyImager | None:
+        """Start an imager for `restore`, if that will need one."""
+        return early_imager(self.name, self.path, self.images.directory) if self.images else None
+
+    def restore(self, early: EarlyImager | None) -> None:
+        """Make the arena of the newest image if it does not exist.  The early imager ends with this."""
         if self.images:
-            restore_if_missing(self.name, self._gpu(), self.path, self.images.directory, mode=self.mode, ttl=self.ttl)
+            with ExitStack() as stack:
+                if early is not None:
+                    stack.callback(early.close)
+                restore_if_missing(
+                    self.name, self._gpu(), self.path, self.images.directory, mode=self.mode, ttl=self.ttl,
+                    take_imager=early.take if early else lambda: None,
+                )  # fmt: skip
 
     def open(self) -> Arena:
         """Open the arena for reading; create it if it does not exist."""

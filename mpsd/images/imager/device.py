@@ -24,11 +24,10 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def prepare() -> None:
+def prepare() -> "Gpu | None":
     """Initialise the driver and, if this process sees one GPU alone, make its context: the first Gpu need not wait as long."""
     call(driver.cuInit, 0)
-    if call(driver.cuDeviceGetCount) == 1:
-        Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex())
+    return Gpu(bytes(call(driver.cuDeviceGetUuid, 0).bytes).hex()) if call(driver.cuDeviceGetCount) == 1 else None
 
 
 class Gpu:
@@ -47,6 +46,10 @@ class Gpu:
     def set_current(self) -> None:
         """Make it the calling thread's."""
         call(driver.cuCtxSetCurrent, self._context)
+
+    def close(self) -> None:
+        """Let the context go, which ends it unless another Gpu of this process has it."""
+        call(driver.cuDevicePrimaryCtxRelease, self.number)
 
 
 class ArenaMemory:

@@ -12,8 +12,7 @@ import msgspec
 
 from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.parity_taking import ParityTaking
-from mpsd.images.imager.requests import Channel, Progress, Request, read_file
-from mpsd.images.imager.serving import FAILURES
+from mpsd.images.imager.requests import FAILURES, Channel, Progress, Request, read_file
 from mpsd.images.imager.stripes import Member
 from mpsd.images.imager.taking import SLOTS, ClientWroteError, Copier, Taking
 from mpsd.images.rules.block_hash import BlockHash

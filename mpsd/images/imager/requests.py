@@ -1,5 +1,7 @@
 """The requests of a process to its imager, one in each datagram: JSON, with descriptors.
 
+    warm         before the others: the imager may make its context now, without an answer.  arena, directory: only if the
+                 newest image of this arena fits beside it; or ""
     open         arena, gpu, base, window_bytes, capacity_bytes, directory; descriptor, of the first: the progress
     wait         -> ready, when everything before is done: a socket holds only so many descriptors
     allocations  arena, items: [offset, bytes, commit that it came with] each; a descriptor for each item
@@ -42,9 +44,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from mpsd.errors import MpsdError
+
 MOST_BYTES = 128 << 10  # of a datagram
 MOST_DESCRIPTORS = 128
 MOST_LAYOUT_BYTES = 16 << 20
+FAILURES = (MpsdError, OSError, ValueError, LookupError, MemoryError)  # that a request can meet; they are its answer
 
 
 class Request:

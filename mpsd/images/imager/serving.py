@@ -1,15 +1,14 @@
 """The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py)."""
 
 import threading
-from contextlib import suppress
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any
 
-from mpsd.errors import MpsdError
-from mpsd.images.imager.requests import Channel, Request
+from mpsd.images.imager.requests import FAILURES, Channel, Request
+from mpsd.images.imager.warming import warm
 from mpsd.images.rules.refusals import NoSuchImage
 
-FAILURES = (MpsdError, OSError, ValueError, LookupError, MemoryError)
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
 # Methods of these:
@@ -17,16 +16,20 @@ REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", 
 
 
 def serve(descriptor: int) -> int:
-    """Serve one process until it closes its end.
-
-    Modules and the context are loaded before the first request, which may come much later: a process can start it early."""
-    threading.Thread(target=_warm, name="driver").start()
+    """Serve one process until it closes its end."""
+    first: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    threading.Thread(target=warm, args=(first,), name="driver", daemon=True).start()
     channel = Channel(descriptor)
-    work: Any = None
+    is_first, work = True, None
     while request := channel.receive():
         with request:
+            if is_first:
+                first.put(request.asked)
+                is_first = False
             try:
-                if work is None:
+                if request.asked["do"] == "warm":
+                    pass
+                elif work is None:
                     work = _begin(channel, request)
                 else:
                     getattr(work, REQUESTS[REQUESTS.index(request.asked["do"])])(request)
@@ -38,13 +41,6 @@ def serve(descriptor: int) -> int:
     if work:
         work.give_up()
     return 0
-
-
-def _warm() -> None:
-    """Load modules and make a context.  The first request meets the same failure, and answers it."""
-    with suppress(*FAILURES, ImportError):
-        import_module("mpsd.images.imager.device").prepare()  # in parallel to the main thread, which loads others
-        import_module("mpsd.images.imager.restoring")
 
 
 def _begin(channel: Channel, request: Request) -> Any:

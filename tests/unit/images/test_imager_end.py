@@ -12,6 +12,7 @@ def prepare():
     print("waits", flush=True)
     threading.Event().wait()
 device.prepare = prepare
+sys.modules["mpsd.images.imager.restoring"] = types.ModuleType("restoring")
 from mpsd.images.imager.__main__ import run
 run()
 """
@@ -24,6 +25,7 @@ def test_an_imager_that_waits_for_the_driver_ends_with_its_process() -> None:
     with imager, ours:
         try:
             assert imager.stdout is not None
+            ours.send(b'{"do": "warm"}')
             assert imager.stdout.readline() == b"waits\n"
             ours.close()
             assert imager.wait(20) == 0

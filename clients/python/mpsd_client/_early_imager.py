@@ -1,0 +1,69 @@
+"""An imager that starts while its process does, for an arena that has to be restored.  Prose: mpsd's docs/images.md."""
+
+import os
+import threading
+import time
+from contextlib import suppress
+
+from mpsd_client._client import Client
+from mpsd_client._enlisting import has_cuda_begun
+from mpsd_client._errors import MpsdError
+from mpsd_client._imager import ImagerProcess
+from mpsd_client._restoring import images_place, looks_missing
+
+UNUSED_SECONDS = 60.0  # after that it ends, with its context: the program does something else
+LOOK_SECONDS = 0.01
+
+
+class EarlyImager:
+    """Owns the imager until it is taken.  It makes its context once this process has begun CUDA, whose place comes first.
+
+    Raises ImageError."""
+
+    def __init__(self, arena: str, directory: str | os.PathLike[str]) -> None:
+        self._lock = threading.Lock()  # protects the imager, which is not for several threads at a time
+        self._imager: ImagerProcess | None = ImagerProcess(is_beside_cuda=True)
+        place = os.path.abspath(directory)
+        threading.Thread(target=self._attend, args=(arena, place), name="mpsd imager", daemon=True).start()
+
+    def take(self) -> ImagerProcess | None:
+        """Return the imager, which is the caller's now; None: it was taken, or has been let go."""
+        with self._lock:
+            imager, self._imager = self._imager, None
+            return imager
+
+    def close(self) -> None:
+        imager = self.take()
+        if imager is not None:
+            imager.close()
+
+    def _attend(self, arena: str, directory: str) -> None:
+        """Let the imager make its context as soon as it may, and let it go if it is not needed."""
+        end, is_told = time.monotonic() + UNUSED_SECONDS, False
+        while time.monotonic() < end:
+            is_told = is_told or (has_cuda_begun() and self._tell(arena, directory))
+            if self._imager is None:
+                return
+            time.sleep(LOOK_SECONDS)
+        self.close()
+
+    def _tell(self, arena: str, directory: str) -> bool:
+        with self._lock, suppress(MpsdError):  # it has ended: another one is started where an image is restored
+            if self._imager is not None:
+                self._imager.warm(arena, directory)
+        return True
+
+
+def early_imager(
+    arena: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None
+) -> EarlyImager | None:
+    """Start an imager if the arena is missing and there are images; None: it is not needed, or cannot be started.
+
+    The restore meets the same trouble, and reports it."""
+    place = images_place(directory)
+    with suppress(MpsdError, OSError):
+        if os.listdir(place / "complete"):
+            with Client(path, program="mpsd_client") as mpsd:
+                is_needed = looks_missing(mpsd, arena)
+            return EarlyImager(arena, place) if is_needed else None
+    return None
