@@ -170,6 +170,9 @@ class Imager:
             staged, direct = 0, parity.stage()
         else:
             staged, direct = (sum(each) for each in zip(*(each.stage() for each in arenas), strict=True))
+        until = request.asked.get("until")
+        if until is not None and time.monotonic() > until:  # it may have written since what was found unchanged was hashed
+            raise ClientWroteError("the client stood still for a shorter time than the barrier took")
         instant, writer = time.time(), self._writer
         if not self._channel.answer("staged", staged_bytes=staged, direct_bytes=direct):
             raise ClientWroteError("the client no longer waits at the barrier")

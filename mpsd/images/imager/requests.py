@@ -9,7 +9,8 @@
     prepare      name: of the image, group: of its arenas, or "", epoch: null, or as rules/membership.py has it, parity: 0,
                  or for how many lost GPUs the image has the parity of the arenas instead of their blocks     -> prepared
     facts        arena, commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
-    stage        after the facts of all arenas     -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
+    stage        after the facts of all arenas; until: when the client no longer stands still, of the monotonic clock, or absent
+                        -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 
 Or, to make an arena of an image:
 

@@ -3,6 +3,11 @@
 import socket
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 # The module of the driver is one that waits for ever.
 WAITS = """
@@ -38,3 +43,26 @@ def test_an_imager_that_fails_says_why() -> None:
     done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 1
     assert b"Error" in done.stderr
+
+
+def test_no_image_is_of_a_client_that_went_on_before_the_barrier_ended() -> None:
+    """A stopped client goes on at a fixed time.  A block that it writes after its hash was compared is in no second hash, so
+    the image would have the bytes of two moments."""
+    process = pytest.importorskip("mpsd.images.imager.process")
+    said: list[str] = []
+    arena = SimpleNamespace(stage=lambda: (0, 0), finish=lambda: None)
+    finished = SimpleNamespace(name="one", content_bytes=0)
+    made: Any = object.__new__(process.Imager)
+    vars(made).update(
+        _arenas={"llm": arena}, _parity=None, _images=SimpleNamespace(tidy=lambda: None),
+        _channel=SimpleNamespace(answer=lambda kind, **_: said.append(kind) or True),
+        _writer=SimpleNamespace(finish=lambda *_, **__: finished, new_bytes=0),
+    )  # fmt: skip
+    writer, now = made._writer, time.monotonic()
+    with pytest.raises(process.ClientWroteError, match="stood still"):
+        made.stage(SimpleNamespace(asked={"do": "stage", "until": now}))
+    assert said == []
+    for asked in ({"do": "stage", "until": now + 60.0}, {"do": "stage"}):
+        made._writer = writer
+        made.stage(SimpleNamespace(asked=asked))
+    assert said == ["staged", "complete"] * 2

@@ -30,7 +30,7 @@ from mpsctl.standstill import CannotStop, Standstill
 FAILED = 1
 EACH_SECONDS = 1.0
 MOST_SECONDS = 6 * 3600.0  # for all bytes of an arena, on a slow disk
-STAGE_SECONDS = 10.0  # a writer that was stopped stands still for so long after its work has ended, at most
+STAGE_SECONDS = 10.0  # a writer that was stopped stands still for so long in addition to the time for its work, at most
 LOOK_SECONDS = 0.02
 
 
@@ -132,6 +132,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
     A stopped client blocks its server if another client faults: at the first sign of a fault the writers go on, and the
     image is given up.  Raises ImageError, CannotStop."""
     writers = _writers(session, arenas)
+    until = time.monotonic() + drain + STAGE_SECONDS  # before their guards' time begins, after which they go on
     with ExitStack() as stack:
         watch = stack.enter_context(session.new_connection())
         watch.subscribe("fault.opened", "fault.xid")
@@ -146,10 +147,9 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
             for arena in now:
                 imager.follow_opened(session, arena)
             _give_facts(session, imager, now)
-            imager.ask({"do": "stage"})
-            end = time.monotonic() + STAGE_SECONDS
+            imager.ask({"do": "stage", "until": until})
             while not imager.waits_for_answer(0):
-                if time.monotonic() > end:
+                if time.monotonic() > until:
                     raise ImageError(f"the imager did not stage the image within {STAGE_SECONDS:g} s: the writers go on")
                 _see_no_fault(watch, LOOK_SECONDS)
             imager.answer("staged", LOOK_SECONDS)
