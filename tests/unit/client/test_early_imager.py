@@ -11,10 +11,10 @@ import pytest
 from mpsd_client import ErrorCode, Refused, _early_imager
 from mpsd_client._early_imager import EarlyImager, early_imager
 
-# Writes each request to a FIFO.
+# Writes each request to a FIFO, which it opens to read as well: else it would wait for a reader, if that has gone.
 FAKE = """#!{python}
 import os, socket
-connection, told = socket.socket(fileno=0), open({told!r}, "wb", 0)
+connection, told = socket.socket(fileno=0), open({told!r}, "r+b", 0)
 while data := connection.recv(1 << 17):
     told.write(data + b"\\n")
 """

@@ -5,6 +5,7 @@ import resource
 import stat
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,15 @@ while True:
 
 
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path, program = tmp_path / "gate", tmp_path / "imager"
     os.mkfifo(path)
     program.write_text(FAKE.format(python=sys.executable, gate=str(path)))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("MPSD_IMAGER", str(program))
-    return path
+    yield path
+    with path.open("r+b", 0) as both:  # one that still waits must not outlive its test
+        both.write(b"end\n")
 
 
 def page(first: int) -> tuple[list[tuple[int, int, int]], list[int]]:
