@@ -17,6 +17,7 @@ ROWS = {
     "leases": "10000 leases: a client is let in, with a lease",
     "parity": "P of 3 members",
     "relay": "64 connections: messages per second",
+    "restoring": "0.5 s of loading",
     "start": "importing the daemon: processor time",
     "state": "65536 bytes, 64 changed: publish, median / p99",
     "health": "nice 0: median, 99 %, longest; waited",
