@@ -132,6 +132,20 @@ def test_each_view_is_that_of_a_command(shared: Machine) -> None:
 
 
 @pytest.mark.slow
+def test_a_frame_or_tick_while_it_ends_is_nothing(shared: Machine) -> None:
+    """The widgets are gone before the timer and the feed are."""
+
+    async def steps(pilot: Screen) -> None:
+        app = pilot.app
+        assert isinstance(app, Top)
+        await until(pilot, "a frame", lambda: app._frame)
+        await app.screen.query("*").remove()
+        app._draw()
+        app._draw_note()
+
+    use(shared, steps)
+
+
 def test_a_fault_is_explained_and_its_culprit_pardoned(machine: Machine) -> None:
     """The fault appears in the open view; a domain is drained after its question too."""
     machine.start()

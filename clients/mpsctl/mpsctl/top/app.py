@@ -131,7 +131,7 @@ class Top(App[Exception | None]):
         self._draw()
 
     def _draw(self) -> None:
-        if self._frame is None:
+        if self._frame is None or not self.query(Rows):
             return
         width = self.size.width
         shown = self._frame.gpus[: max(1, self.size.height // _GPU_LINES - 4)]
@@ -190,7 +190,8 @@ class Top(App[Exception | None]):
         return title + ("▼" if self._order[1] else "▲")
 
     def _draw_note(self) -> None:
-        self.query_one("#note", Static).update(self._note())
+        for note in self.query("#note").results(Static):  # none while the program ends, when the timer can still tick
+            note.update(self._note())
 
     def _note(self) -> str:
         silent = time.monotonic() - self._came_at
