@@ -145,7 +145,7 @@ class Conversations(Struct):
                     raise _NotSet(str(exc)) from exc
                 if self._must_leave(caller, domain) or domain.guard.era != era:
                     return None  # in another era, the limits set before do not hold
-                arrival, end = domain.guard.expect(pid), None
+                arrival, end, before = domain.guard.expect(pid), None, right.kept_out_seconds()
                 try:
                     end = await self._speak(caller, domain, right)
                     if caller.link.has_passed_descriptors:
@@ -157,12 +157,15 @@ class Conversations(Struct):
                 finally:
                     domain.guard.forget_arrival(pid, arrival)
                     if end not in _WHY_DETACHED:  # `_link` and `_detach` judge a client that mpsd disconnected
-                        self._count_stay(caller, right)
+                        self._count_stay(caller, right.kept_out_seconds() - before)
 
-    def _count_stay(self, caller: ClientConnection, right: Pass) -> None:
-        """Count the time in which it kept other users out, less what an offender gets.  A single stay is no offence."""
+    def _count_stay(self, caller: ClientConnection, seconds: float) -> None:
+        """Count the time in which its connection kept other users out, less what an offender gets.
+
+        A single stay is no offence.  The time in which the domain sets its limits, or starts a server, does not count.
+        """
         longest = self.settings.turn_seconds * _WINDOW_TURNS
-        part = min(right.kept_out_seconds() / longest, 1.0) - 1 / _OFFENDER_SHARE
+        part = min(seconds / longest, 1.0) - 1 / _OFFENDER_SHARE
         if part > 0:
             self.offences.note_stay(caller.process, caller.credentials.uid, part)
 

@@ -220,6 +220,16 @@ async def test_who_stays_for_no_longer_than_an_offender_may_commits_no_offence(a
     assert found == [pytest.approx(PATIENCE - 0.01)] * 100
 
 
+async def test_the_time_a_domain_takes_to_set_limits_is_no_offence_of_the_client(autojump_clock, monkeypatch):
+    """Where a server starts, or the daemon is busy, clients that did nothing wrong lost their patience, and some were held."""
+
+    async def set_slowly(*args):
+        await trio.sleep(TIME - 2 * PATIENCE)
+
+    monkeypatch.setattr("mpsd.relay.conversation.enforce", set_slowly)
+    assert await waits(2 * PATIENCE, 6) == [pytest.approx(TIME)] * 6
+
+
 async def test_how_long_a_client_keeps_others_out_begins_as_one_comes(autojump_clock):
     gate = HandshakeGate()
     async with trio.open_nursery() as nursery, gate.turn(waiter(OWN)) as right:
