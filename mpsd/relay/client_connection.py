@@ -3,6 +3,7 @@
 import select
 import socket
 from collections import Counter
+from contextlib import suppress
 
 import trio
 from msgspec import Struct, field
@@ -67,11 +68,13 @@ async def has_ended_when_it_sends(connection: socket.socket, seconds: float) -> 
 async def until_ended(connection: socket.socket) -> None:
     """Wait until the client sends no more, without reading what it has sent.
 
-    Reading would close the last copies of the descriptors in it on the event loop, for as long as the client likes.
+    Reading would close the last copies of the descriptors in it on the event loop, for as long as the client likes.  If the
+    kernel lets mpsd watch nothing more (epoll_ctl(2): ENOSPC, ENOMEM), it looks from time to time.
     """
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     while not poll.poll(0):
-        await trio.lowlevel.wait_readable(connection)
+        with suppress(OSError):
+            await trio.lowlevel.wait_readable(connection)
         if not poll.poll(0):
             await trio.sleep(_LOOK_SECONDS)

@@ -14,6 +14,7 @@ from mpsd.model.process import Credentials
 from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.forwarding import Forwarding, LinkSide
 from mpsd.relay.offences import Offences
+from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
 from mpsd.relay.vendor_connection import connect
 from tests.unit.relay.test_backlog import descriptors_all_in_use
@@ -46,6 +47,16 @@ async def test_a_connection_to_a_domain_waits_for_a_free_descriptor(tmp_path: Pa
         found[0].close()
 
 
+def one_caller(ours: socket.socket, refusals: object) -> tuple[Relay, ClientConnection]:
+    caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Forwarding(ours, False))
+    caller.places[0] += 1
+    shared = SimpleNamespace(
+        refusals=refusals, keeper=SimpleNamespace(drop=lambda name: None),
+        progress=SimpleNamespace(end=lambda track: None), open={None: 1}, offences=Offences(),
+    )  # fmt: skip
+    return Relay(shared, callers={1: caller}), caller  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("has_gone", [False, True])
 async def test_an_error_of_mpsds_own_holds_the_client(has_gone: bool) -> None:
     """The connection was closed for any error of the operating system."""
@@ -59,18 +70,38 @@ async def test_an_error_of_mpsds_own_holds_the_client(has_gone: bool) -> None:
     async def fail() -> None:
         raise OSError(24, "Too many open files")
 
-    link = Forwarding(ours, False)
-    caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, link)
-    caller.places[0] += 1
-    shared = SimpleNamespace(
-        refusals=SimpleNamespace(hold=hold), keeper=SimpleNamespace(drop=lambda name: None),
-        progress=SimpleNamespace(end=lambda track: None), open={None: 1}, offences=Offences(),
-    )  # fmt: skip
-    relay = Relay(shared, callers={1: caller})  # type: ignore[arg-type]
+    relay, caller = one_caller(ours, SimpleNamespace(hold=hold))
     if has_gone:
         theirs.close()
     await relay._converse(caller, fail())
     assert held == ([] if has_gone else ["mpsd failed: Too many open files"])
+    for end in relay.backlog._ends:
+        end.close()
+
+
+async def test_where_no_client_can_be_watched_any_more_mpsd_goes_on(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """epoll_ctl(2) fails with ENOSPC at /proc/sys/fs/epoll/max_user_watches: the error in the hold ended mpsd."""
+    ours, theirs = pair()
+    tried = []
+
+    async def wait_readable(sock: object) -> None:
+        tried.append(sock)
+        raise OSError(28, "No space left on device")
+
+    async def fail() -> None:
+        await wait_readable(ours)
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
+    relay, caller = one_caller(ours, Refusals(None, 1.0))  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(relay._converse, caller, fail())
+        await trio.sleep(60)
+        assert relay.callers, "it is held"
+        assert len(tried) < 100
+        theirs.close()
+    assert not relay.callers
     for end in relay.backlog._ends:
         end.close()
 
