@@ -6,7 +6,7 @@ import pytest
 from mpsd_client import Selector, calls
 
 from mpsd.images.store import Images
-from tests.integration.machine import Machine
+from tests.integration.machine import Machine, open_machine
 from tests.integration.test_images import digests, pytestmark, run, vault
 
 __all__ = ["vault"]
@@ -30,3 +30,18 @@ def test_an_imager_does_not_wait_for_the_place_of_the_program_that_started_it(
     [said] = run(vault, "keep", str(tmp_path), seconds=30)
     with Images.open(tmp_path) as images:
         assert digests(images, images.find("kept")) == said["expected"]
+
+
+def test_an_imager_takes_a_place_of_its_programs_lease_where_one_is_free(
+    programs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no client may run without a lease, it has no other."""
+    with open_machine() as machine:
+        machine.configure('[admission]\ndefault = "refuse"\n')
+        machine.start(MPSD_SIM_GPUS="2")
+        with machine.mpsd() as mpsd:
+            mpsd.ask(calls.lease_create("two", Selector.of_token(TOKEN), gpus=["0"], sm_percent=30, processes=2))
+        monkeypatch.setitem(machine.variables, "MPSD_LEASE", TOKEN)
+        [said] = run(machine, "keep", str(tmp_path), seconds=30)
+        with Images.open(tmp_path) as images:
+            assert digests(images, images.find("kept")) == said["expected"]

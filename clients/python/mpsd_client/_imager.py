@@ -23,6 +23,7 @@ from mpsd_client import _calls as calls
 from mpsd_client import _datagrams
 from mpsd_client import _values as values
 from mpsd_client._call import Call
+from mpsd_client._client import Client
 from mpsd_client._enlisting import has_cuda_begun
 from mpsd_client._errors import MpsdError
 
@@ -55,6 +56,15 @@ def _program() -> str:
     if not found:
         raise ImageError(f"{PROGRAM} is not in PATH: install mpsd with its extra `images` (pip install 'mpsd[images]')")
     return found
+
+
+def _has_place(token: str) -> bool:
+    """Return whether the lease of this token has a place in addition to this process's."""
+    with suppress(MpsdError, OSError), Client(program="mpsd_client") as mpsd:
+        for each in mpsd.pages(calls.lease_list()):
+            if each.selector.value == token:
+                return each.processes > max(each.clients, 1)
+    return False
 
 
 def images_directory() -> Path:
@@ -93,8 +103,9 @@ class ImagerProcess:
     def __init__(self, *, is_beside_cuda: bool = False) -> None:
         """Start it.  is_beside_cuda: this process will use CUDA, too.  Raises ImageError."""
         environment = os.environ | self._environment
-        if is_beside_cuda or has_cuda_begun():
-            environment.pop("MPSD_LEASE", None)  # the places of that lease are this process's, which would wait for its own
+        token = environment.get("MPSD_LEASE", "")
+        if token and (is_beside_cuda or has_cuda_begun()) and not _has_place(token):
+            del environment["MPSD_LEASE"]  # it would wait for a place as long as this process has it
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
