@@ -157,17 +157,17 @@ class Conversations(Struct):
                 finally:
                     domain.guard.forget_arrival(pid, arrival)
                     if end not in _WHY_DETACHED:  # `_link` and `_detach` judge a client that mpsd disconnected
-                        self._count_stay(caller, right.kept_out_seconds() - before)
+                        self._count_stay(caller, domain, right.kept_out_seconds() - before)
 
-    def _count_stay(self, caller: ClientConnection, seconds: float) -> None:
+    def _count_stay(self, caller: ClientConnection, domain: Domain, seconds: float) -> None:
         """Count the time in which its connection kept other users out, less what an offender gets.
 
         A single stay is no offence.  The time in which the domain sets its limits, or starts a server, does not count.
         """
         longest = self.settings.turn_seconds * _WINDOW_TURNS
-        part = min(seconds / longest, 1.0) - 1 / _OFFENDER_SHARE
-        if part > 0:
-            self.offences.note_stay(caller.process, caller.credentials.uid, part)
+        over = min(seconds, longest) - longest / _OFFENDER_SHARE
+        if over > 0:
+            self.offences.note_stay(caller.process, caller.credentials.uid, domain.name, over, longest)
 
     def _entrant(self, caller: ClientConnection, limits: ClientLimits) -> Entrant:
         uid, offences = caller.credentials.uid, self.open[caller.process] - 1 + self._offences(caller)

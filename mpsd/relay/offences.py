@@ -25,6 +25,7 @@ class Offences:
         self._by_process: Counter[ProcessId | None] = Counter()
         self._at: dict[int, float] = {}  # when the minute of each share began (trio time), the oldest first
         self._stays = Rates(_STAYS, most_keys=_MOST_USERS)
+        self._counted_until: dict[tuple[int, str], float] = {}  # by share and domain (trio time), the oldest first
 
     def note(self, process: ProcessId | None, uid: int) -> None:
         self._by_process[process] += 1
@@ -35,12 +36,20 @@ class Offences:
             while len(self._at) > _MOST_USERS:
                 del self._at[next(iter(self._at))]
 
-    def note_stay(self, process: ProcessId | None, uid: int, part: float) -> None:
-        """Count that one of a user's clients kept others out for this part (0 to 1) of the longest stay.
+    def note_stay(self, process: ProcessId | None, uid: int, domain: str, seconds: float, longest: float) -> None:
+        """Count that one of a user's clients kept others out of a domain for so long; `longest` in a minute is no offence.
 
         Without it a user whose clients leave just before their time is over would delay each connection of others by that.
+        The time in which several clients of a user did so together counts once.
         """
-        if self._share_of is not None and not self._stays.allows(self._share_of(uid), trio.current_time(), part):
+        if self._share_of is None:
+            return
+        share, now = self._share_of(uid), trio.current_time()
+        seconds = min(seconds, now - self._counted_until.pop((share, domain), -math.inf))
+        self._counted_until[share, domain] = now
+        while len(self._counted_until) > _MOST_USERS:
+            del self._counted_until[next(iter(self._counted_until))]
+        if not self._stays.allows(share, now, seconds / longest):
             self.note(process, uid)
 
     def of(self, process: ProcessId | None, uid: int) -> int:

@@ -220,6 +220,49 @@ async def test_who_stays_for_no_longer_than_an_offender_may_commits_no_offence(a
     assert found == [pytest.approx(PATIENCE - 0.01)] * 100
 
 
+async def stay_together(offences, stays):
+    """Have clients of OWN stay so long inside together, while one of OTHER waits for their end."""
+    settings = RelaySettings(1, PATIENCE, 1, False)
+    shared = UnconnectedConversations(HopefulPool(), None, None, settings, None, None, offences)
+    domain = shared.pool.domain
+    domain.control = VendorDaemon()
+
+    def caller(seconds):
+        async def stay(backend, patience, is_well):
+            await is_well()  # lets the next one send
+            await trio.sleep_until(began + seconds)
+            return LinkSide.CLIENT
+
+        link = SimpleNamespace(
+            run=stay, share=OWN, granted_at=-math.inf, awaits_domain=False, transcript=None, has_passed_descriptors=False
+        )
+        return SimpleNamespace(link=link, process=None, credentials=Credentials(1, OWN, OWN))
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for seconds in stays:
+            nursery.start_soon(shared._visit, caller(seconds), domain, unlimited(()))
+        await trio.testing.wait_all_tasks_blocked()
+        async with domain.guard.window(waiter(OTHER, object()), domain.control):
+            assert trio.current_time() - began == pytest.approx(max(stays))
+
+
+async def test_the_time_in_which_clients_of_one_user_are_inside_together_counts_once(autojump_clock):
+    """A user who started many at once was an offender after a second, for instance the one of a server's start."""
+    offences = Offences(lambda uid: uid)
+    await stay_together(offences, [4 * PATIENCE] * 16)
+    assert not offences.is_remembered(OWN)
+
+
+async def test_who_leaves_one_after_the_other_keeps_others_out_all_the_time(autojump_clock):
+    offences = Offences(lambda uid: uid)
+    staggered = [PATIENCE * number for number in range(1, 10)]
+    await stay_together(offences, staggered)
+    assert not offences.is_remembered(OWN)
+    await stay_together(offences, staggered)
+    assert offences.is_remembered(OWN)
+
+
 async def test_the_time_a_domain_takes_to_set_limits_is_no_offence_of_the_client(autojump_clock, monkeypatch):
     """Where a server starts, or the daemon is busy, clients that did nothing wrong lost their patience, and some were held."""
 
