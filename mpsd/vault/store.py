@@ -51,7 +51,6 @@ _CHANGING = (
     "is_sealed", "ttl_seconds", "unheld_since",
 )  # fmt: skip
 _SOME = 2000  # rows that are deleted at a time, so that other tasks can run in between
-_MEANS_SOMETHING = "EXISTS (SELECT 1 FROM arenas WHERE id = arena_id AND (dropped_in IS NULL OR dropped_in > commits))"
 
 
 class Row(Struct, frozen=True):
@@ -159,13 +158,17 @@ class VaultStore:
 
     def removed(self) -> list[int]:
         """Return the arenas, removed or not, that still have rows of removed allocations."""
-        statement = f"SELECT DISTINCT arena_id FROM allocations WHERE NOT {_MEANS_SOMETHING}"
+        is_there = "SELECT 1 FROM arenas WHERE id = arena_id AND (dropped_in IS NULL OR dropped_in > commits)"
+        statement = f"SELECT DISTINCT arena_id FROM allocations WHERE NOT EXISTS ({is_there})"
         return [arena_id for (arena_id,) in self._read(statement)]
 
     def forget_allocations(self, arena_id: int) -> bool:
         """Delete some rows of removed allocations of the arena, or of a removed one; return whether there may be more."""
-        some = f"SELECT serial FROM allocations WHERE arena_id = ? AND NOT {_MEANS_SOMETHING} LIMIT ?"
-        return self._delete_some(some, arena_id)
+        if commits := self._read("SELECT commits FROM arenas WHERE id = ?", (arena_id,)):
+            gone = f"dropped_in <= {commits[0][0]:d}"  # in an index: what the arena has meanwhile, often far more, is not read
+        else:
+            gone = "TRUE"
+        return self._delete_some(f"SELECT serial FROM allocations WHERE arena_id = ? AND {gone} LIMIT ?", arena_id)
 
     def lose(self, rows: Iterable[Row]) -> None:
         """Store the loss of these arenas' memory and allocations; all at once."""
