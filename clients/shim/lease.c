@@ -201,17 +201,36 @@ static void put_number(const char *name, double value)
 	setenv(name, text, 1);
 }
 
-/* By ordinals, as CUDA counts them here. */
+/* In MiB: what the program's own setting ("0=1G,1=512M") allows that GPU, if that is understood and less than the lease. */
+static uint64_t least_memory(const char *own, int ordinal, uint64_t most)
+{
+	for (; own; own = strchr(own, ',') ? strchr(own, ',') + 1 : NULL) {
+		char *end;
+		long number = strtol(own, &end, 10);
+		double size;
+
+		if (end == own || *end != '=' || number != ordinal)
+			continue;
+		size = strtod(end + 1, &end);
+		size *= *end == 'G' ? 1024 : *end == 'M';
+		if (size >= 1 && size < (double)most && (!end[1] || strchr(",B", end[1])))
+			most = (uint64_t)size;
+	}
+	return most;
+}
+
+/* By ordinals, as CUDA counts them here; other names of GPUs in the program's own setting are not understood. */
 static void put_memory(uint64_t bytes)
 {
+	const char *name = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", *own = getenv(name);
+	uint64_t most = bytes >> 20 ? bytes >> 20 : 1;
 	char text[1024] = "";
 	size_t used = 0;
 
-	if (getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"))
-		return;
 	for (int i = 0; i < 16; i++)
-		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d=%lluM", i ? "," : "", i, (unsigned long long)(bytes >> 20));
-	setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", text, 1);
+		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d=%lluM", i ? "," : "", i,
+					 (unsigned long long)least_memory(own, i, most));
+	setenv(name, text, 1);
 }
 
 static void apply(const struct settings *wish, const char *domain)

@@ -12,6 +12,7 @@ from tests.integration.test_shim import addresses, counter, memory, shim, told
 from tests.seeds import seeds
 
 ARENA = {"MPSD_ARENA": "kept", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
+OWN_LIMITS = [("0=1G", False), ("0=64G", False), ("", False), ("much", False), ("1=1G,0=3G", True)]
 PATIENCE_SECONDS = 20.0  # of a guest, all in all: some answers of 5 s, and the time that the machine takes
 
 
@@ -32,6 +33,17 @@ def test_the_programs_own_share_stays_only_if_it_is_a_lower_one(strangers: Machi
     client = counter(strangers, MPSD_LEASE_SM_PERCENT="25", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=own).ready()
     assert client.wait("ready")["sms"] == sms
     client.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "allocates"), OWN_LIMITS)
+def test_the_programs_own_memory_limit_stays_only_if_it_is_a_lower_one(strangers: Machine, own: str, allocates: bool) -> None:
+    """The lease allows 4 GiB; the program allocates 5, and 2 where its own limit is to leave so much."""
+    strangers.start()
+    variables = shim(strangers, MPSD_LEASE_MEMORY="4G", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own)
+    client = strangers.client("memlimit", "2000" if allocates or own == "0=1G" else "5000", **variables)
+    assert client.status() == (0 if allocates else 5)
+    assert [each["code"] for each in client.events("error")] == ([] if allocates else [2])
 
 
 @pytest.mark.slow
