@@ -225,7 +225,7 @@ class LeaseBook:
                 deadline, rise = self._admissions.next_change()
                 later = None if rise is None else max(rise, self._quotas.clock() + _RANKS_SECONDS)
                 if deadline is not None:
-                    deadline = max(deadline, self._again_at)
+                    deadline = max(deadline, min(self._again_at, self._quotas.clock() + _AGAIN_SECONDS))  # the clock may be set
                 await self._schedule.sleep_until(self._register.next_end(), deadline, later)
 
     def _end_what_is_over(self, now: float) -> None:

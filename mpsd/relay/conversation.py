@@ -39,6 +39,7 @@ _OFFENDER_SHARE = 10  # a client that kept a domain waiting before gets a tenth 
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
 _ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
+_LEAST_ARRIVAL_SECONDS = 2.0  # also of an offender: who comes later may get the next one's limits
 _FROZEN_SECONDS = 2.0  # a vendor daemon that answers no client for so long waits for the current one, or is ill
 _LONGEST_PAUSE_SECONDS = 30.0
 _WHY_DETACHED = {
@@ -204,7 +205,7 @@ class Conversations(Struct):
         The server may read a newcomer's limits until its log reports the newcomer (measured: it has by then).  A process begins
         with a connection that only asks for a daemon: no descriptor is passed on it, so it cannot lead to a server.
         """
-        patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self._offences(caller) else 1)
+        patience = _LEAST_ARRIVAL_SECONDS if self._offences(caller) else _ARRIVAL_SECONDS
         self.open[caller.process] -= 1  # now it delays only clients with other limits
         try:
             if not await arrival.settled(patience) and domain.guard.is_on:
