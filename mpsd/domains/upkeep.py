@@ -71,7 +71,9 @@ class Upkeep:
             elif domain.state is DomainState.READY and domain.applied_defaults != self._pool.defaults:
                 self._begin(nursery, domain, self._reapply)
         for gpus in {domain.gpus for domain in self._pool.domains.values()}:
-            if not self._pool.drained.keys() & set(gpus):
+            if self._pool.drained.keys() & set(gpus):
+                self._needed_since.pop(gpus, None)
+            else:
                 self._keep_spares(nursery, gpus)
 
     def _is_outdated(self, domain: Domain) -> bool:
@@ -146,7 +148,8 @@ class Upkeep:
             log.warning("upkeep.failed", why=str(exc))
         finally:
             self._making.discard(gpus)
-        if pool.is_stopping or pool.rules(frozenset(gpus)).is_exclusive:
+        is_drained = not pool.drained.keys().isdisjoint(gpus)  # perhaps since NVML was asked
+        if pool.is_stopping or is_drained or pool.rules(frozenset(gpus)).is_exclusive:
             return
         plan = self._plan(gpus)  # the domains may have changed
         for _ in range(plan.create):

@@ -126,3 +126,36 @@ async def test_a_silent_nvml_delays_no_other_upkeep(
         del pool.domains["d2"]
         has_answered.set()
         pool.notify()
+
+
+async def test_no_spare_is_made_on_a_gpu_that_was_drained_while_nvml_was_silent(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Its server would keep the GPU from the reset for which it is drained."""
+    has_answered, made, looks = trio.Event(), list[Sequence[str]](), list[float]()
+
+    async def read_devices() -> tuple[Device, ...]:
+        await has_answered.wait()
+        return ()
+
+    pool = a_pool(Domain("default", 1, GPUS, Failing("nothing"), 48, state=DomainState.READY))  # type: ignore[arg-type]
+    monkeypatch.setattr("mpsd.domains.upkeep.plan_spares", lambda *facts: SparePlan(create=1))
+    monkeypatch.setattr(Pool, "create", lambda pool, gpus: made.append(gpus))
+    upkeep = Upkeep(pool, 1.0, read_devices)
+    look = upkeep._look
+
+    def counted(nursery: trio.Nursery) -> None:
+        looks.append(trio.current_time())
+        look(nursery)
+
+    monkeypatch.setattr(upkeep, "_look", counted)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(upkeep.run)
+        await trio.sleep(30.0)
+        pool.drain_gpu(GPUS[0], "it is reset")
+        has_answered.set()
+        looks.clear()
+        await trio.sleep(30.0)
+        assert made == []
+        assert len(looks) < 100, "it looks all the time for a spare that is not due"
+        nursery.cancel_scope.cancel()
