@@ -8,7 +8,7 @@ from contextlib import suppress
 from mpsd_client._client import Client
 from mpsd_client._enlisting import has_cuda_begun
 from mpsd_client._errors import MpsdError
-from mpsd_client._imager import ImagerProcess
+from mpsd_client._imager import ImageError, ImagerProcess
 from mpsd_client._restoring import images_place, looks_missing
 
 UNUSED_SECONDS = 60.0  # after that it ends, with its context: the program does something else
@@ -22,9 +22,13 @@ class EarlyImager:
 
     def __init__(self, arena: str, directory: str | os.PathLike[str]) -> None:
         self._lock = threading.Lock()  # protects the imager, which is not for several threads at a time
-        self._imager: ImagerProcess | None = ImagerProcess(is_beside_cuda=True)
         place = os.path.abspath(directory)
-        threading.Thread(target=self._attend, args=(arena, place), name="mpsd imager", daemon=True).start()
+        self._imager: ImagerProcess | None = ImagerProcess(is_beside_cuda=True)
+        try:
+            threading.Thread(target=self._attend, args=(arena, place), name="mpsd imager", daemon=True).start()
+        except RuntimeError as exc:  # no thread is left for this process
+            self.close()
+            raise ImageError("no thread can be started for an imager") from exc
 
     def take(self) -> ImagerProcess | None:
         """Return the imager, which is the caller's now; None: it was taken, or has been let go."""

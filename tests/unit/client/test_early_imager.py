@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from mpsd_client import ErrorCode, Refused, _early_imager
 from mpsd_client._early_imager import EarlyImager, early_imager
+from mpsd_client._imager import ImagerProcess
 
 # Writes each request to a FIFO, which it opens to read as well: else it would wait for a reader, if that has gone.
 FAKE = """#!{python}
@@ -144,3 +145,24 @@ def test_none_is_started_that_could_not_restore(
     if trouble == "no directory":
         (tmp_path / "images/complete").rmdir()
     assert early_imager("llm", "/mpsd.sock", tmp_path / "images") is None
+
+
+def test_none_is_kept_where_no_thread_can_be_started(
+    said: int, cuda: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program goes on without it, as it would without the imager's program."""
+    mpsd(monkeypatch, MISSING)
+    made: list[ImagerProcess] = []
+
+    class Kept(ImagerProcess):
+        def __init__(self, *, is_beside_cuda: bool = False) -> None:
+            super().__init__(is_beside_cuda=is_beside_cuda)
+            made.append(self)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_early_imager, "ImagerProcess", Kept)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert early_imager("llm", "/mpsd.sock", tmp_path / "images") is None
+    made[0]._process.wait(20)
