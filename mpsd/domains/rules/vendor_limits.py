@@ -116,10 +116,10 @@ def overrides(variable: str | None, visible: Mapping[str, int]) -> str:
     entries = (variable or "").split(",", _MOST_ENTRIES)
     if len(entries) > _MOST_ENTRIES:
         return f"its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has more than {_MOST_ENTRIES} entries"
+    known = {*visible, *map(str, visible.values())}  # no other way to write a number: the driver may read it differently
     for entry in filter(None, entries):
         device = entry.partition("=")[0].strip()
-        known = device in visible or (device.isdecimal() and len(device) < 10 and int(device) in visible.values())
-        if not known:
+        if device not in known:
             return f"its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names {device[:64]!r}, no GPU of its domain, and would lift its limit"
     return ""
 

@@ -66,6 +66,7 @@ def test_reading_a_memory_limit(answer: str, size: int | None) -> None:
     [
         (None, True), ("", True), ("0=1G", True), ("1=1G", False), ("GPU-a=1G", True), ("GPU-z=1G", False),
         ("0=1G,7=1G", False), ("99999999999999=1G", False), ("=1G", False), ("0=1G,", True),
+        ("00=1G", False), ("\u0660=1G", False),  # int() reads both as 0
         (",".join(["0=1G"] * 256), True), (",".join(["0=1G"] * 257), False),  # 30,000 took 15 ms of the event loop
     ],
 )  # fmt: skip
