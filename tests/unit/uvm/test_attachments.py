@@ -10,6 +10,7 @@ import pytest
 import structlog
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
 from mpsd.model.client import UNKNOWN, ShieldState, WatchStatus
@@ -273,6 +274,7 @@ async def live(made: Attachments, client: FakeClient, steps: int) -> bool:
             scope.cancel()
         return await directly(function, *args)
 
+    made._around = replace(made._around, in_thread=some)  # of the sweeps, which no user makes
     made._looks, made._closings = UserThreads(8, some), UserThreads(8, some)
     with trio.CancelScope() as scope:
         async with attached(made, client):
