@@ -31,6 +31,7 @@ log = structlog.get_logger()
 DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy machine
 _SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
 _PING_SECONDS = 0.5
+_STARTS = 5  # times the deadline: a new process reads nothing that hangs, and waits for a processor on a busy machine
 _EXEC_SECONDS = 5.0  # until a program's file is read
 _ANSWER_BYTES = wire.DATAGRAM_BYTES
 _DESCRIPTOR = array("i")
@@ -152,7 +153,7 @@ class Inspector:
 
     def _child(self, end: socket.socket, pid: int) -> Child:
         """Return the process that sends its pid to `end`.  Raises OSError."""
-        if not self._has_answer(end, pid):
+        if not self._has_answer(end, pid, _STARTS * self._deadline_seconds):
             raise OSError(errno.ETIMEDOUT, "the inspector started no process in time")
         if not (answer := end.recv(_ANSWER_BYTES)):
             raise OSError(errno.EPIPE, "the inspector died when it started a process")
@@ -255,13 +256,13 @@ class Inspector:
         """Ask, blocking, and return payload and descriptors.  Raises OSError, Unreadable."""
         end, pid = self._send(question, descriptors)
         with end:
-            if self._has_answer(end, pid):
+            if self._has_answer(end, pid, self._deadline_seconds):
                 return _receive(end, question.pid)
         raise _overdue(question.pid)
 
-    def _has_answer(self, end: socket.socket, pid: int) -> bool:
+    def _has_answer(self, end: socket.socket, pid: int, seconds: float) -> bool:
         """Wait for an answer; if none comes, replace the inspector unless it answers others.  pid: the inspector's."""
-        if is_readable(end, self._deadline_seconds + _SLACK_SECONDS):
+        if is_readable(end, seconds + _SLACK_SECONDS):
             return True
         if not self._answers_now(pid):
             self._replace(pid)

@@ -104,6 +104,20 @@ with open({path!r}, "wb") as file:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+def test_a_process_may_wait_for_a_processor_when_it_starts(impatient: Inspector) -> None:
+    """On a busy machine mpsd did not start: its inspector had not got a processor for 1.5 s."""
+    impatient.start()
+    os.kill(impatient.pid, signal.SIGSTOP)
+    later = threading.Timer(0.9, os.kill, (impatient.pid, signal.SIGCONT))  # past the deadline and its slack
+    later.start()
+    try:
+        reader = impatient.start_reader()
+    finally:
+        later.join()
+    reader.kill()
+    reader.reap()
+
+
 def test_the_uids_of_one_range_have_one_share_of_its_places(tmp_path: Path) -> None:
     """Reads that their users let hang, as any of 65,536 users, took all of them."""
     program = tmp_path / "recorder"
