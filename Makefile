@@ -61,7 +61,7 @@ needs:
 	@PYTHON="$(PYTHON)" .ci/needs
 
 venv: $(VENV)/bindings ## a virtual environment with mpsd in it
-dev: $(VENV)/bindings $(VENV)/dev ## ... and with what the tests need
+dev: $(VENV)/bindings $(VENV)/dev clients-of-tests ## ... and with what the tests need
 
 $(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) clients/python/setup.py | needs
 	@$(call make_venv,$(VENV))
@@ -84,6 +84,9 @@ programs: | needs
 	@$(call compile,native,the keeper and the inspector,keeper inspector launcher sentinel)
 	@$(call compile,clients/c,the C library)
 	@[ "$$(uname -m)" != x86_64 ] || { $(call compile,clients/shim,the shim); }
+
+clients-of-tests: programs
+	@$(call compile,tests/clients,the clients of the tests)
 
 build: programs venv ## the C programs, and the front end beside the interpreter
 	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || install -m 755 $(FRONT_END) $(VENV)/bin/$(PROGRAM)
@@ -242,4 +245,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod transcripts table-kmod check pictures bench docs kernel dist constraints deb tree clean install install-files uninstall
+.PHONY: help needs venv dev clients-of-tests programs build run test test-slow test-kmod transcripts table-kmod check pictures bench docs kernel dist constraints deb tree clean install install-files uninstall
