@@ -103,7 +103,6 @@ with open({path!r}, "wb") as file:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 def test_a_process_may_wait_for_a_processor_when_it_starts(impatient: Inspector) -> None:
     """On a busy machine mpsd did not start: its inspector had not got a processor for 1.5 s."""
     impatient.start()
@@ -118,6 +117,7 @@ def test_a_process_may_wait_for_a_processor_when_it_starts(impatient: Inspector)
     reader.reap()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 def test_the_uids_of_one_range_have_one_share_of_its_places(tmp_path: Path) -> None:
     """Reads that their users let hang, as any of 65,536 users, took all of them."""
     program = tmp_path / "recorder"
