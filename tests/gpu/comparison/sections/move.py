@@ -3,29 +3,25 @@
 No connection drops, and all tokens equal those of an undisturbed run.
 """
 
-import shutil
-import subprocess
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from mpsd_client import Client as Mpsd
-from mpsd_client import Refused, calls, values
+from mpsd_client import calls, values
 
 from tests.gpu.comparison import figures
-from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.llm import Llm
 from tests.gpu.comparison.pytorch import has_torch
+from tests.gpu.comparison.replicas import ReplicatedLlm, images_in_memory
 from tests.gpu.comparison.sections.failover_llm import FEW_TOKENS, SHAPES, STREAMS, STRUCK_AFTER, TOKENS, wait_for_steps
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import SystemFailed
 
 NAME = "moving"
 TRIALS = 10
-READY_SECONDS, MOVE_SECONDS, END_SECONDS = 90.0, 60.0, 30.0
+MOVE_SECONDS, END_SECONDS = 60.0, 30.0
 TRIAL_SECONDS = 40.0
 MOST_PAUSE_MS = 50.0
-EVERY = "1"
 
 
 def run(stage: Stage) -> None:
@@ -34,36 +30,28 @@ def run(stage: Stage) -> None:
     stage.mpsd.renew()
     if not (gpus := stage.two_gpus("a service that moves to a second GPU")):
         return
-    directory = Path("/dev/shm") / f"mpsd-move-{time.time_ns()}"
-    directory.mkdir(mode=0o700)
-    limit = [str(stage.options.python), "-m", "mpsd.images", "limits", "--directory", str(directory), "--keep", "3"]
-    subprocess.run(limit, check=True, stdout=subprocess.DEVNULL)
-    llm = Llm(stage, stage.mpsd, NAME, SHAPES[0])
-    moves = _Moves(stage, llm, gpus[:2], directory)
-    try:
-        moves.run()
-    finally:
-        end_all(moves.members.values())
-        llm.end()
-        stage.mpsd.clients.clear()
-        shutil.rmtree(directory)
+    with images_in_memory(stage) as directory:
+        replicated = ReplicatedLlm(Llm(stage, stage.mpsd, NAME, SHAPES[0]), directory)
+        try:
+            _Moves(stage, replicated, gpus[:2]).run()
+        finally:
+            replicated.end()
+            stage.mpsd.clients.clear()
 
 
 @dataclass(slots=True)
 class _Moves:
-    """Guards that a member runs on each GPU.  members: by GPU."""
+    """Guards that a member runs on each GPU."""
 
     stage: Stage
-    llm: Llm
+    replicated: ReplicatedLlm
     gpus: list[str]
-    directory: Path
-    members: dict[str, Client] = field(default_factory=dict)
 
     def run(self) -> None:
         stage, tokens = self.stage, FEW_TOKENS if self.stage.options.is_simulated else TOKENS
-        self._start(self.gpus[0], "promoted")
-        undisturbed = self.llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
-        self._start(self.gpus[1], "warm")
+        self.replicated.start(self.gpus[0], "promoted")
+        undisturbed = self.replicated.llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
+        self.replicated.start(self.gpus[1], "warm")
         done: list[values.Move] = []
         gaps, right, total = list[float](), 0, 2 * stage.trials(TRIALS)
         for number in range(total):
@@ -79,7 +67,7 @@ class _Moves:
         pauses = [each.pause_ms for each in done if each.pause_ms is not None]
         stage.keep("move", {"pauses_ms": pauses, "gaps_ms": gaps, "seconds": [each.seconds for each in done]})
         stage.add(
-            f"{self.llm.shape}, {STREAMS} streams: moved, all tokens equal, no connection dropped",
+            f"{self.replicated.llm.shape}, {STREAMS} streams: moved, all tokens equal, no connection dropped",
             mpsd=figures.of(right, len(done)), goal="all", met=right == len(done) >= 2,
         )  # fmt: skip
         median, worst = figures.ms(figures.median(pauses)), figures.ms(max(pauses, default=None))
@@ -97,47 +85,25 @@ class _Moves:
 
     def _move(self, tokens: int) -> tuple[dict[str, object], values.Move]:
         """Move the service to the other GPU under load.  Return what the clients got, and the move, as it ended."""
-        here = self._service().gpu
+        here = self.replicated.service().gpu
         there = next(gpu for gpu in self.gpus if gpu != here)
-        self._wait_for_replica(time.time())
-        load = self.llm.load("moved", requests=STREAMS, tokens=tokens)
-        wait_for_steps(self.members[here], STRUCK_AFTER)
+        self.replicated.wait_for_replica(time.time())
+        load = self.replicated.llm.load("moved", requests=STREAMS, tokens=tokens)
+        wait_for_steps(self.replicated.members[here], STRUCK_AFTER)
         with Mpsd(self.stage.mpsd.pipe / "mpsd.sock") as mpsd:
             mpsd.ask(calls.service_move(NAME, there, MOVE_SECONDS))
         move = self._outcome()
         found = load.result()
         if move.state == "done":
-            self.members[here].wait(END_SECONDS)
-            self._start(here, "warm")
+            self.replicated.members[here].wait(END_SECONDS)
+            self.replicated.start(here, "warm")
         return found, move
 
     def _outcome(self) -> values.Move:
         end = time.monotonic() + 2 * MOVE_SECONDS
         while time.monotonic() < end:
-            move = self._service().move
+            move = self.replicated.service().move
             if move is not None and move.state in ("done", "cancelled"):
                 return move
             time.sleep(0.1)
         raise SystemFailed("the move does not end")
-
-    def _service(self) -> values.Service:
-        with Mpsd(self.stage.mpsd.pipe / "mpsd.sock") as mpsd:
-            return mpsd.ask(calls.service_get(NAME))
-
-    def _wait_for_replica(self, since: float) -> None:
-        end = time.monotonic() + READY_SECONDS
-        while time.monotonic() < end:
-            try:
-                replica = self._service().replica
-            except Refused:
-                replica = None
-            if replica is not None and (replica.at or 0.0) > since:
-                return
-            time.sleep(0.1)
-        raise SystemFailed("no replica is made: " + "; ".join(str(each.trouble) for each in self.members.values())[:300])
-
-    def _start(self, gpu: str, event: str) -> None:
-        words = ("--images", str(self.directory), "--every", EVERY)
-        self.members[gpu] = self.llm.member(*words, environment={"CUDA_VISIBLE_DEVICES": gpu})
-        if self.members[gpu].wait_for(event, READY_SECONDS) is None:
-            raise SystemFailed(f"a member is not {event}: {self.members[gpu].trouble}"[:300])

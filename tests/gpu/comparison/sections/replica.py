@@ -5,31 +5,23 @@ import sys
 import time
 from pathlib import Path
 
-from mpsd_client import Client as Mpsd
-from mpsd_client import calls, values
-
 from tests.gpu.comparison import figures
 from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.replicas import EVERY, MOST_AGE, images_in_memory, replica_age
 from tests.gpu.comparison.stage import ROOT, Stage
 
 PROGRAM = ROOT / "tests/integration/replica_member.py"
 NAME = "replicated"
-READY_SECONDS, FOLLOW_SECONDS, EVERY = 60.0, 30.0, 1.0
-MOST_AGE = 3 * EVERY  # of the replica: an image is begun each second, copied to the host, and from there
+READY_SECONDS, FOLLOW_SECONDS = 60.0, 30.0
 
 
 def run(stage: Stage) -> None:
     stage.mpsd.renew()
     if not (gpus := stage.two_gpus("a replica on a second GPU")):
         return
-    directory = Path("/dev/shm") / f"mpsd-replica-{time.time_ns()}"
     seconds = 6.0 if stage.options.is_simulated else FOLLOW_SECONDS
-    try:
+    with images_in_memory(stage) as directory:
         _follow(stage, gpus, directory, seconds)
-    finally:
-        for each in sorted(directory.rglob("*"), reverse=True):
-            each.rmdir() if each.is_dir() else each.unlink()
-        directory.rmdir()
 
 
 def _member(stage: Stage, gpu: str, directory: Path) -> Client:
@@ -46,7 +38,7 @@ def _follow(stage: Stage, gpus: list[str], directory: Path, seconds: float) -> N
     ages, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.25)
-        ages.append(_age(stage))
+        ages.append(replica_age(stage.mpsd, NAME))
     looks = far.events("has")
     right = sum(each["right"] for each in looks)
     stage.keep("replica", {"ages": ages})
@@ -61,9 +53,3 @@ def _follow(stage: Stage, gpus: list[str], directory: Path, seconds: float) -> N
         client.signal(9)
         client.wait(READY_SECONDS)
     stage.mpsd.clients.clear()
-
-
-def _age(stage: Stage) -> float:
-    with Mpsd(stage.mpsd.pipe / "mpsd.sock") as mpsd:
-        found: values.Replica | None = mpsd.ask(calls.service_get(NAME)).replica
-    return time.time() - found.at if found and found.at else float("inf")

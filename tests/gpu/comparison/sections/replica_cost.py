@@ -3,17 +3,14 @@
 Runs of the writer without images, and with an image each second and a replica on the other GPU, take turns.
 """
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpsd_client import Client as Mpsd
-from mpsd_client import calls, values
-
 from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.replicas import EVERY, MOST_AGE, images_in_memory, replica_age
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import SystemFailed
 
@@ -23,11 +20,9 @@ GIB = 20
 PERMILLES = (10, 50, 250)  # of the arena's bytes, each second: 0.2, 1.1 and 5.4 GB/s
 JUDGED = 50  # the goal is of 1 GB/s
 PAIRS = 3
-EVERY = 1.0  # seconds between two images
 READY_SECONDS, LOOK_SECONDS = 60.0, 0.1
 MEASURED = 10  # seconds
 MOST_COST = 0.02
-MOST_AGE = 3 * EVERY
 
 
 @dataclass(slots=True)
@@ -44,15 +39,12 @@ def run(stage: Stage) -> None:
     stage.mpsd.renew()
     if not (gpus := stage.two_gpus("a replica's cost")):
         return
-    directory = Path("/dev/shm") / f"mpsd-replica-cost-{time.time_ns()}"
     for permille in PERMILLES if not stage.options.is_simulated else PERMILLES[1:2]:
         found = _Found()
-        try:
+        with images_in_memory(stage) as directory:
             for _ in range(stage.trials(PAIRS)):
                 _measure(stage, gpus, permille, None, found)
                 _measure(stage, gpus, permille, directory, found)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
         _report(stage, permille, found)
 
 
@@ -65,11 +57,16 @@ def _measure(stage: Stage, gpus: list[str], permille: int, directory: Path | Non
         _wait(members, "the writer to serve", lambda: bool(members[0].events("serves")))
         if directory:
             members.append(_member(stage, gpus[1], words))
-            _wait(members, "a replica", lambda: _age(stage, name) <= MOST_AGE)
+            _wait(members, "a replica", lambda: replica_age(stage.mpsd, name) <= MOST_AGE)
         since = len(members[0].events("rate")) + 1  # one that has begun is left out
         seconds = 2 if stage.options.is_simulated else MEASURED
-        ages = found.ages if directory else None
-        _wait(members, "figures", lambda: len(members[0].events("rate")) >= since + seconds, ages, lambda: _age(stage, name))
+
+        def has_figures() -> bool:
+            if directory:
+                found.ages.append(replica_age(stage.mpsd, name))
+            return len(members[0].events("rate")) >= since + seconds
+
+        _wait(members, "figures", has_figures)
         rates = members[0].events("rate")[since:]
         (found.replicated if directory else found.alone).append(figures.median([float(each["steps"]) for each in rates]) or 0.0)
         found.written += [float(each["written"]) for each in rates]
@@ -86,26 +83,12 @@ def _member(stage: Stage, gpu: str, words: list[str]) -> Client:
     return stage.mpsd.spawn([str(stage.options.python), str(PROGRAM), *words], stage.mpsd.environment() | variables)
 
 
-def _wait(
-    members: list[Client],
-    what: str,
-    is_done: Callable[[], bool],
-    ages: list[float] | None = None,
-    age: Callable[[], float] | None = None,
-) -> None:
+def _wait(members: list[Client], what: str, is_done: Callable[[], bool]) -> None:
     end = time.monotonic() + READY_SECONDS
     while not is_done():
         if time.monotonic() > end or not all(each.is_running for each in members):
             raise SystemFailed(f"no {what}: {'; '.join(each.trouble for each in members)}"[:300])
-        if ages is not None and age is not None:
-            ages.append(age())
         time.sleep(LOOK_SECONDS)
-
-
-def _age(stage: Stage, name: str) -> float:
-    with Mpsd(stage.mpsd.pipe / "mpsd.sock") as mpsd:
-        replica: values.Replica | None = mpsd.ask(calls.service_get(name)).replica
-    return time.time() - replica.at if replica and replica.at else float("inf")
 
 
 def _report(stage: Stage, permille: int, found: _Found) -> None:

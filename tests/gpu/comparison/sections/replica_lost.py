@@ -8,32 +8,28 @@ The new active repeats what the replica lacks: it computes the cache of tokens t
 last bits can differ from those of single steps.  So later tokens may differ from an undisturbed run's; none that was sent does.
 """
 
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from mpsd_client import Client as Mpsd
-from mpsd_client import calls, values
+from mpsd_client import calls
 
 from tests.gpu.comparison import failover, figures
-from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.listener import Listener
 from tests.gpu.comparison.llm import Llm
 from tests.gpu.comparison.pytorch import has_torch
+from tests.gpu.comparison.replicas import MOST_AGE, READY_SECONDS, ReplicatedLlm, images_in_memory
 from tests.gpu.comparison.sections.failover_llm import FEW_TOKENS, SHAPES, STREAMS, STRUCK_AFTER, TOKENS, wait_for_steps
 from tests.gpu.comparison.stage import ROOT, Stage
-from tests.gpu.comparison.system import System, SystemFailed
+from tests.gpu.comparison.system import SystemFailed
 
 NAME = "mirrored"
 TRIALS = 5
-EVERY = 1.0  # seconds between two images
-MOST_LOST_SECONDS = 3 * EVERY  # of publishes: an image is begun each second, copied to the host, and from there
-READY_SECONDS, SERVED_SECONDS, LOOK_SECONDS = 90.0, 30.0, 0.05
+SERVED_SECONDS = 30.0
 TRIAL_SECONDS = 45.0
 
 
@@ -53,18 +49,12 @@ def run(stage: Stage) -> None:
     if len(gpus) < 2:
         stage.add("a lost GPU", remark="not run: it needs two GPUs")
         return
-    directory = Path("/dev/shm") / f"mpsd-lost-{time.time_ns()}"
-    directory.mkdir(mode=0o700)
-    limit = [str(stage.options.python), "-m", "mpsd.images", "limits", "--directory", str(directory), "--keep", "3"]
-    subprocess.run(limit, check=True, stdout=subprocess.DEVNULL)
-    llm = Llm(stage, system, NAME, SHAPES[0])
-    losses = _Losses(stage, system, llm, dict(list(gpus.items())[:2]), log, directory)
-    try:
-        losses.run()
-    finally:
-        end_all(losses.members.values())
-        llm.end()
-        shutil.rmtree(directory)
+    with images_in_memory(stage) as directory:
+        replicated = ReplicatedLlm(Llm(stage, system, NAME, SHAPES[0]), directory)
+        try:
+            _Losses(stage, replicated, dict(list(gpus.items())[:2]), log).run()
+        finally:
+            replicated.end()
 
 
 @dataclass(slots=True)
@@ -83,22 +73,19 @@ class _Loss:
 
 @dataclass(slots=True)
 class _Losses:
-    """Guards that a member runs on each GPU.  gpus: PCI places by UUID.  members: by UUID."""
+    """Guards that a member runs on each GPU.  gpus: PCI places by UUID."""
 
     stage: Stage
-    system: System
-    llm: Llm
+    replicated: ReplicatedLlm
     gpus: dict[str, str]
     log: Path
-    directory: Path
-    members: dict[str, Client] = field(default_factory=dict)
 
     def run(self) -> None:
         stage, tokens = self.stage, FEW_TOKENS if self.stage.options.is_simulated else TOKENS
         here, there = self.gpus
-        self._start(here, "promoted")
-        undisturbed = self.llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
-        self._start(there, "warm")
+        self.replicated.start(here, "promoted")
+        undisturbed = self.replicated.llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
+        self.replicated.start(there, "warm")
         found: list[_Loss] = []
         for number in range(stage.trials(TRIALS)):
             if number and stage.left() < TRIAL_SECONDS:
@@ -109,18 +96,17 @@ class _Losses:
 
     def _lose(self, here: str, there: str, tokens: int, undisturbed: dict[str, Any]) -> _Loss:
         """Lose a GPU under load, then use it again for a new replica."""
-        since = time.time()
-        self._wait("a replica", lambda: bool((replica := self._service().replica) and (replica.at or 0.0) > since))
-        load = self.llm.load("lost", requests=STREAMS, tokens=tokens)
-        wait_for_steps(self.members[here], STRUCK_AFTER)
-        listener = Listener(self.system, "service.*", "gpu.*")
+        self.replicated.wait_for_replica(time.time())
+        load = self.replicated.llm.load("lost", requests=STREAMS, tokens=tokens)
+        wait_for_steps(self.replicated.members[here], STRUCK_AFTER)
+        listener = Listener(self.replicated.llm.system, "service.*", "gpu.*")
         at_ns = time.monotonic_ns()
         with self.log.open("a") as log:
             place = self.gpus[here].rpartition(".")[0][-10:].lower()  # 0000:00:06 of 00000000:00:06.0
             log.write(f"4,1,{at_ns // 1000},-;NVRM: Xid (PCI:{place}): 79, pid='<unknown>', GPU has fallen off the bus.\n")
-        self.members[here].signal(signal.SIGKILL)
-        new = self.members[there]
-        self._wait("a first step of the replica", lambda: bool(new.events("first_step")))
+        self.replicated.members[here].signal(signal.SIGKILL)
+        new = self.replicated.members[there]
+        self.replicated.wait("a first step of the replica", lambda: bool(new.events("first_step")))
         result = load.result()
         moved = listener.first("service.moved", at_ns, SERVED_SECONDS)
         drained = listener.first("gpu.drained", at_ns, SERVED_SECONDS)
@@ -133,17 +119,17 @@ class _Losses:
             self.stage.say("; ".join(_differences(result["results"], undisturbed["results"]))[:2000])
         facts = moved[1].facts
         lost_seconds = max(0.0, time.time() - (time.monotonic_ns() - at_ns) / 1e9 - float(facts["at"]))
-        self.members[here].wait(READY_SECONDS)
-        with Mpsd(self.system.pipe / "mpsd.sock") as mpsd:
+        self.replicated.members[here].wait(READY_SECONDS)
+        with Mpsd(self.replicated.llm.system.pipe / "mpsd.sock") as mpsd:
             mpsd.ask(calls.blame_pardon(here))
-        self._start(here, "warm")
+        self.replicated.start(here, "warm")
         first_ms, gap_ms = (first_ns - at_ns) / 1e6, float(result["worst_gap_ms"])
         return _Loss(first_ms, int(facts["steps"] or 0), lost_seconds, gap_ms, is_right, is_same)
 
     def _report(self, found: list[_Loss], undisturbed_ms: float) -> None:
         stage = self.stage
         stage.keep("lost", [astuple(each) for each in found])
-        right, what = sum(each.is_right for each in found), f"{self.llm.shape}, {STREAMS} streams, the GPU is lost"
+        right, what = sum(each.is_right for each in found), f"{self.replicated.llm.shape}, {STREAMS} streams, the GPU is lost"
         stage.add(
             f"{what}: each client gets each token once and in order, no connection dropped",
             mpsd=figures.of(right, len(found)), goal="all", met=right == len(found) > 0,
@@ -158,7 +144,7 @@ class _Losses:
         stage.add(
             f"{what}: publishes lost, which the replica repeats",
             mpsd=f"{max(steps)} at most, of {max(seconds):.1f} s",
-            goal=f"<= {MOST_LOST_SECONDS:g} s", met=max(seconds) <= MOST_LOST_SECONDS,
+            goal=f"<= {MOST_AGE:g} s", met=max(seconds) <= MOST_AGE,
         )  # fmt: skip
         gaps = [each.gap_ms for each in found]
         stage.add(
@@ -166,23 +152,6 @@ class _Losses:
             mpsd=f"median {figures.ms(figures.median(gaps))}, worst {figures.ms(max(gaps))}",
             remark=f"undisturbed {figures.ms(undisturbed_ms)}",
         )
-
-    def _start(self, gpu: str, event: str) -> None:
-        words = ("--images", str(self.directory), "--every", f"{EVERY:g}")
-        self.members[gpu] = self.llm.member(*words, environment={"CUDA_VISIBLE_DEVICES": gpu})
-        if self.members[gpu].wait_for(event, READY_SECONDS) is None:
-            raise SystemFailed(f"a member is not {event}: {self.members[gpu].trouble}"[:300])
-
-    def _service(self) -> values.Service:
-        with Mpsd(self.system.pipe / "mpsd.sock") as mpsd:
-            return mpsd.ask(calls.service_get(NAME))
-
-    def _wait(self, what: str, is_so: Callable[[], bool]) -> None:
-        end = time.monotonic() + READY_SECONDS
-        while not is_so():
-            if time.monotonic() > end:
-                raise SystemFailed(f"no {what}: " + "; ".join(str(each.trouble) for each in self.members.values())[:300])
-            time.sleep(LOOK_SECONDS)
 
 
 def _differences(results: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> Iterator[str]:
