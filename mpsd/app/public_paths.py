@@ -10,6 +10,7 @@ import trio
 
 from mpsd.errors import UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
+from mpsd.log.once import Once
 
 log = structlog.get_logger()
 SECONDS = 1.0
@@ -33,7 +34,7 @@ class PublicPaths:
         self._restore = restore
         self._places = places
         self._is_over = is_over
-        self._said = ""
+        self._logged = Once()
 
     async def run(self) -> None:
         while True:
@@ -59,7 +60,7 @@ class PublicPaths:
         except UnusablePath as exc:
             self._tell(str(exc), gone)
             return [self._path(name) for name in gone]
-        self._said = ""
+        self._logged.clear()
         if back := [self._path(name) for name in gone if self._directory.has(name)]:
             log.error("pipe_directory.restored", found_missing=back, effect="programs that started in between run without MPS")
         return [self._path(name) for name in gone if not self._directory.has(name)]
@@ -68,8 +69,6 @@ class PublicPaths:
         return str(self._directory.path / name)
 
     def _tell(self, why: str, gone: list[str]) -> None:
-        """Log the error once, until it changes."""
-        if why != self._said:
-            self._said = why
+        if self._logged.is_new(why):
             names = [self._path(name) for name in gone]
             log.error("pipe_directory.missing", missing=names, why=why, effect="programs that start run without MPS")

@@ -17,6 +17,7 @@ from mpsd.errors import VendorFailed
 from mpsd.fairness.rates import Rate, Rates
 from mpsd.host.growing_file import GrowingFile
 from mpsd.host.inotify import DirectoryWatch
+from mpsd.log.once import Once
 from mpsd.storage.disk_room import keep_room
 from mpsd.threads import run_in_thread
 
@@ -51,14 +52,13 @@ async def follow_logs(
     Every line is published once, in its file's order, except those of mpsd's own commands.  hear: called
     with the events that the lines report.
     """
-    said = ""
+    logged = Once()
     while True:
         try:
             await _follow(domain, positions, publish, hear)
         except OSError as exc:
-            if str(exc) != said:
-                said = str(exc)
-                log.error("logs.unreadable", domain=domain.name, why=said, effect="its faults are noticed late")
+            if logged.is_new(str(exc)):
+                log.error("logs.unreadable", domain=domain.name, why=str(exc), effect="its faults are noticed late")
             await trio.sleep(_AGAIN_SECONDS)
 
 
@@ -148,14 +148,14 @@ class _Room:
         self._position = -_ROOM_BYTES
 
     async def follow(self, position: int) -> None:
-        """Keep the room; all before the position has been read, and has no other reader."""
+        """Keep the room; all before the position has been read, and mpsd is the only reader."""
         is_due = position - self._position >= _ROOM_BYTES // 2 or position < self._position
         if is_due and not await run_in_thread(keep_room, self._path, _ROOM_BYTES, position):
             self._position = position
 
 
 def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitable[None]]:
-    """Return a function that waits for a change; it polls if the kernel has no watch left."""
+    """Return a function that waits for a change; it polls if the kernel lets mpsd watch nothing more."""
     try:
         watch = DirectoryWatch(directory)
     except OSError as exc:

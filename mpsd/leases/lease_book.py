@@ -31,6 +31,7 @@ from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.rules.spec import check_spec, check_ttl
 from mpsd.leases.rules.usage import Account
 from mpsd.leases.store import LeaseStore
+from mpsd.log.once import Once
 from mpsd.model.device import Device
 from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, LeaseState
 from mpsd.model.process import Credentials, ProcessId
@@ -79,7 +80,7 @@ class LeaseBook:
         self._admissions = Admissions(self._quotas, self._account, self._register, self._clients, dealer, self._news)
         self._schedule = ExpiryTimer(clock)
         self._again_at = -math.inf  # until then no end is written, since the last write failed
-        self._said = ""  # why it failed: logged once, until that changes
+        self._logged = Once()
         self._restore(store.is_new_boot)
 
     @property
@@ -243,11 +244,11 @@ class LeaseBook:
             self._end_leases([lease], what, facts)
         except UnusablePath as exc:
             self._again_at = now + _AGAIN_SECONDS
-            if str(exc) != self._said:
-                self._said = str(exc)
-                log.error("store.failed", statement=f"lease {lease.id} {what}", why=self._said)
+            if self._logged.is_new(str(exc)):
+                log.error("store.failed", statement=f"lease {lease.id} {what}", why=str(exc))
             return False
-        self._again_at, self._said = -math.inf, ""
+        self._again_at = -math.inf
+        self._logged.clear()
         return True
 
     def _end_leases(

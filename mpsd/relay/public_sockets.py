@@ -18,6 +18,7 @@ from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.errors import Stopping, UnusablePath
 from mpsd.host.pipe_directory import PipeDirectory
 from mpsd.keeper.connections import KeeperClient
+from mpsd.log.once import Once
 from mpsd.relay.server import Relay
 
 log = structlog.get_logger()
@@ -87,7 +88,7 @@ class LinkedSockets(Struct):
     directory: PipeDirectory
     pool: Pool
     _led_to: Domain | None = None
-    _said: str = ""  # why they do not: logged once, until that changes
+    _logged: Once = field(default_factory=Once)
 
     async def run(self) -> None:
         """Run until mpsd quits: the links then lead to daemons that are quitting too, and refuse clients themselves."""
@@ -102,13 +103,12 @@ class LinkedSockets(Struct):
                 for door in DOORS:
                     self.open_again(door)
             except UnusablePath as exc:
-                if str(exc) != self._said:
-                    self._said = str(exc)
-                    log.error("door.not_led", why=self._said, effect="programs that start may run without MPS")
+                if self._logged.is_new(str(exc)):
+                    log.error("door.not_led", why=str(exc), effect="programs that start may run without MPS")
                 with trio.move_on_after(_AGAIN_SECONDS):
-                    await self.pool.changed()  # the domain may have ended: a door that is made meanwhile leads there
+                    await self.pool.changed()  # the domain may have ended: a door that is made before the next turn leads there
                 continue
-            self._said = ""
+            self._logged.clear()
             await self.pool.changed()
 
     def open_again(self, door: str) -> None:
