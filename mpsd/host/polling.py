@@ -8,16 +8,18 @@ import trio
 
 def is_readable(descriptor: Any, seconds: float = 0.0) -> bool:
     """Return whether it is readable now or within `seconds`; a pidfd is once its process has ended.  Blocks until then."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    return _is_ready(descriptor, select.POLLIN, seconds)
 
 
 def has_room(sock: Any) -> bool:
     """Return whether a socket can be written to now."""
+    return _is_ready(sock, select.POLLOUT, 0.0)
+
+
+def _is_ready(descriptor: Any, event: int, seconds: float) -> bool:
     poll = select.poll()
-    poll.register(sock, select.POLLOUT)
-    return bool(poll.poll(0))
+    poll.register(descriptor, event)
+    return bool(poll.poll(seconds * 1000))
 
 
 async def until_ended(pidfd: int) -> None:
