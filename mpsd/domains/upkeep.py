@@ -71,10 +71,13 @@ class Upkeep:
             elif domain.state is DomainState.READY and domain.applied_defaults != self._pool.defaults:
                 self._begin(nursery, domain, self._reapply)
         for gpus in {domain.gpus for domain in self._pool.domains.values()}:
-            if self._pool.drained.keys() & set(gpus):
+            if self._has_drained(gpus):
                 self._needed_since.pop(gpus, None)
             else:
                 self._keep_spares(nursery, gpus)
+
+    def _has_drained(self, gpus: tuple[str, ...]) -> bool:
+        return not self._pool.drained.keys().isdisjoint(gpus)
 
     def _is_outdated(self, domain: Domain) -> bool:
         return domain.has_outdated_spare(self._pool.defaults)
@@ -148,9 +151,8 @@ class Upkeep:
             log.warning("upkeep.failed", why=str(exc))
         finally:
             self._making.discard(gpus)
-        is_drained = not pool.drained.keys().isdisjoint(gpus)  # perhaps since NVML was asked
-        if pool.is_stopping or is_drained or pool.rules(frozenset(gpus)).is_exclusive:
-            return
+        if pool.is_stopping or self._has_drained(gpus) or pool.rules(frozenset(gpus)).is_exclusive:
+            return  # perhaps since NVML was asked
         plan = self._plan(gpus)  # the domains may have changed
         for _ in range(plan.create):
             pool.create(gpus)
