@@ -98,13 +98,13 @@ class CoreDumps:
                 self._path, self._kept, self._total_bytes, share_of=self._share_of, writers_of=self._writers_of
             )
         except UnusablePath as exc:
-            self._give_up(str(exc))
+            self._note_absent(str(exc))
             return
         try:
             watch = DirectoryWatch(directory.place, COMPLETE)
         except OSError as exc:
             directory.close()
-            self._give_up(str(exc))
+            self._note_absent(str(exc))
             return
         self._writers = self._open_writers(directory.place)
         self.absent = ""
@@ -125,7 +125,7 @@ class CoreDumps:
                 # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
                 found = await run_in_thread(self._look, directory, closed)
             except OSError as exc:  # as without a free descriptor
-                self._miss(f"{self._path}: {exc.strerror}")
+                self._note_absent(f"{self._path}: {exc.strerror}", "dumps are read later")
                 await trio.sleep(_LOOK_SECONDS)
                 continue
             self.absent = ""
@@ -179,14 +179,11 @@ class CoreDumps:
             log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear no client")
             return None
 
-    def _miss(self, why: str) -> None:
+    def _note_absent(self, why: str, effect: str = "culprits of SM exceptions are suspected") -> None:
+        """Log it, once."""
         if self.absent != why:
             self.absent = why
-            log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect="dumps are read later")
-
-    def _give_up(self, why: str) -> None:
-        self.absent = why
-        log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect="culprits of SM exceptions are suspected")
+            log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect=effect)
 
 
 def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> ProcessId | None:
