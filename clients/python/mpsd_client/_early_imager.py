@@ -16,25 +16,27 @@ LOOK_SECONDS = 0.01
 
 
 class EarlyImager:
-    """Owns the imager until it is taken.  It makes its context once this process has begun CUDA, whose place comes first.
+    """Owns the imager until it is taken.  Raises ImageError.
 
-    Raises ImageError."""
+    It makes its context once this process has begun CUDA: the program takes its place at MPS first."""
 
     def __init__(self, arena: str, directory: str | os.PathLike[str]) -> None:
         self._lock = threading.Lock()  # protects the imager, which is not for several threads at a time
+        self._is_over = threading.Event()  # it was taken, or let go
         place = os.path.abspath(directory)
         self._imager: ImagerProcess | None = ImagerProcess(is_beside_cuda=True)
         try:
             threading.Thread(target=self._attend, args=(arena, place), name="mpsd imager", daemon=True).start()
-        except RuntimeError as exc:  # no thread is left for this process
+        except RuntimeError as exc:  # this process may start no more threads
             self.close()
-            raise ImageError("no thread can be started for an imager") from exc
+            raise ImageError("the thread of an imager cannot be started") from exc
 
     def take(self) -> ImagerProcess | None:
         """Return the imager, which is the caller's now; None: it was taken, or has been let go."""
         with self._lock:
             imager, self._imager = self._imager, None
-            return imager
+        self._is_over.set()
+        return imager
 
     def close(self) -> None:
         imager = self.take()
@@ -43,25 +45,27 @@ class EarlyImager:
 
     def _attend(self, arena: str, directory: str) -> None:
         """Let the imager make its context as soon as it may, and let it go if it is not needed."""
-        end, is_told = time.monotonic() + UNUSED_SECONDS, False
-        while time.monotonic() < end:
-            is_told = is_told or (has_cuda_begun() and self._tell(arena, directory))
-            if self._imager is None:
+        end = time.monotonic() + UNUSED_SECONDS
+        while not has_cuda_begun():
+            if self._is_over.wait(LOOK_SECONDS):
                 return
-            time.sleep(LOOK_SECONDS)
-        self.close()
+            if time.monotonic() > end:
+                self.close()
+                return
+        self._warm(arena, directory)
+        if not self._is_over.wait(max(0.0, end - time.monotonic())):
+            self.close()
 
-    def _tell(self, arena: str, directory: str) -> bool:
-        with self._lock, suppress(MpsdError):  # it has ended: another one is started where an image is restored
+    def _warm(self, arena: str, directory: str) -> None:
+        with self._lock, suppress(MpsdError):  # it has ended: the restore starts another one
             if self._imager is not None:
                 self._imager.warm(arena, directory)
-        return True
 
 
 def early_imager(
     arena: str, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None
 ) -> EarlyImager | None:
-    """Start an imager if the arena is missing and there are images; None: it is not needed, or cannot be started.
+    """Start an imager if the arena is missing and images exist; None: it is not needed, or cannot be started.
 
     The restore meets the same trouble, and reports it."""
     place = images_place(directory)

@@ -108,7 +108,7 @@ def test_one_that_has_ended_is_no_trouble(said: int, cuda: threading.Event, tmp_
     assert early._imager is not None
     early._imager._process.kill()
     early._imager._process.wait(20)
-    early._tell("llm", "/images")
+    early._warm("llm", "/images")
     imager = early.take()
     assert imager is not None
     imager.close()
