@@ -46,7 +46,7 @@ static void supervise(int listener, int number, unsigned int seconds)
 		exit(2);
 	call = calloc(1, sizes.seccomp_notif);
 	answer = calloc(1, sizes.seccomp_notif_resp);
-	for (int seen = 1; call && answer; seen++) {
+	for (int seen = 0; call && answer;) {
 		struct pollfd waiting = { listener, POLLIN, 0 };
 
 		if (poll(&waiting, 1, -1) != 1 || !(waiting.revents & POLLIN))
@@ -54,7 +54,7 @@ static void supervise(int listener, int number, unsigned int seconds)
 		memset(call, 0, sizes.seccomp_notif);
 		if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, call))
 			continue; /* the caller was interrupted */
-		if (seen == number) {
+		if (++seen == number) {
 			fprintf(stderr, "late: call %d is %s\n", number,
 				call->data.nr == SYS_connect ? "connect" : call->data.nr == SYS_sendmsg ? "sendmsg" : "recvmsg");
 			sleep(seconds);
