@@ -150,7 +150,8 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
             imager.ask({"do": "stage", "until": until})
             while not imager.waits_for_answer(0):
                 if time.monotonic() > until:
-                    raise ImageError(f"the imager did not stage the image within {STAGE_SECONDS:g} s: the writers go on")
+                    seconds = drain + STAGE_SECONDS
+                    raise ImageError(f"the imager did not stage the image within {seconds:g} s: the writers go on")
                 _see_no_fault(watch, LOOK_SECONDS)
             imager.answer("staged", LOOK_SECONDS)
         except BaseException:
