@@ -77,7 +77,7 @@ class Inspector:
         return wire.parse_facts(data)
 
     def maps_now(self, pid: int) -> bytes:
-        """Return the beginning of its /proc/PID/maps.  Raises OSError, Unreadable."""
+        """Return the beginning of the process's /proc/PID/maps.  Raises OSError, Unreadable."""
         return self._ask_now(Question(InspectorOp.MAPS, pid))[0]
 
     def same_now(self, pairs: Sequence[Pair]) -> list[Same]:
@@ -130,7 +130,7 @@ class Inspector:
     def start_program(
         self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], uid: int | None = None
     ) -> Child:
-        """Start a program, named by its full path, in a session of its own and in `/`; blocks until it is executed.
+        """Start a program, named by its full path, in a new session and in `/`; blocks until it is executed.
 
         descriptors: its numbers 0, 1, 2, and 3 if four are given.  uid: its user, without groups; None: mpsd's.  Raises
         OSError.

@@ -96,7 +96,7 @@ class Moves:
             move.state, move.last, move.stopped_ns = MoveState.HANDING, last, self._coordinator.parts.clock_ns()
 
     def settled(self, record: ServiceRecord, last: LastRecord) -> None:
-        """Cancel the move if the active says that there is no image of its last barrier.  One that is late may mean another."""
+        """Cancel the move if the active reports that its last barrier has no image.  One that is late may mean another."""
         move = record.move
         if move is not None and move.state is MoveState.HANDING and last.why and move.is_last(last):
             self._cancel(record, move, f"no image of the last barrier: {last.why}")

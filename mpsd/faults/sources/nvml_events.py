@@ -105,7 +105,7 @@ def _run_soon(close: Callable[[], None]) -> None:
 def observe(gpu: str, kind: str, number: int, seen_ns: int, text: str = "") -> Observation:
     """Return the observation of an event: of an Xid, of a changed recovery action, or that the GPU should be used no more.
 
-    text: what NVML says of a GPU that is lost."""
+    text: the words of NVML about a lost GPU."""
     if kind == "XID":
         known = meaning_of(number)
         text = f"Xid {number}, {known.name}"

@@ -23,8 +23,8 @@ _TICK_SECONDS = 0.02  # longer than a tick of the clock of process start times
 
 @dataclass(slots=True)
 class Child:
-    """A process of the starter.  number: the lowest that no other child has.  processes: those of its process group, and ended
-    ones that mpsd may still report.  member: mpsd's last report of it.  was_writer: whether it was the writer in the last
+    """A process of the starter.  number: the lowest free one.  processes: those in its process group, and ended
+    ones that mpsd may still report.  member: mpsd's last report about it.  was_writer: whether it was the writer in the last
     report that named it; has_served: whether it was ever the writer.  began_at and ill_at are times of time.monotonic."""
 
     number: int
@@ -50,7 +50,7 @@ class Child:
         return self.process.pid
 
     def look(self, group: Set[Process]) -> None:
-        """Record the processes of its process group.  The leader and the last known member stay in the set, since mpsd may
+        """Record the processes in its process group.  The leader and the last known member stay in the set, since mpsd may
         still report them for a moment after their end."""
         leader = {each for each in self.processes if each[0] == self.pid}
         member = {(self.member.pid, self.member.start_time)} if self.member else set()
@@ -130,8 +130,8 @@ class Place:
         try:
             threading.Thread(target=_hear, args=(child, writer, muted), daemon=True).start()
             threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
-        except RuntimeError as exc:  # no thread is left for this process, and a child without them is nobody's
-            os.killpg(child.pid, signal.SIGKILL)  # it has just started: no work of it is on a GPU
+        except RuntimeError as exc:  # this process may start no more threads, without which it would not see the child's end
+            os.killpg(child.pid, signal.SIGKILL)  # it has just started, without work on a GPU
             process.wait()
             raise OSError(errno.EAGAIN, str(exc)) from None
         time.sleep(_TICK_SECONDS)  # so that no two children have the same start time

@@ -1,4 +1,4 @@
-"""Match the members of a service with the children of the starter: a child's processes are those of its process group.
+"""Match the members of a service with the children of the starter: a child's processes are those in its process group.
 
 mpsd reports pids of its own pid namespace, which differ from those in a container; start times are the same in both.
 """
