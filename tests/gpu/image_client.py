@@ -2,6 +2,9 @@
 
     image_client.py take BYTES PERMILLE TRIALS DIRECTORY    take images in a row; each step writes PERMILLE of the bytes;
                                                             then restore the last one
+    image_client.py write BYTES PERMILLE    step until the end of the input; at each line of it report the longest step since
+                                            the one before
+    image_client.py frozen BYTES PERMILLE DIRECTORY IMAGE   look whether an image of `write` is of one moment
     image_client.py save BYTES DIRECTORY                    save as many bytes by torch.save and by safetensors
     image_client.py checkpoint BYTES                        checkpoint a process without MPS by the driver's calls
 """
@@ -10,6 +13,7 @@ import ctypes
 import json
 import os
 import random
+import select
 import subprocess
 import sys
 import time
@@ -26,6 +30,7 @@ CUDA_BLOCKS, THREADS = 1056, 512  # all that an H100 or H200 runs at a time, and
 PARTS = 8
 RATE_SECONDS = 0.5
 RESTORES = 3
+WORD_FACTOR = 0x9E3779B97F4A7C15  # of the kernel `fill`
 SAMPLES = 32  # blocks of each image that are compared with the arena's at the barrier
 
 
@@ -180,6 +185,39 @@ def restore(image: str, directory: Path) -> dict[str, Any]:
         return {"opened_s": opened, "first_s": first, "all_s": whole, "is_right": _is_image(directory, image, found)}
 
 
+def write(size: str, permille: str) -> None:
+    _use_gpu()
+    worker = Worker(int(size), int(permille))
+    rate = worker.rate()
+    say("writing", rate=rate)
+    before, longest = time.monotonic(), 0.0
+    while True:
+        worker.step()
+        now = time.monotonic()
+        before, longest = now, max(longest, now - before)
+        if select.select([sys.stdin], [], [], 0)[0]:
+            if not sys.stdin.readline():
+                break
+            say("stood", longest_ms=longest * 1e3, usual_ms=1e3 / rate)
+            before, longest = time.monotonic(), 0.0
+
+
+def frozen(size: str, permille: str, directory: str, name: str) -> None:
+    """Look at the first and the last word of each block: those that each step writes have to be of one step."""
+    from mpsd.images.store import Images
+
+    dirty = int(size) * int(permille) // 1000 // BLOCK * BLOCK
+    into, steps, others = bytearray(BLOCK), set[int](), set[int]()
+    with Images.open(Path(directory)) as images, images.reader(name) as image:
+        for at in range(0, int(size), BLOCK):
+            image.read_into(0, at, into)
+            for place in (0, BLOCK - 8):
+                word = int.from_bytes(into[place : place + 8], "little")
+                (steps if at < dirty else others).add(word ^ (at + place) // 8 * WORD_FACTOR % (1 << 64))
+    is_rest_right = others == {0} and 0 not in steps
+    say("frozen", steps=sorted(steps), is_rest_right=is_rest_right, is_right=is_rest_right and len(steps) == 1)
+
+
 def save(size: str, directory: str) -> None:
     import torch
 
@@ -224,4 +262,5 @@ def checkpoint(size: str) -> None:
 
 
 if __name__ == "__main__":
-    {"take": take, "save": save, "hold": hold, "checkpoint": checkpoint}[sys.argv[1]](*sys.argv[2:])
+    verbs = {"take": take, "write": write, "frozen": frozen, "save": save, "hold": hold, "checkpoint": checkpoint}
+    verbs[sys.argv[1]](*sys.argv[2:])

@@ -126,12 +126,13 @@ def _begin(made: RestoredArena, source: ImageSource, order: Sequence[str]) -> No
     with Client(made._socket, program="mpsd_client") as mpsd:
         allocations = source.put(mpsd, made.id, made.generation, made.gpu)
         mpsd.ask(calls.arena_commit(made.id, made.generation))
-    made.refresh()
-    if source.layout is not None:
-        made._layout = os.pread(source.layout, os.fstat(source.layout).st_size, 0)
     offsets = (at for offset, size in allocations for at in range(offset, offset + size, BLOCK_BYTES))
     made._numbers = {offset: number for number, offset in enumerate(offsets)}
+    layout = None if source.layout is None else os.pread(source.layout, os.fstat(source.layout).st_size, 0)
+    made._layout = layout
     source.fill(fill_order(made.tensors, order, made._numbers) if order else range(source.blocks))
+    made.refresh()  # the imager copies meanwhile
+    made._layout = layout  # the arena's own is empty until all bytes are there
 
 
 def blocks_of(tensors: Mapping[str, TensorSpec], names: Iterable[str], numbers: Mapping[int, int]) -> list[int]:

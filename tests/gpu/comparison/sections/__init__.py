@@ -87,6 +87,7 @@ SECTIONS = (
     Section("vault_images", 560, vault_images.run),
     Section("vault_restore", 118, vault_restore.run),
     Section("vault_image_service", 300, vault_images.run_service),
+    Section("vault_image_freeze", 200, vault_images.run_freeze),
     Section("vault_image_llm", 200, vault_images.run_llm),
     Section("vault_parity", 560, vault_parity.run),
     Section("vault_times", 250, vault_times.run),

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,10 @@ SIZES = (20, 60)  # GiB
 PERMILLES = (0, 10, 50, 250, 1000)  # of the arena's bytes, in each step
 TRIALS = 10
 TRIAL_SECONDS = 400.0  # most: of one image, on a slow disk
-SPARE = 2  # as much as the arena's bytes stay free on the disk
+SPARE = 2 << 30  # bytes that stay free on the disk
+FREEZE_GIB, FREEZE_PERMILLE = 20, 100
+FREEZE_WAIT = "100ms"  # for the work of the writer, whose steps take less than 1 ms
+FREEZE_SECONDS = 60.0  # most: of one image
 STAGING_RATE = 1.5e12  # bytes a second
 SCAN_MS = {20: 12.0}  # the stall's goal, before the dirty bytes
 MOST_STALL_MS = {(20, 50): 20.0}
@@ -35,11 +39,12 @@ def run(stage: Stage) -> None:
     few = stage.options.is_simulated  # which is no measure
     for gib in _numbers("IMAGES_GIB", SIZES[:1] if few else SIZES):
         size = gib * vault.unit(stage)
-        disk = shutil.disk_usage(place).free
-        if size * SPARE > disk or 2 * size > vault.free_bytes(stage.mpsd):
-            stage.add(f"{vault.size_text(stage, size)}: left out", remark=f"{disk >> 30} GiB are free on the disk")
-            continue
         for permille in _numbers("IMAGES_PERMILLE", PERMILLES[-2:] if few else PERMILLES):
+            disk, most = shutil.disk_usage(place).free, size + size * permille // 1000  # what has changed is stored twice
+            if most + SPARE > disk or size + most > vault.free_bytes(stage.mpsd):
+                what = f"{vault.size_text(stage, size)}, {permille / 10:g} % dirty: left out"
+                stage.add(what, remark=f"{disk >> 30} GiB are free on the disk")
+                continue
             _take(stage, place / "images", gib, permille)
         if not stage.options.is_simulated and os.environ.get("IMAGES_BASELINES") != "0":
             _baselines(stage, place, size)
@@ -77,6 +82,56 @@ def run_service(stage: Stage) -> None:
         met=right == count,
         remark=(trouble or f"{max(tokens)} tokens meanwhile")[:300],
     )
+
+
+def run_freeze(stage: Stage) -> None:
+    """Images of a writer that knows nothing of them, which mpsctl stops for a moment: how long it stands, and of one moment."""
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    size = int(os.environ.get("FREEZE_GIB", FREEZE_GIB)) * vault.unit(stage)
+    trials = 2 if stage.options.is_simulated else stage.trials(TRIALS)
+    directory = Path(os.environ.get("IMAGES_DIRECTORY", stage.work)) / "freeze-images"
+    words = (str(size), str(FREEZE_PERMILLE))
+    writer = _python(stage, stage.options.python, "write", *words, PYTHONPATH=str(ROOT), has_input=True)
+    vault.said(writer, "writing")
+    stood, right, trouble = [], 0, ""
+    for number in range(trials):
+        writer.tell("")
+        vault.said(writer, "stood")
+        taking = stage.mpsd.spawn(
+            [str(stage.options.python.parent / "mpsctl"), "image", "take", "imaged", "--freeze", FREEZE_WAIT,
+             "--name", f"frozen.{number}", "--directory", str(directory), "--json"],
+            stage.mpsd.environment(),
+        )  # fmt: skip
+        status, since = taking.wait(min(stage.left(), FREEZE_SECONDS)), time.monotonic_ns()
+        writer.tell("")
+        event = writer.wait_for("stood", FREEZE_SECONDS, since)
+        if status != 0 or event is None:
+            trouble = f"{taking.trouble}; the writer: {writer.trouble}"
+            break
+        stood.append(event)
+        look = ("frozen", *words, str(directory), f"frozen.{number}")
+        found = vault.said(_python(stage, stage.options.python, *look, PYTHONPATH=str(ROOT)), "frozen", FREEZE_SECONDS)
+        # a kernel of the simulator's stands still with its process, so the image may have the middle of a step there
+        is_right = found["is_right"] or (stage.options.is_simulated and found["is_rest_right"] and len(found["steps"]) == 2)
+        right += is_right
+        trouble = trouble or ("" if is_right else f"steps {found['steps'][:9]}")
+        shutil.rmtree(directory, ignore_errors=True)  # each image has all of its bytes to write, as the first
+    writer.release()
+    writer.wait(FREEZE_SECONDS)
+    vault.remove(stage.mpsd, "imaged")
+    shutil.rmtree(directory, ignore_errors=True)
+    stage.keep("freeze", stood)
+    what = f"{vault.size_text(stage, size)}, {FREEZE_PERMILLE / 10:g} % dirty, a writer stopped by mpsctl"
+    is_met = right == trials
+    stage.add(f"{what}: images of one moment", mpsd=figures.of(right, trials), goal="all", met=is_met, remark=trouble[:300])
+    if stood:
+        longest = [float(event["longest_ms"]) for event in stood]
+        stage.add(
+            f"{what}: its longest step, ms",
+            mpsd=f"{figures.median(longest):.1f} (worst {max(longest):.1f})",
+            remark=f"usually {stood[0]['usual_ms']:.1f}",
+        )
 
 
 def run_llm(stage: Stage) -> None:
