@@ -262,7 +262,7 @@ def _baselines(stage: Stage, place: Path, size: int) -> None:
     checkpoint.wait(stage.left())
     ends = {name: event["seconds"] for name in ("checkpoint", "unlock") for event in checkpoint.events(name)}
     stage.add(f"{what}: cuda-checkpoint", vendor=_seconds(ends), remark=checkpoint.trouble if len(ends) < 2 else "without MPS")
-    if not has_torch(stage) or stage.options.torch_python is None:
+    if os.environ.get("IMAGES_BASELINES") == "checkpoint" or not has_torch(stage) or stage.options.torch_python is None:
         return
     directory.mkdir()
     saved = _python(
