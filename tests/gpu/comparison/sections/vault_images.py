@@ -41,7 +41,7 @@ def run(stage: Stage) -> None:
         size = gib * vault.unit(stage)
         for permille in _numbers("IMAGES_PERMILLE", PERMILLES[-2:] if few else PERMILLES):
             disk, most = shutil.disk_usage(place).free, size + size * permille // 1000  # what has changed is stored twice
-            if most + SPARE > disk or size + most > vault.free_bytes(stage.mpsd):
+            if most + SPARE > disk or 2 * size > vault.free_bytes(stage.mpsd):
                 what = f"{vault.size_text(stage, size)}, {permille / 10:g} % dirty: left out"
                 stage.add(what, remark=f"{disk >> 30} GiB are free on the disk")
                 continue
@@ -99,9 +99,9 @@ def run_freeze(stage: Stage) -> None:
         writer.tell("")
         vault.said(writer, "stood")
         taking = stage.mpsd.spawn(
-            [str(stage.options.python.parent / "mpsctl"), "image", "take", "imaged", "--freeze", FREEZE_WAIT,
+            [str(stage.options.python), "-m", "mpsctl", "image", "take", "imaged", "--freeze", FREEZE_WAIT,
              "--name", f"frozen.{number}", "--directory", str(directory), "--json"],
-            stage.mpsd.environment(),
+            {**stage.mpsd.environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/clients/python:{ROOT}/clients/mpsctl"},
         )  # fmt: skip
         status, since = taking.wait(min(stage.left(), FREEZE_SECONDS)), time.monotonic_ns()
         writer.tell("")
