@@ -97,9 +97,10 @@ class ActiveLeases:
                 if not self._by_process[named]:
                     del self._by_process[named]
 
-    def due(self, now: float) -> list[Lease]:
-        found = {}
-        while self._ends and self._ends[0][0] <= now:
+    def due(self, now: float, most: int) -> list[Lease]:
+        """Return the leases whose time is over, at most so many; a later call returns the others."""
+        found: dict[int, Lease] = {}
+        while len(found) < most and self._ends and self._ends[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._ends)[1])
             if lease is not None and lease.expires_at is not None and lease.expires_at <= now:
                 found[lease.id] = lease

@@ -140,9 +140,13 @@ class Admissions:
 
     def catch_up(self) -> None:
         """Admit all that can go in because of changes since the last call, if any waiting entry needs what changed."""
-        freed, has_group_grown = self._account.take_freed()
-        if self._is_stale or has_group_grown or not freed.isdisjoint(self.line.demand.total):
+        if self.is_behind():
             self.advance()
+
+    def is_behind(self) -> bool:
+        """Return whether any waiting entry needs what changed since the last call; then the caller has to `advance`."""
+        freed, has_group_grown = self._account.take_freed()
+        return self._is_stale or has_group_grown or not freed.isdisjoint(self.line.demand.total)
 
     def advance(self) -> None:
         """Admit all that can go in.

@@ -43,6 +43,7 @@ _LOOK_SECONDS = 20.0  # between checks of the processes that no other task watch
 _LOOKS_AT_ONCE = 64  # then other tasks run
 _LOOKS_A_ROUND = 1000  # more processes are checked less often
 _AGAIN_SECONDS = 5.0  # until a failed write is tried again
+_ENDS_AT_ONCE = 64  # leases; one user can let many thousands expire in one moment, and each takes up to half a millisecond
 _SILENT = "the user database does not answer which groups user {} is in, and a quota depends on that (see nsswitch.conf)"
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 
@@ -80,6 +81,7 @@ class LeaseBook:
         self._admissions = Admissions(self._quotas, self._account, self._register, self._clients, dealer, self._news)
         self._schedule = ExpiryTimer(clock)
         self._again_at = -math.inf  # until then no end is written, since the last write failed
+        self._runs = False
         self._logged = Once()
         self._restore(store.is_new_boot)
 
@@ -192,7 +194,7 @@ class LeaseBook:
         if named:
             self._end_leases_of_dead(named, process)
         elif was_client:
-            self._admissions.catch_up()
+            self._catch_up()
 
     def identity_of(self, process: ProcessId) -> Identity | None:
         """Return the identity of a client, or of a process that waits."""
@@ -220,20 +222,28 @@ class LeaseBook:
         """End what is over and admit entries in their turn, as long as mpsd lives."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_after_processes)
-            while True:
-                self._end_what_is_over(self._quotas.clock())
-                self._admissions.advance()
-                deadline, rise = self._admissions.next_change()
-                later = None if rise is None else max(rise, self._quotas.clock() + _RANKS_SECONDS)
-                if deadline is not None:
-                    deadline = max(deadline, min(self._again_at, self._quotas.clock() + _AGAIN_SECONDS))  # the clock may be set
-                await self._schedule.sleep_until(self._register.next_end(), deadline, later)
+            self._runs = True
+            try:
+                while True:
+                    await self._schedule.sleep_until(*self._end_and_admit())
+            finally:
+                self._runs = False
 
-    def _end_what_is_over(self, now: float) -> None:
-        for lease in self._register.due(now):
+    def _end_and_admit(self) -> tuple[float | None, float | None, float | None]:
+        """End some of what is over and admit entries; return when there is more to do."""
+        self._end_what_is_over(self._quotas.clock(), _ENDS_AT_ONCE)
+        self._admissions.advance()
+        deadline, rise = self._admissions.next_change()
+        later = None if rise is None else max(rise, self._quotas.clock() + _RANKS_SECONDS)
+        if deadline is not None:
+            deadline = max(deadline, min(self._again_at, self._quotas.clock() + _AGAIN_SECONDS))  # the clock may be set
+        return self._register.next_end(), deadline, later
+
+    def _end_what_is_over(self, now: float, most: int) -> None:
+        for lease in self._register.due(now, most):
             if not self._try_to_end(lease, now, "expired"):
                 self._register.try_again_at(lease, self._again_at)
-        for lease in self._admissions.refuse_overdue(now):
+        for lease in self._admissions.refuse_overdue(now)[:most]:
             reason = f"it has waited for {lease.spec.wait_seconds:g} s, as long as it may"
             self._try_to_end(lease, now, "refused", {"reason": reason})
 
@@ -258,7 +268,17 @@ class LeaseBook:
         for lease in leases:
             self._news.of_lease(what, lease, **facts)
             self._admissions.lease_went(lease)
-        self._admissions.catch_up()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Admit what can go in now: while `run` runs, once for all leases and processes that end in the same moment.
+
+        To look through a full queue takes milliseconds, and one user's processes can end by the thousand.
+        """
+        if not self._runs:
+            self._admissions.catch_up()
+        elif self._admissions.is_behind():
+            self._schedule.expect(-math.inf)
 
     def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
         try:
@@ -320,5 +340,5 @@ class LeaseBook:
         for lease in self._register.all():
             if lease.state is LeaseState.QUEUED:
                 self._admissions.line_up(lease)
-        self._end_what_is_over(now)
+        self._end_what_is_over(now, len(self._register))
         self._admissions.advance()

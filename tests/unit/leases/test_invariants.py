@@ -117,7 +117,7 @@ class Leases(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 20.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
-        self.world.book._end_what_is_over(self.world.now)
+        self.world.book._end_what_is_over(self.world.now, 1000)
         self.world.book._admissions.advance()
 
     @rule()

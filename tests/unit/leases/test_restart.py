@@ -197,6 +197,7 @@ async def test_a_lease_that_got_room_and_cannot_be_stored_waits_on(world, autoju
     async with world.running():
         world.store._db.execute("CREATE TEMP TRIGGER t BEFORE UPDATE ON leases BEGIN SELECT RAISE(ABORT, 'disk'); END")
         world.book.release(1)
+        await wait_all_tasks_blocked()
         assert world.book.find(2).state is LeaseState.QUEUED
         assert "disk" in world.book.queue()[0].reason
         with structlog.testing.capture_logs() as logs:

@@ -1,10 +1,14 @@
 """LeaseBook: who waits, in which order, and what ends it."""
 
+from collections.abc import Callable
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.errors import NoRoom, Refused, TooMany
+from mpsd.leases.rules import queue
+from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.model.lease import LeaseState, Refusal
 from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, by_token, by_uid, ids, process, spec
 
@@ -240,3 +244,69 @@ async def test_settings_can_change_while_clients_wait(world, autojump_clock: Moc
         world.change(max_clients=2)
         await wait_all_tasks_blocked()
         assert second.grant is not None
+
+
+# -- many ends at once -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Returns how often the queue was looked through since the last call: that takes milliseconds if it is full."""
+    counted, plan = [0], queue.plan
+
+    def count(*arguments: object) -> queue.QueuePlan:
+        counted[0] += 1
+        return plan(*arguments)
+
+    def take() -> int:
+        found, counted[0] = counted[0], 0
+        return found
+
+    monkeypatch.setattr(queue, "plan", count)
+    return take
+
+
+class EndsInOneStep(trio.abc.Instrument):
+    """The most leases that ended in one step of a task, in which all of mpsd waits."""
+
+    def __init__(self, world: World) -> None:
+        self.most, self._world, self._before = 0, world, 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._before = len(self._world.book.leases())
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.most = max(self.most, self._before - len(self._world.book.leases()))
+
+
+async def test_leases_that_expire_together_end_in_small_steps(world, plans, autojump_clock: MockClock):
+    """A user's leases, each with a look through a full queue, made mpsd stand still for a second: a container's, for 40 s."""
+    world.book.create(ROOT, spec(100))
+    for each in range(20):
+        world.book.create(BOB, spec(50, by_uid(BOB), wait_seconds=1e6, request_key=str(each)))
+    for each in range(200):
+        world.book.create(ALICE, spec(0, memory_bytes={"0": 1 << 20}, ttl_seconds=5, request_key=str(each)))
+    async with world.running():
+        plans()
+        ends = EndsInOneStep(world)
+        trio.lowlevel.add_instrument(ends)
+        await trio.sleep(6)
+        trio.lowlevel.remove_instrument(ends)
+    assert len(world.book.leases()) == 21
+    assert ends.most <= 64
+    assert plans() <= 20
+
+
+async def test_processes_that_end_together_cost_one_look_at_the_queue(tmp_path, plans, autojump_clock: MockClock):
+    world = World(tmp_path, AdmissionSettings(max_clients=200))
+    for pid in range(200):
+        await world.admit(pid, ROOT)
+    async with world.running() as nursery:
+        waiting = [Arrival(world, nursery, 1000 + each, BOB) for each in range(20)]
+        await wait_all_tasks_blocked()
+        plans()
+        for pid in range(150):
+            world.book.leave(process(pid))
+        await wait_all_tasks_blocked()
+        assert all(each.grant for each in waiting)
+        assert plans() <= 4
