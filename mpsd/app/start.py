@@ -131,7 +131,7 @@ async def _run(
         inspector = Inspector(ranges=ranges)
         inspector.start()
         processes.count_by(ranges)
-        draining.count_by(ranges.share_of)
+        draining.begin(ranges.share_of)
         processes.start_readers_by(inspector.start_reader)
         opened.callback(inspector.close)
         stores = (store, lease_store, fault_store, vault_store, service_store)

@@ -11,7 +11,6 @@ The kernel drops a descriptor with the last copy of its message, and may then wa
 Prose: docs/security.md, "What no boundary promises"; decision 019.
 """
 
-import os
 import signal
 import socket
 import threading
@@ -19,16 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import structlog
 import trio
 from msgspec import Struct, field
 
+from mpsd.host.bare_threads import BareThreads
 from mpsd.host.descriptors import ANCILLARY_BYTES, close_all, received
 from mpsd.host.peers import peer_credentials
-from mpsd.host.syscalls import file_system_of, leave_descriptor_table
+from mpsd.host.syscalls import file_system_of
 
 log = structlog.get_logger()
 MOST_STUCK = 8  # connections of a user; a client of an honest one leaves no file in its connection
@@ -41,7 +40,6 @@ _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
 _SHAKES = signal.SIGWINCH  # ignored without a handler; mpsd uses no window
 _SHAKE_SECONDS = 0.05
 _NO_UID = -1  # of a TCP connection
-_MOST_DESCRIPTORS = 2**31 - 1  # close_range(2) takes the whole range at once
 
 
 class _Drain(Struct, eq=False):
@@ -69,12 +67,15 @@ _draining: dict[int, _Drain] = {}  # by thread
 _is_shaking = False
 _left: list[socket.socket] = []  # connections for which no thread could start
 _share_of: Callable[[int], int] = int  # a uid's own
+_bare: BareThreads | None = None
 
 
-def count_by(share_of: Callable[[int], int]) -> None:
-    """Count the connections of a uid against this share from now on (UidRanges.share_of)."""
-    global _share_of
+def begin(share_of: Callable[[int], int]) -> None:
+    """Count the connections of a uid against this share from now on (UidRanges.share_of).  Call it before clients connect."""
+    global _share_of, _bare
     _share_of = share_of
+    with suppress(OSError, RuntimeError):  # then messages are dropped unseen
+        _bare = _bare or BareThreads()
 
 
 def drain_soon(socks: list[socket.socket]) -> None:
@@ -113,16 +114,17 @@ def _drain(socks: list[socket.socket]) -> None:
 
 
 @contextmanager
-def _shaken() -> Iterator[_Drain]:
+def _shaken(*, is_look: bool = False) -> Iterator[_Drain]:
     """Let this thread wait for no lingering socket: a signal ends the wait in close(2).
 
     Otherwise a user could fill mpsd with waiting threads and connections: each costs them nothing once they have hung up.
+    is_look: in a bare thread, while a thread that drains is shaken.
     """
     global _is_shaking
-    drain = _Drain()
+    drain = _Drain(is_look=is_look)
     with _lock:
         _draining[threading.get_ident()] = drain
-        if not _is_shaking:
+        if not _is_shaking and not is_look:
             with suppress(RuntimeError):  # no further thread; the next one tries again
                 trio.lowlevel.start_thread_soon(_shake, lambda outcome: None)
                 _is_shaking = True
@@ -206,27 +208,24 @@ def _has_descriptors(sock: socket.socket) -> bool:
 def _look(sock: socket.socket, drain: _Drain) -> None:
     """Note the file systems of the files in the next message, without opening them in mpsd's own table of descriptors."""
     has_looked = threading.Event()
-    arguments = (sock.fileno(), drain.uid, drain.file_systems, has_looked)
-    with suppress(RuntimeError):  # no further thread
-        threading.Thread(target=_look_apart, args=arguments, daemon=True).start()
+    if _bare is None:
+        return
+    with suppress(OSError):
+        _bare.start(sock, partial(_look_apart, uid=drain.uid, file_systems=drain.file_systems, has_looked=has_looked))
         has_looked.wait(_LOOK_SECONDS)
 
 
 def _look_apart(descriptor: int, uid: int, file_systems: set[int], has_looked: threading.Event) -> None:
-    """Look, in a thread of its own.  It then closes copies of the files, and may wait for their server."""
-    with _shaken() as look, suppress(OSError):
-        look.is_look, look.file_systems, look.left = True, file_systems, 1
+    """Look, in a bare thread.  It then closes copies of the files, and may wait for their server."""
+    with _shaken(is_look=True) as look:
+        look.file_systems, look.left = file_systems, 1
         look.since, look.uid = time.monotonic(), uid
-        try:
-            leave_descriptor_table()
+        found: list[int] = []
+        with suppress(OSError, ValueError):  # the latter: it has no copy of the connection
             found = _peek(descriptor)
             file_systems.update(map(file_system_of, found))
-        finally:
-            has_looked.set()
-        edges = [-1, *sorted(found), _MOST_DESCRIPTORS]
-        for low, high in pairwise(edges):
-            os.closerange(low + 1, high)  # first, so that no other connection stays open here
-        close_all(found)
+        has_looked.set()
+        close_all([descriptor, *found])
 
 
 def _peek(descriptor: int) -> list[int]:

@@ -77,6 +77,7 @@ def map_to_write(file: Path) -> int:
 def main(place: str, other: str, control: str, count: str) -> None:
     if _libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
         raise OSError(ctypes.get_errno(), "fusectl")
+    draining.begin(int)
     draining.FUSE_CONNECTIONS = Path(control)
     draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
     servers = [Server(place, WRITE, keeps_writes=True)]

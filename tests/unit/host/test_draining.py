@@ -4,13 +4,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mpsd.host import draining
 from mpsd.host.draining import MOST_STUCK
+from mpsd.host.polling import is_readable
 from mpsd.host.syscalls import file_system_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,6 +31,7 @@ def test_root_is_never_among_the_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_look_tells_the_file_systems_and_changes_nothing(tmp_path: Path) -> None:
     """mpsd's own descriptors stay open, the file gets none of them, and the message stays where it is."""
+    draining.begin(int)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(tmp_path / "file", "w") as file:
         assert not draining._has_descriptors(ours)
@@ -42,6 +47,34 @@ def test_a_look_tells_the_file_systems_and_changes_nothing(tmp_path: Path) -> No
         assert ours.recv(8) == b"x"
     while draining._draining:
         time.sleep(0.01)  # until the thread has closed its copies
+
+
+def test_a_look_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A thread that looked had copies of all of mpsd's descriptors, and to close one waits if it is a client's FUSE file: as
+    long as its server liked, connections and GPU memory of others stayed open there."""
+    draining.begin(int)
+    may_go, close_range, close_all = threading.Event(), os.closerange, draining.close_all
+
+    def waits(close: Callable[..., None], *arguments: object) -> None:
+        may_go.wait(30)
+        close(*arguments)
+
+    monkeypatch.setattr(os, "closerange", partial(waits, close_range))
+    monkeypatch.setattr(draining, "close_all", partial(waits, close_all))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    others, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with ours, theirs, peer, open(tmp_path / "file", "w") as file:
+            socket.send_fds(theirs, [b"x"], [file.fileno()])
+            found = draining._Drain(1000)
+            draining._look(ours, found)
+            assert found.file_systems
+            others.close()
+            assert is_readable(peer, 5), "the peer is not told that its connection was closed"
+    finally:
+        may_go.set()
+    while draining._draining:
+        time.sleep(0.01)
 
 
 def test_who_has_too_many_looks_waiting_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
