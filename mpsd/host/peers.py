@@ -18,7 +18,7 @@ from mpsd.model.authority import Caller
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.native import ffi, lib
 
-_UCRED = struct.Struct("3i")
+_UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
 _MAX_GROUPS = 65536  # NGROUPS_MAX
 _MOST_BYTES = 1024  # the most that Python's own getsockopt returns

@@ -19,7 +19,7 @@ from mpsd.model.process import Credentials
 
 MAX_BYTES = 256 * 1024  # above the largest datagram that a default SO_SNDBUF (212,992 bytes) allows
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD: the kernel sends no more, so that what does not fit is more than mpsd may open now
-_UCRED = struct.Struct("3i")
+_UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 _AGAIN_SECONDS = 0.25  # until mpsd looks again for room for a message's descriptors
 
