@@ -4,6 +4,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -51,6 +52,44 @@ def test_the_writer_is_known_even_when_it_has_gone(tmp_path, writers):
     pid = write_as_another(tmp_path / "a")
     assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
     assert writers.take(file_id(tmp_path / "a")) == frozenset()
+
+
+def test_who_only_closes_the_file_of_another_has_not_written_it(tmp_path, writers):
+    """A container's root could accuse every client with its uid: it wrote a false dump, and sent the open file to a socket of
+    the client, which closed it by reading a byte."""
+    reads = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(tmp_path / "a", "w") as file:
+        file.write("forged")
+        file.flush()
+        socket.send_fds(ours, [b"x"], [file.fileno()])
+        found = file_id(tmp_path / "a")
+        file.close()
+        subprocess.run([sys.executable, "-c", reads, str(theirs.fileno())], pass_fds=[theirs.fileno()], check=True)
+    assert writers.take(found) == frozenset()
+
+
+def test_a_child_writes_what_its_parent_has_opened(tmp_path, writers):
+    program = """if True:
+        import os, sys
+        file, (reads, says) = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY, 0o600), os.pipe()
+        if child := os.fork():
+            os.close(file)
+            os.write(says, b"x")
+            os.waitpid(child, 0)
+        else:
+            os.read(reads, 1)
+            os.write(file, b"x")
+            os.close(file)
+            print(os.getpid(), flush=True)
+            sys.stdin.read()
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path / "a"], stdin=pipe, stdout=pipe, text=True) as parent:
+        child = int(parent.stdout.readline())
+        [lineage] = writers.take(file_id(tmp_path / "a"))
+        assert lineage[:2] == (child, parent.pid)
+        parent.stdin.close()
 
 
 def test_a_later_process_with_its_pid_is_not_its_writer(tmp_path, writers):
