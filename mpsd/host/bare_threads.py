@@ -1,8 +1,8 @@
-"""Start threads that have none of mpsd's descriptors: such a thread can wait for a file server, and keeps nothing else open.
+"""Start threads without mpsd's descriptors: a thread that waits for a file server then keeps open only the file it waits for.
 
 A thread has the table of descriptors of the thread that starts it, or a copy (unshare(2), CLONE_FILES).  A copy of mpsd's table
-may have a client's FUSE file in it, and to close that waits for its server.  So one thread gives up its copy when mpsd starts,
-and starts all others.
+can have a client's FUSE file, and close(2) of that waits for its server.  So one thread closes its copy when mpsd starts, and
+starts the other threads.
 """
 
 import os
@@ -21,7 +21,7 @@ Work = Callable[[int], None]
 
 
 class BareThreads:
-    """Guards that the threads have no descriptor of mpsd's but a copy of the given socket."""
+    """Guards that a thread has a copy of the given socket, and of mpsd's other descriptors no copy."""
 
     def __init__(self) -> None:
         """Raises OSError or RuntimeError if the first thread cannot be started."""
@@ -38,7 +38,7 @@ class BareThreads:
     def start(self, sock: socket.socket, work: Work) -> None:
         """Call `work` in a new thread, soon, with the number of its copy of the socket; -1 if there is none.  Raises OSError.
 
-        The thread must start no other: trio would use that one for other work, with these descriptors.
+        `work` must not use trio's threads: trio would later give one of them other work, for mpsd's descriptors.
         """
         with self._lock:
             socket.send_fds(self._ours, [b"x"], [sock.fileno()])
