@@ -236,14 +236,25 @@ class VaultKeeper:
     async def _meet(self) -> None:
         [(stat, _)] = await self._link.exchange([KeeperRequest(KeeperOp.STAT)])
         self.pid, self.most_held = stat.keeper_pid(), stat.most_held()
-        if (found := processes.find(self.pid)) is not None and found != self._owner.known(self.number):
-            self._owner.met(self.number, found)
+        self._meet_process()
         self.names = set(await self._list())
         self.is_listed, self.is_silent = True, False
         self._met.set()
         if self._broken.is_set():
             self._broken = trio.Event()
         self._owner.listed(self)
+
+    def _meet_process(self) -> None:
+        """Note which process answers.  Raise KeeperFailed if a new one cannot be read: mpsd could not watch or end it."""
+        known = self._owner.known(self.number)
+        try:
+            found = processes.process_id(self.pid)
+        except OSError as exc:
+            if known is None or known.pid != self.pid:
+                raise KeeperFailed(f"the vault's keeper, pid {self.pid}, cannot be read: {exc.strerror}") from None
+            return
+        if found is not None and found != known:
+            self._owner.met(self.number, found)
 
     async def _greet(self) -> Reply | None:
         """Return the answer to HELLO; None if no process listens.  One that hangs up is ending, so this tries again."""
