@@ -29,6 +29,7 @@ from mpsd.vault.store import Row, VaultStore
 
 log = structlog.get_logger()
 _OFTEN = frozenset({"committed", "opened", "closed"})  # frequent events of a running program
+_UNSEEN_SERIALS = 1 << 32  # far more than mpsd gives between two starts
 LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or the lease has ended
 
 
@@ -59,6 +60,7 @@ class Catalog:
         self.arena_changed = Signal[[str, Arena]]()  # the name of the event; after it is stored
         self._store = store
         self._serial = store.last_serial()
+        self._has_skipped = False
         for row in store.arenas():
             self._load(row)
 
@@ -205,8 +207,17 @@ class Catalog:
             else:
                 lost.append(entry)
         self._serial = max(self._serial, max(map(serial_of, held), default=0))
+        if not is_all:
+            self._skip_serials()
         self._lose(lost)
         return [name for name in held if name not in wanted]
+
+    def _skip_serials(self) -> None:
+        """Give none that a keeper which was not asked yet may have: of removed memory, which is not stored any more."""
+        if not self._has_skipped:
+            self._serial += _UNSEEN_SERIALS
+            self._store.reserve_serial(self._serial)
+            self._has_skipped = True
 
     def _lose(self, entries: Iterable[LiveArena]) -> None:
         """Empty these arenas and store their loss.

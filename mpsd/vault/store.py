@@ -50,6 +50,7 @@ _CHANGING = (
     "name", "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
 )  # fmt: skip
+_NO_ARENA = 0  # AUTOINCREMENT counts from 1
 _SOME = 2000  # rows that are deleted at a time, so that other tasks can run in between
 
 
@@ -93,6 +94,10 @@ class VaultStore:
             " (SELECT seq FROM sqlite_sequence WHERE name = 'states')"
         )
         return max(serial or 0 for serial in found)
+
+    def reserve_serial(self, serial: int) -> None:
+        """Let this one count as the highest that was ever given."""
+        self._write([("INSERT INTO states VALUES (?, ?, 0, 0)", (serial, _NO_ARENA)), _stateless(_NO_ARENA)])
 
     # -- changes of an arena -------------------------------------------------------------------------------------------------
 
