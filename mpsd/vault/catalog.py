@@ -141,6 +141,10 @@ class Catalog:
         """Note that the process is about to have the arena open."""
         self._opened.setdefault(process, {})[arena.id] = None
 
+    def note_closed(self, process: ProcessId, arena: Arena) -> None:
+        """Note that the process has closed the arena: the arenas that one opens and closes while it lives have no bound."""
+        self._opened.get(process, {}).pop(arena.id, None)
+
     def note_gone(self, process: ProcessId) -> None:
         """Note that the process has no arena open, and will open none."""
         self._opened.pop(process, None)

@@ -247,6 +247,7 @@ class Writers:
             self._allocations.roll_back(entry)
         entry.openings.pop(process, None)
         arena = entry.become(row)
+        self._catalog.note_closed(process, arena)
         if not self._catalog.has_open(process):
             self._holders.remove(process)
         self._catalog.schedule(arena)

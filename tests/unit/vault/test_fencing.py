@@ -10,7 +10,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, TooMany
-from mpsd.model.arena import Access
+from mpsd.model.arena import Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.rules import spec
 from mpsd.vault.rules.settings import VaultSettings
@@ -308,3 +308,16 @@ async def test_what_processes_had_open_is_forgotten(machine, writer, other):
         writer.kill()
         await until(lambda: len(machine.topics("arena.fenced")) == 2)
         assert vault.catalog._opened == {}
+
+
+async def test_arenas_that_a_process_has_closed_are_forgotten_while_it_has_another_open(machine, writer):
+    """A process can open and close new ones for as long as it lives."""
+    async with machine.vault() as vault:
+        before: Arena | None = None
+        for number in range(4):
+            arena = await opened(vault, writer.process, replace(SPEC, name=f"arena-{number}"))
+            if before is not None:
+                await vault.arenas.close(before.id, writer.process)
+                await vault.arenas.remove(before.id)
+            before = arena
+        assert vault.catalog._opened == {writer.process: {arena.id: None}}
