@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import trio
 from msgspec.structs import replace
 
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration, TooMany
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import (
@@ -32,6 +32,8 @@ from mpsd.services.server_watch import Servers
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.views import view
 
+MOST_OF_OWNER = 2048  # members of one user's services: some steps look at all members of all services (25 ms for 16,384)
+_ROOT = 0
 _BEGIN_SECONDS = 15.0  # the keeper's contents are checked after a start
 
 
@@ -92,6 +94,7 @@ class ServiceRequests:
         if arena.is_sealed:
             raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
         coordinator.process_watch.watch(process)
+        self._check_room(arena, process)
         record = coordinator.record(arena_id)
         if (instance := record.instances.get(process)) is not None:
             instance.heartbeat_seconds = heartbeat_seconds
@@ -111,6 +114,15 @@ class ServiceRequests:
             coordinator.fault(domain, parts.clock_ns(), process)
         self._servers.look()
         return instance.told
+
+    def _check_room(self, arena: Arena, process: ProcessId) -> None:
+        """Raise TooMany if a new member would be one too many for the owner: one process can join all of its services."""
+        records, share_of = self.coordinator.records, self.coordinator.parts.ranges.share_of
+        if arena.owner_uid == _ROOT or (arena.id in records and process in records[arena.id].instances):
+            return
+        share = share_of(arena.owner_uid)
+        if sum(len(each.instances) for each in records.values() if share_of(each.arena.owner_uid) == share) >= MOST_OF_OWNER:
+            raise TooMany(f"the services of user {share} have {MOST_OF_OWNER} members, and no more may join")
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction:
         record, instance = self._seat(arena_id, process)

@@ -2,6 +2,7 @@
 
 
 import pytest
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import BadRequest, TooMany
@@ -112,3 +113,21 @@ async def test_where_each_was_sent_is_known_to_the_next_mpsd(machine, autojump_c
     async with machine.mpsd():
         await machine.failover.enlist("llm", OWNER, second, OWNER)
         assert (machine.enlisted.avoid(second), machine.enlisted.avoid(first)) == ({"a"}, {"b"})
+
+
+async def test_one_owners_services_have_so_many_members_together(machine, autojump_clock, monkeypatch):
+    """One process can join all of them.  A member can ask again, and another owner has room."""
+    monkeypatch.setattr("mpsd.services.requests.MOST_OF_OWNER", 2)
+    more, others = machine.vault.create("more"), machine.vault.create("others")
+    machine.vault.made[others.id] = replace(others, owner_uid=OWNER + 1)
+    async with machine.mpsd():
+        first, second = await machine.member("a"), await machine.member("b")
+        for arena in (more, others):
+            machine.vault.open(first, arena.id)
+        with pytest.raises(TooMany, match=f"user {OWNER} have 2 members"):
+            await machine.failover.join(more.id, first, 0, 0.0)
+        assert more.id not in machine.coordinator.records
+        await machine.failover.join(1, first, 0, 0.0)
+        await machine.failover.join(others.id, first, 0, 0.0)
+        machine.failover.leave(1, second)
+        await machine.failover.join(more.id, first, 0, 0.0)
