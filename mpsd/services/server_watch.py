@@ -22,7 +22,7 @@ class Servers:
     def __init__(self, coordinator: Coordinator, pool: Pool) -> None:
         self._coordinator, self._pool = coordinator, pool
         self._ends = ProcessWatch(self._ended)
-        self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # by server: domain and clients' pids
+        self._clients: dict[ProcessId, tuple[str, frozenset[ProcessId]]] = {}  # by server: its domain, and members
 
     async def run(self) -> None:
         """Run as long as mpsd."""
@@ -37,11 +37,11 @@ class Servers:
         return {each.domain for record in self._coordinator.records.values() for each in record.instances.values()}
 
     def look(self) -> None:
-        ours = {process.pid for record in self._coordinator.records.values() for process in record.instances}
+        ours = {process.pid: process for record in self._coordinator.records.values() for process in record.instances}
         for name, domain in self._pool.domains.items():
             for pid, server in domain.servers.items():
-                if clients := ours.intersection(server.client_pids):
-                    self._watch(pid, name, frozenset(clients))
+                if clients := frozenset(ours[each] for each in server.client_pids if each in ours):
+                    self._watch(pid, name, clients)
         for domain_name in self._domains():
             if domain_name and self._coordinator.parts.fault_since(domain_name) is not None:
                 self._coordinator.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
@@ -54,7 +54,7 @@ class Servers:
             if self._coordinator.parts.is_contained(domain_name):
                 self._coordinator.close(domain_name)
 
-    def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
+    def _watch(self, pid: int, domain: str, clients: frozenset[ProcessId]) -> None:
         server = processes.find(pid)
         if server is None and processes.lives(pid):
             return  # not known
@@ -73,9 +73,9 @@ class Servers:
         domain, clients = self._clients.pop(server, ("", frozenset()))
         self._lost(domain, clients, seen_ns)
 
-    def _lost(self, domain: str, clients: frozenset[int], seen_ns: int | None = None) -> None:
+    def _lost(self, domain: str, clients: frozenset[ProcessId], seen_ns: int | None = None) -> None:
         for record in list(self._coordinator.records.values()):
             for process, instance in list(record.instances.items()):
-                if instance.domain == domain and process.pid in clients and not instance.is_orphan and not instance.is_gone:
+                if instance.domain == domain and process in clients and not instance.is_orphan and not instance.is_gone:
                     instance.is_orphan = True
                     self._coordinator.fault(domain, seen_ns or time.monotonic_ns(), process)

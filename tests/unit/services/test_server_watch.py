@@ -6,9 +6,11 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.process import ProcessId
 from mpsd.model.service import MemberState, Phase
 from mpsd.services.server_watch import Servers
 from tests.running import running
+from tests.unit.services.fake_machine import Process
 from tests.unit.vault.machine import Holder, a_process, until
 
 
@@ -93,3 +95,26 @@ async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(machine, serve
         async with running(servers.run):
             await until(lambda: machine.view().members[0].domain == "a")
         assert machine.view().members[0].standing is MemberState.READY
+
+
+async def test_a_later_process_with_the_pid_of_a_client_loses_nothing(machine, server):
+    """The server's list of its clients may be old: what counts is the process that had the pid when the list was read."""
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        pool, domain = domain_with(server, first.pid)
+        servers = Servers(machine.coordinator, pool)
+        async with running(servers.run):
+            await trio.testing.wait_all_tasks_blocked()
+            machine.failover.leave(1, first)
+            machine.vault.close(first)
+            domain.servers = {}
+            later = ProcessId(first.pid, first.start_time + 1)
+            machine.processes[later] = Process(later, "a")
+            machine.vault.open(later)
+            await machine.failover.join(1, later, 0, 0.0)
+            machine.failover.ready(1, later)
+            machine.serving(later)
+            other = await machine.member("b")
+            server.end()
+            await until(lambda: not servers._clients)  # its end was handled
+        assert (machine.phase, machine.order(later), machine.order(other)) == (Phase.SERVING, "serve", "standby")
