@@ -49,6 +49,7 @@ class KeeperClient:
         self._process: Child | None = None
         self._unreachable: list[ProcessId] = []
         self.pid = 0  # of the keeper that answered last; 0: none has
+        self._keeper: ProcessId | None = None  # the same; None: not known
 
     @property
     def is_there(self) -> bool:
@@ -78,11 +79,17 @@ class KeeperClient:
             log.error("keeper.unreachable", pid=keeper.pid, effect=effect)
 
     async def replace(self) -> None:
-        """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed."""
+        """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed.
+
+        A keeper that was stopped, and now is another one's predecessor, is killed: it would keep open what mpsd closes.
+        """
         self.close()
         successor = KeeperClient(self._inspector, self._program, self._path, self._max)
         await run_in_thread(successor.open)  # not abandoned: it ends within seconds, and may have started a process
+        if successor.pid != self.pid:
+            self._kill()
         self._socket, self._sequence, self.pid = successor._socket, successor._sequence, successor.pid
+        self._keeper = successor._keeper
         if successor._process is not None:
             if self._process is not None:
                 os.close(self._process.pidfd)  # it is stopped, or is ending: the reaper of orphans takes it later
@@ -164,9 +171,13 @@ class KeeperClient:
 
     def kill(self) -> None:
         """Kill the keeper, whose socket was removed: a successor, which the next mpsd can reach, gets everything."""
-        keeper = processes.find(self.pid) if self._socket is not None else None
-        if keeper is not None:
-            processes.kill(keeper)
+        if self._socket is not None:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._keeper is not None:
+            with suppress(OSError):
+                processes.kill(self._keeper)
 
     def close(self) -> None:
         if self._socket is not None:
@@ -189,6 +200,7 @@ class KeeperClient:
             reply, _ = self._ask(KeeperOp.HELLO)
             if not reply.status:
                 self.pid = self._ask(KeeperOp.STAT)[0].keeper_pid()
+                self._keeper = processes.find(self.pid)
         except (KeeperFailed, ProtocolError):
             self.close()
             return False

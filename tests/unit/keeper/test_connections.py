@@ -191,6 +191,27 @@ async def test_the_successor_of_a_stopped_keeper_costs_no_descriptor(client, mon
         await trio.to_thread.run_sync(os.waitpid, stopped, 0)
 
 
+async def test_a_stopped_keeper_keeps_nothing_open_once_it_has_a_successor(client, monkeypatch):
+    """It would hold the connections for as long as it lives, when it goes on: their peers would never see mpsd close them."""
+    monkeypatch.setattr(connections, "_SECONDS", 0.2)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        client.hold("domain.1.default", ours)
+        [(_, copy, _)] = client.held()  # it has it
+        copy.close()
+        stopped = client.pid
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            await client.replace()
+            os.kill(stopped, signal.SIGCONT)
+            ours.close()
+            theirs.settimeout(10)
+            assert await trio.to_thread.run_sync(theirs.recv, 100) == b""
+        finally:
+            os.kill(stopped, signal.SIGKILL)
+            await trio.to_thread.run_sync(os.waitpid, stopped, 0)
+
+
 async def test_stopping_it_ends_the_wait_for_its_death(client):
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
