@@ -10,14 +10,16 @@ import errno
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import trio
 from msgspec import Struct, field, msgpack
 
+from mpsd.host.arrivals import hang_up
 from mpsd.host.descriptors import received, rights, spare_descriptors
 from mpsd.model.process import ProcessId
+from mpsd.relay.forwarding import has_hung_up
 
 _TIMES_FREE = 4  # one user gets at most four fifths of the room
 _QUEUED_BYTES = 4 << 20  # the kernel doubles it, which is enough for some 7,000 connections
@@ -136,10 +138,13 @@ class Backlog(Struct):
             if self._send(connection, msgpack.encode(note)):
                 self._drop()
 
-    def resume(self, held: Iterable[tuple[str, socket.socket, int]]) -> Iterator[tuple[socket.socket, Note]]:
+    def resume(
+        self, held: Iterable[tuple[str, socket.socket, int]], known: Container[int] = ()
+    ) -> Iterator[tuple[socket.socket, Note]]:  # fmt: skip
         """Continue with the queue that the keeper holds, if it does; yield a copy of each, which the caller `put`s again.
 
-        Raise OSError if no descriptor is free, not even a spare one: the rest of the queue would be dropped as second copies.
+        known: numbers of connections that do not wait any more.  One that has hung up is removed.  Raise OSError if no
+        descriptor is free, not even a spare one: the rest of the queue would be dropped as second copies.
         """
         found = {name: end for name, end, _ in held if name in _ENDS}
         if len(found) < len(_ENDS):
@@ -154,10 +159,16 @@ class Backlog(Struct):
                 first = self._look()
             if first is None:
                 return
-            with first[0]:
-                if first[1].number in self._entries:
-                    return  # all have had their turn
-                yield first
+            connection, note = first
+            if note.number in self._entries:
+                connection.close()
+                return  # all have had their turn
+            if note.number not in known and has_hung_up(connection):
+                hang_up(connection)  # in a thread: the last copy is that in the queue, and its messages may be slow to close
+            else:
+                with connection:
+                    if note.number not in known:
+                        yield first
             self._drop()
 
     # -- the queue -----------------------------------------------------------------------------------------------------

@@ -250,10 +250,9 @@ class Relay(Struct):
             name, backend = backends.pop(number, ("", None))
             log.info("relay.resumed", pid=caller.credentials.pid, domain=name or None)
             nursery.start_soon(self._converse, caller, self._go_on(caller, name, backend))
-        for connection, note in self.backlog.resume(held):
+        for connection, note in self.backlog.resume(held, self.callers):
             self._next_number = max(self._next_number, note.number + 1)
-            if note.number not in self.callers and not has_hung_up(connection):
-                self._wait(connection, note, was_in=True)
+            self._wait(connection, note, was_in=True)
         for name, end, _ in self.backlog.ends():
             if name not in known:
                 self.conversations.keeper.hold(name, end)

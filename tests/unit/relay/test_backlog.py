@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import trio.testing
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.backlog import Backlog, Note
 from mpsd.relay.server import Relay
+from tests.lingering import lingering
 
 USER, OTHER = 1000, 1001
 
@@ -159,6 +161,31 @@ async def test_a_restarted_mpsd_keeps_all_of_a_full_queue(pairs: ExitStack, monk
         async with trio.open_nursery() as nursery:
             relay.resume(held, nursery)
     assert (relay.backlog.of(USER), relay.backlog.of(OTHER)) == (owners.count(USER), owners.count(OTHER))
+
+
+async def test_a_restarted_mpsd_waits_for_nothing_that_one_which_hung_up_has_left(pairs: ExitStack) -> None:
+    """It closed the last copy on its event loop: a user whose connection waits could stop mpsd at its next start."""
+    shared = SimpleNamespace(progress=SimpleNamespace(resume=lambda slots: {}))
+    before, relay = queue(pairs), Relay(shared, backlog=queue(pairs))  # type: ignore[arg-type]
+    reader, writer = os.pipe()
+    with lingering() as fd:
+        client = put(before, pairs, 1)
+        for descriptor in (fd, writer):
+            socket.send_fds(client, [b"left behind"], [descriptor])
+            os.close(descriptor)
+        client.close()
+        held = [(name, pairs.enter_context(end.dup()), 0) for name, end, _ in before.ends()]
+        began = time.monotonic()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with trio.open_nursery() as nursery:
+                relay.resume(held, nursery)
+        assert time.monotonic() - began < 5, "it lingers for ten seconds"
+        assert len(relay.backlog) == 0
+        with trio.fail_after(5):
+            await trio.lowlevel.wait_readable(reader)  # all was closed
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 @pytest.mark.parametrize("greeting", [[], [b"greeting"]])
