@@ -218,9 +218,10 @@ class Domain:
         return trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
 
     @property
-    def is_long_silent(self) -> bool:
-        """Whether the vendor daemon has been silent for so long that mpsd replaces a domain without clients."""
-        return self.silenced.is_set() and trio.current_time() - self._silent_since >= self.control.silence_seconds
+    def is_unusable(self) -> bool:
+        """Whether mpsd replaces it where it has no clients: it cannot answer (then at once), or has been silent for long."""
+        is_long = trio.current_time() - self._silent_since >= self.control.silence_seconds
+        return self.silenced.is_set() and (bool(self.hindrance) or is_long)
 
     def mark_stale(self) -> None:
         self.news.set()

@@ -35,7 +35,7 @@ async def live(pool: Pool, domain: Domain) -> None:
             log.error("domain.failed", domain=domain.name, why=str(exc))
         if domain.state is DomainState.STOPPING or pool.is_stopping:
             break
-        if trio.current_time() - began > _SETTLED_SECONDS:
+        if domain.state is DomainState.RECYCLING or trio.current_time() - began > _SETTLED_SECONDS:  # the former: mpsd ended it
             pause = pool.settings.restart_seconds
         domain.state = DomainState.DEAD
         is_left = domain.control.is_alive()  # mpsd could not adopt it yet: its clients go on, with their key and limits

@@ -195,6 +195,7 @@ class Pool:
             domain = self.domains[decision.domain]
             if not look_now(domain):
                 return self._join(domain, ask, process)
+            self.notify()  # upkeep replaces it
         return None
 
     def _home_now(self, process: ProcessId | None) -> Domain | None:
@@ -346,9 +347,8 @@ class Pool:
             await self.changed()
         if self._has_adopted:
             return  # clients may be running: in spite of any failure, mpsd serves them
-        for domain in self.domains.values():
-            if domain.state is DomainState.DEAD:
-                raise VendorFailed(f"the first fault domain does not start: {domain.trouble}")
+        if dead := [domain for domain in self.domains.values() if domain.state is DomainState.DEAD]:
+            raise VendorFailed(f"the first fault domain does not start: {dead[0].trouble}")
 
     async def remove(self, domain: Domain) -> None:
         """Remove a domain that has ended for good."""

@@ -56,7 +56,7 @@ class Upkeep:
                 domain.idle_since = now
             if domain.name in self._busy:
                 continue
-            if domain.is_long_silent and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
+            if domain.is_unusable and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
                 self._begin(nursery, domain, self._replace)
             elif domain.control.was_left_exposed and domain.state is DomainState.READY and not domain.occupancy:
                 self._begin(nursery, domain, self._close_off)
@@ -192,7 +192,12 @@ class Upkeep:
 
     async def _replace(self, domain: Domain) -> None:
         """Kill a vendor daemon that does not answer and has no clients; its domain's task starts another."""
-        log.error("domain.kill", domain=domain.name, why="its vendor daemon does not answer, and has no clients")
+        if domain.occupancy:
+            return  # a client came in the meantime
+        why = domain.hindrance or "its vendor daemon does not answer"
+        log.error("domain.kill", domain=domain.name, why=f"{why}; it has no clients")
+        domain.state = DomainState.RECYCLING
+        self._pool.notify()
         await domain.control.kill()
 
     async def _close_off(self, domain: Domain) -> None:

@@ -69,7 +69,7 @@ async def watch_vital_signs(
 
 
 def look_now(domain: Domain) -> bool:
-    """Return whether the domain has just become unable to answer.  Two or three reads of /proc/PID/stat, 20 us each."""
+    """Return whether the domain has just become unable to answer.  Some reads below /proc, 20 us each."""
     if domain.state not in _LOOKED_AT or domain.hindrance:
         return False
     return domain.find_hindered(look(_signs(domain)).why)
@@ -77,8 +77,12 @@ def look_now(domain: Domain) -> bool:
 
 def why_stopped(daemon: ProcessId) -> str:
     """Return which part of an adopted domain is stopped; "": none.  Its servers are not listed yet, but are its children."""
-    servers = (("vendor server", pid) for pid in children(daemon.pid) if is_vendors(pid))
+    servers = (("vendor server", pid) for pid in _servers_of(daemon))
     return _stopped([("vendor daemon", daemon.pid), *servers])
+
+
+def _servers_of(daemon: ProcessId) -> list[int]:
+    return [pid for pid in children(daemon.pid) if is_vendors(pid)]
 
 
 def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
@@ -99,8 +103,10 @@ def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping
 
 
 def _signs(domain: Domain, with_clients: bool = False) -> Signs:
-    control = [("vendor daemon", domain.control.process.pid)] if domain.control.process else []
-    servers = (("vendor server", pid) for pid in domain.servers)
+    daemon = domain.control.process
+    control = [("vendor daemon", daemon.pid)] if daemon else []
+    unlisted = _servers_of(daemon) if daemon else []  # its user can stop a server before mpsd has asked for it
+    servers = (("vendor server", pid) for pid in dict.fromkeys([*domain.servers, *unlisted]))
     clients = sorted(domain.client_pids) if with_clients else ()
     return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering)
 
