@@ -5,7 +5,9 @@ steps and their order, steps.py carries them out, and targets.py finds the proce
 """
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
@@ -22,6 +24,7 @@ from mpsd.stop.targets import Targets
 
 log = structlog.get_logger()
 _OTHERS_SECONDS = 1.0  # as commands that only read have for a domain that hangs
+_MOST_AT_ONCE = 2  # stops of one process by its user, such as one with a grace and one without: each holds a descriptor
 _ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
 
 
@@ -35,6 +38,7 @@ class Stopper:
         self._pool = pool
         self._targets = targets
         self.release = release
+        self._running: Counter[ProcessId] = Counter()  # stops of each process
 
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
         """End the processes of the target that the caller may end, and new ones in its cgroup.
@@ -54,7 +58,8 @@ class Stopper:
             whole = await self._targets.freezer(target, asker, left) if manner.way is Way.DRAIN else None
             if not (cases := self._open_all(left, silent, asker)):
                 break
-            await Steps(manner, whole, self._servers_now, self.release).run(cases)
+            with self._counted(cases):
+                await Steps(manner, whole, self._servers_now, self.release).run(cases)
             done |= {case.process: case.result for case in cases}
         return Report(list(done.values()), others)
 
@@ -94,7 +99,18 @@ class Stopper:
             raise
         return cases
 
+    @contextmanager
+    def _counted(self, cases: Sequence[StopCase]) -> Iterator[None]:
+        self._running.update(case.process for case in cases)
+        try:
+            yield
+        finally:
+            self._running.subtract(case.process for case in cases)
+            self._running = +self._running
+
     def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> StopCase | None:
+        if asker.uid is not None and self._running[process] >= _MOST_AT_ONCE:
+            raise TooMany(f"pid {process.pid} is being ended by {_MOST_AT_ONCE} requests already: cancel one of them")
         try:
             pidfd = processes.open_pidfd(process)
         except OSError as exc:
