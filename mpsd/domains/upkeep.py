@@ -56,7 +56,7 @@ class Upkeep:
                 domain.idle_since = now
             if domain.name in self._busy:
                 continue
-            if domain.is_unusable and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
+            if domain.is_unusable and domain.state in (DomainState.READY, DomainState.FAULT) and self._is_empty(domain):
                 self._begin(nursery, domain, self._replace)
             elif domain.control.was_left_exposed and domain.state is DomainState.READY and not domain.occupancy:
                 self._begin(nursery, domain, self._close_off)
@@ -109,6 +109,10 @@ class Upkeep:
     def _lives(domain: Domain) -> bool:
         """Return whether a client of the domain lives."""
         return any(processes.lives(pid) for pid in domain.client_pids | {process.pid for process in domain.members})
+
+    def _is_empty(self, domain: Domain) -> bool:
+        """Return whether the domain has no clients.  A server that does not answer lists those that have ended, too."""
+        return not domain.occupancy or not self._lives(domain)
 
     def _begin(self, nursery: trio.Nursery, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
         self._busy.add(domain.name)
@@ -192,7 +196,7 @@ class Upkeep:
 
     async def _replace(self, domain: Domain) -> None:
         """Kill a vendor daemon that does not answer and has no clients; its domain's task starts another."""
-        if domain.occupancy:
+        if not self._is_empty(domain):
             return  # a client came in the meantime
         why = domain.hindrance or "its vendor daemon does not answer"
         log.error("domain.kill", domain=domain.name, why=f"{why}; it has no clients")

@@ -72,3 +72,13 @@ def test_stopped_servers_in_all_domains_keep_no_other_user_out(machine: Machine)
     with stopping(machine):
         for _ in range(2):
             machine.counter(uid=OTHER).ready(NEWCOMER_SECONDS).end()
+
+
+def test_a_server_that_is_stopped_before_its_client_ends_keeps_no_other_user_waiting(machine: Machine) -> None:
+    """It listed its client for ever, so that its domain never counted as one without clients."""
+    machine.configure(f"{PATIENT}[domains]\nmax_domains = 1\nspares = 0\n".replace(f"[domains]\nmax_domains = {DOMAINS}\n", ""))
+    machine.start()
+    client = machine.counter(uid=ATTACKER).ready()
+    os.kill(machine.server_of(client), signal.SIGSTOP)
+    client.end(signal.SIGKILL)
+    machine.counter(uid=OTHER).ready(NEWCOMER_SECONDS)
