@@ -55,6 +55,7 @@ class Attachments:
         self._shares: dict[ProcessId, int] = {}  # the share that each client counts against
         self._clients: Counter[int] = Counter()  # by share
         self._held: Counter[int] = Counter()  # descriptors, by share
+        self._served: dict[int, trio.Lock] = {}  # by share, of those with clients
         self._around = WatchParts(
             open_spaces,
             self._count,
@@ -92,7 +93,8 @@ class Attachments:
         elif not self.settings.is_idle and self._has_room():
             share = self._share_of(processes.charged_uid(process.pid))
             in_thread, close = partial(self._looks.run, share), partial(self._closings.run, share)
-            around = replace(self._around, in_thread=in_thread, close=close)
+            served = self._served.setdefault(share, trio.Lock())
+            around = replace(self._around, in_thread=in_thread, close=close, served=served)
             self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), around), share)
 
     def note_leaving(self, process: ProcessId) -> None:
@@ -173,7 +175,7 @@ class Attachments:
             share = self._shares.pop(watch.process)
             self._clients[share] -= 1
             if not self._clients[share]:
-                del self._clients[share], self._held[share]
+                del self._clients[share], self._held[share], self._served[share]
             if (over := self._over.pop(watch.process, None)) is not None:
                 over.set()
 

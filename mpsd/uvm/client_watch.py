@@ -54,6 +54,7 @@ _BREATH_SECONDS = 0.001
 _VERDICT_SECONDS = 0.05  # a fatal fault begins like one in a guard, and is reported as fatal at once after that
 _ATTACH_SECONDS = 2.0
 _MOST_GUARDS = 64
+_PAUSE_TIMES = 10  # as long as the taking of served faults takes is the pause after it
 _COMPANY_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 
@@ -70,6 +71,7 @@ class WatchParts(Struct, frozen=True):
     close: InThread  # in threads of its own: a thousand clients that died must not keep the next one without a shield
     tell_absent: Callable[[str], None]
     tell_end: Callable[[ProcessId, str, bool], None]  # of a client that asked for a context: its domain, whether it had one
+    served: trio.Lock = field(default_factory=trio.Lock)  # of the user: who takes served faults, which come without end
 
 
 class Watch(Struct, eq=False):
@@ -276,11 +278,21 @@ class Watch(Struct, eq=False):
         with scope:
             while True:
                 await trio.lowlevel.wait_readable(queue)  # for ever: most clients never fault
-                await trio.sleep(self._take(queue))
+                await trio.sleep(await self._take_in_turn(queue))
                 if self._in_guards:
                     await trio.sleep(_VERDICT_SECONDS)
-                    self._take(queue)
+                    await self._take_in_turn(queue)
                     self._tell_guarded()
+
+    async def _take_in_turn(self, queue: Queue) -> float:
+        """Take the queue's records; those of a client with guards with pauses, so that its user's take little of the loop."""
+        if not self._guards:
+            return self._take(queue)
+        async with self.around.served:
+            began = trio.current_time()
+            patience = self._take(queue)
+            await trio.sleep(_PAUSE_TIMES * (trio.current_time() - began))
+        return patience
 
     def _take(self, queue: Queue) -> float:
         """Take the queue's records and report them; return for how long to leave the queue alone."""
