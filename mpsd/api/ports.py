@@ -21,7 +21,8 @@ class Ports(Struct, frozen=True, kw_only=True):
 
     find_process: None if no process has the pid.  owner_of: the uid of a process; None if it has ended.
     namespaces_of: its pid namespaces, as processes.pid_namespaces() gives them.
-    problems: why a client that starts now might not be served, in words; from mpsd's own state, without a wait.
+    problems: why a client that starts now might not be served, in words; from mpsd's own state, without a wait.  warnings: what
+    ails present clients alone.
     facts: further facts for `status`, such as the backend and the mode.
     started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  sentinels:
     whether domains get one, in words.  arenas, failover, keeper: None in a daemon that keeps no memory.  ends_at: while mpsd is
@@ -38,6 +39,7 @@ class Ports(Struct, frozen=True, kw_only=True):
     namespaces_of: Callable[[int], tuple[int, ...]]
     is_stopping: Callable[[], bool]
     problems: Callable[[], Sequence[str]]
+    warnings: Callable[[], Sequence[str]]
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)
     fault_sources: Callable[[], Mapping[str, str]] = dict

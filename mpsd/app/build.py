@@ -108,7 +108,7 @@ def build(found: Startup) -> Daemon:
         stopper=stopper,
         faults=faults.incidents,
         is_stopping=lambda: pool.is_stopping,
-        problems=health.problems,
+        problems=health.problems, warnings=health.warnings,
         fault_sources=faults.sources.standing,
         sentinels=sentinels.status if sentinels else lambda: "off",
         arenas=vault.arenas,
@@ -185,6 +185,7 @@ def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperCli
         lambda: keeper.is_there if keeper else None,
         lambda: found.store.trouble,
         lambda: faults.sources.lost_gpus,
+        lambda: sentinels.warnings() if sentinels else (),
         lambda: sentinels.problems() if sentinels else (),
     )
 

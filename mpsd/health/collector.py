@@ -23,7 +23,7 @@ class Health(Struct):
 
     missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.
     unwritten: why mpsd's facts about its domains could not be stored.  lost_gpus: whose errors NVML no longer reports, and why.
-    unprotected: which domains lack the sentinel that is configured, and why.
+    unprotected: which domains lack the sentinel that is configured, and why.  barred: why no client gets the one that it needs.
     """
 
     pool: Pool
@@ -34,6 +34,7 @@ class Health(Struct):
     unwritten: Callable[[], str]
     lost_gpus: Callable[[], Mapping[str, str]]
     unprotected: Callable[[], Sequence[str]] = tuple
+    barred: Callable[[], Sequence[str]] = tuple
     _seen: Storage | None = None
     _seen_at: float = 0.0  # trio time
 
@@ -47,6 +48,9 @@ class Health(Struct):
 
     def problems(self) -> list[str]:
         return health.problems(self._facts())
+
+    def warnings(self) -> list[str]:
+        return health.warnings(self._facts())
 
     def _facts(self) -> HealthFacts:
         waiting, longest = self.pool.waits.because_of_the_machine()
@@ -69,4 +73,5 @@ class Health(Struct):
             most_clients=self.book.settings.max_clients,
             lost_gpus=self.lost_gpus(),
             unprotected=self.unprotected(),
+            barred=self.barred(),
         )

@@ -124,6 +124,11 @@ class Sentinels(Struct):
         return frozenset[int]().union(*(each.own_pids for each in self._protections.values()))
 
     def problems(self) -> list[str]:
+        """Return why no client starts: each needs a sentinel, and none is started."""
+        is_barred = self.settings.is_on and self.settings.is_required and self.why_off
+        return [f"sentinels are off, so that no client starts: {self._why_none()}"] if is_barred else []
+
+    def warnings(self) -> list[str]:
         """Return the domains with clients that lack the sentinel that they should have."""
         if not self.settings.is_on:
             return []

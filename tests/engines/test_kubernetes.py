@@ -17,9 +17,11 @@ from tests.engines.kubelet import NotAdmitted
 from tests.engines.node import PLUGIN, PROGRAM, Node, open_node
 from tests.engines.transcripts import Transcript
 from tests.integration.machine import ROOT
-from tests.integration.process import wait_for
+from tests.integration.process import state_of, wait_for
+from tests.integration.test_stopped_clients import stopped_by_a_signal
 
 pytestmark = pytest.mark.root
+TENANT = 64401  # the uid of another tenant's pod
 ALERTS = ROOT / "clients/grafana/alerts.yml"
 
 
@@ -77,6 +79,21 @@ def test_without_mpsd_no_pod_begins_and_no_container_starts_again(node: Node) ->
     node.machine.start(MPSD_SIM_GPUS="2")
     wait_for("healthy devices", lambda: node.kubelet.healthy() == 200)
     node.container(node.kubelet.start_container("a")).ready()
+
+
+def test_a_user_whose_own_domain_stands_still_keeps_no_pod_out(node: Node) -> None:
+    """It stops one client while another one faults, for as long as it likes: all devices were unhealthy until it had enough."""
+    node.kubelet.admit("a", 30)
+    paused, victim = node.machine.counter(uid=TENANT).ready(), node.machine.counter(uid=TENANT).ready()
+    with stopped_by_a_signal(paused.pid):
+        wait_for("it to be stopped", lambda: state_of(paused.pid) == "T")
+        node.machine.client("faulter", "misaligned", "--after", "0.3", "--linger", "60", uid=TENANT).ready()
+        node.machine.wait_for_journal("client.stopped", seconds=30.0)
+        with node.machine.mpsd() as mpsd:
+            wait_for("the warning", lambda: any("stands still" in each for each in mpsd.ask(calls.health()).problems))
+        node.container(node.kubelet.start_container("a")).ready()
+        node.container(node.kubelet.admit("b", 30)).ready()
+    assert victim.error() != 0
 
 
 def test_a_container_whose_lease_has_gone_does_not_start(node: Node) -> None:

@@ -146,6 +146,8 @@ def test_where_it_does_not_get_ready_clients_start_and_health_reports_it(machine
     [failed] = machine.journal("sentinel.not_ready")
     assert "no usable libcuda.so.1" in failed["why"]
     assert any("has no sentinel" in each for each in problems(machine))
+    with machine.mpsd() as mpsd:
+        assert mpsd.ask(calls.health()).ok, "its user can end it, and keeps no other user out"
     machine.counter().ready()
     assert len(machine.journal("sentinel.not_ready")) == 1, "not tried again for each client"
 

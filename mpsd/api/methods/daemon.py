@@ -76,7 +76,7 @@ def report_health(services: Ports) -> Map:
     return {
         "ok": not problems,
         "state": _state(services),
-        "problems": problems,
+        "problems": [*problems, *services.warnings()],
         "uptime_seconds": _uptime(services),
     }
 

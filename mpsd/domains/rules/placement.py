@@ -74,7 +74,8 @@ class Wait(Struct, frozen=True):
 _KEPT_SHARE = 4  # one domain in so many is kept for users without one, so that no user takes them all
 _KEPT = "its user has fault domains, and the remaining ones are kept for users without any"
 _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
-_CLOSED_BY_CLIENTS = (DomainState.READY, DomainState.FAULT, DomainState.SILENT)  # a user may stop or end its vendor server
+# A user may stop or end its vendor server, and cause SM exceptions.
+_CLOSED_BY_CLIENTS = (DomainState.READY, DomainState.FAULT, DomainState.SILENT, DomainState.CONTAINED)
 
 _MOST_DEAD = 2  # if these do not start, another will not either, and would only take the place of one that does
 

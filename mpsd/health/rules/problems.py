@@ -1,6 +1,7 @@
 """Decide whether a client that starts now would be served, from facts that mpsd keeps up to date (health/collector.py).
 
-Each problem names what was found and what to do.  Prose: docs/monitoring.md, "Health".
+A problem keeps a client of a further user out; a warning is about present clients, and so may be the doing of their user, who
+must not make mpsd look ill.  Each names what was found and what to do.  Prose: docs/monitoring.md, "Health".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,6 @@ from mpsd.model.domain import DomainState, DomainView
 LEAST_FREE_BYTES = 256 << 10  # a database takes up to 50 KiB at its first writes, a vendor daemon's files up to 20
 LEAST_FREE_FILES = 32  # a domain makes a dozen
 LATE_SECONDS = 5.0  # checks run every half second, and later on a busy machine
-_FAILED = (DomainState.DEAD, DomainState.SILENT)
 
 
 class Storage(Struct, frozen=True):
@@ -40,7 +40,7 @@ class HealthFacts(Struct, frozen=True):
     waited_seconds, waits_for: the number of clients that wait for a fault domain, the wait of the first one, and its reason;
     without those whose own user's clients are the reason, since a user must not make mpsd look ill. clients, most_clients:
     running or starting clients, and their limit. lost_gpus: GPUs whose errors NVML no longer reports, with the reason.
-    unprotected: domains without the sentinel that is configured, in words.
+    unprotected: domains without the sentinel that is configured, in words. barred: why no client gets the one that it needs.
     """
 
     domains: Sequence[DomainView]
@@ -60,6 +60,7 @@ class HealthFacts(Struct, frozen=True):
     most_clients: int = 1
     lost_gpus: Mapping[str, str] = field(default_factory=dict)
     unprotected: Sequence[str] = ()
+    barred: Sequence[str] = ()
 
 
 def problems(facts: HealthFacts) -> list[str]:
@@ -67,21 +68,35 @@ def problems(facts: HealthFacts) -> list[str]:
     if facts.is_stopping:
         return ["mpsd is quitting and takes no new clients"]
     found = (_of_domains(facts), _of_doors(facts), _of_storage(facts), _of_rooms(facts), _of_gpus(facts))
-    return [*(problem for each in found for problem in each), *facts.unprotected]
+    return [*(problem for each in found for problem in each), *facts.barred]
+
+
+def warnings(facts: HealthFacts) -> list[str]:
+    """Return what ails clients that are there, and keeps no further user's client out."""
+    blocked = (
+        f"domain {view.name}: {view.trouble} (`client.stopped` in mpsd.log has its pid; docs/sentinel.md)"
+        for view in facts.domains
+        if view.is_blocked
+    )
+    mute = (_mute(view) for view in _mute_ones(facts) if facts.placement != Join(view.name))
+    return [*blocked, *mute, *facts.unprotected]
+
+
+def _mute_ones(facts: HealthFacts) -> list[DomainView]:
+    return [view for view in facts.domains if view.state is DomainState.READY and not view.is_answering]
+
+
+def _mute(view: DomainView) -> str:
+    return f"{describe(view)}, and clients that are placed there wait: is it stopped, or its GPU very busy?"
 
 
 def _of_domains(facts: HealthFacts) -> Iterator[str]:
-    for view in facts.domains:
-        if view.is_blocked:
-            yield f"domain {view.name}: {view.trouble} (`client.stopped` in mpsd.log has its pid; docs/sentinel.md)"
     ready = [view for view in facts.domains if view.state is DomainState.READY]
     if not any(view.is_answering for view in ready):
         states = ", ".join(describe(view) for view in facts.domains)
         yield f"no fault domain takes clients: {states}" if states else "no fault domain exists"
         return
-    for view in ready:
-        if not view.is_answering:
-            yield f"{describe(view)}, and clients that are placed there wait: is it stopped, or its GPU very busy?"
+    yield from (_mute(view) for view in _mute_ones(facts) if facts.placement == Join(view.name))
     if isinstance(facts.placement, Wait):
         yield f"a client of a further user would wait: {facts.placement.reason}"
     elif facts.waited_seconds > LATE_SECONDS:  # until then its domain may be starting
@@ -89,8 +104,13 @@ def _of_domains(facts: HealthFacts) -> Iterator[str]:
             f"clients that wait for a fault domain: {facts.waiting}, one for {facts.waited_seconds:.0f} s: {facts.waits_for} "
             "(mpsctl queue)"
         )
-    elif isinstance(facts.placement, Create) and (failed := [view for view in facts.domains if view.state in _FAILED]):
+    elif isinstance(facts.placement, Create) and (failed := list(filter(_has_failed, facts.domains))):
         yield f"a client of a further user needs a new fault domain, and {describe(failed[0])}"
+
+
+def _has_failed(view: DomainView) -> bool:
+    """Return whether a new domain may fail as this one.  With clients its silence can be the doing of their user."""
+    return view.state is DomainState.DEAD or (view.state is DomainState.SILENT and not view.clients)
 
 
 def describe(view: DomainView) -> str:

@@ -233,6 +233,7 @@ class Fakes:
             namespaces_of=lambda pid: self.namespaces.get(pid, (1,)),
             is_stopping=lambda: self.is_stopping,
             problems=self.problems,
+            warnings=list,
             ends_at=lambda: self.ends_at,
             started_at=NOW,
             facts={"backend": "gpu", "mode": "privileged"},

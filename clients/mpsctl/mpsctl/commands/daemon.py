@@ -71,7 +71,7 @@ def _services(found: values.Status) -> str:
 def health(session: Session) -> int:
     """Print mpsd's health.  Return 1 if mpsd would not serve a new client."""
     found = session.ask(calls.health())
-    session.out.document(found, lambda: "ok" if found.ok else "\n".join(found.problems))
+    session.out.document(found, lambda: "\n".join([*(["ok"] if found.ok else []), *found.problems]))
     return 0 if found.ok else 1
 
 

@@ -210,6 +210,7 @@ def closed(state, **facts):
             [*closed(DEAD)[1:], TWO_LEFT[0]], PlacementRequest(7, GPU), Rules(8), True, id="one holds clients of another key"
         ),
         pytest.param(closed(FAULT), PlacementRequest(7, GPU), Rules(8), True, id="its clients faulted"),
+        pytest.param(closed(DomainState.CONTAINED), PlacementRequest(7, GPU), Rules(8), True, id="its clients' exceptions"),
         pytest.param(closed(SILENT), PlacementRequest(7, GPU), Rules(8), True, id="it may have stopped its servers"),
         pytest.param(
             closed(DomainState.DRAINING, is_worn=True), PlacementRequest(7, GPU), Rules(8), True, id="its clients ended early"

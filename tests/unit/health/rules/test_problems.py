@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.domains.rules.placement import Create, Join, Wait
-from mpsd.health.rules.problems import LEAST_FREE_BYTES, LEAST_FREE_FILES, HealthFacts, Storage, problems
+from mpsd.health.rules.problems import LEAST_FREE_BYTES, LEAST_FREE_FILES, HealthFacts, Storage, problems, warnings
 from mpsd.model.domain import DomainState, DomainView
 
 GPUS = frozenset({"GPU-1"})
@@ -54,6 +54,7 @@ def test_all_is_well() -> None:
             "clients that wait for a fault domain: 3, one for 6 s: the others are kept",
         ),
         (replace(WELL, clients=5, most_clients=5), "5 clients run, as many as mpsd takes on"),
+        (replace(WELL, barred=("no client starts",)), "no client starts"),
     ],
 )
 def test_each_problem_is_named_alone(facts: HealthFacts, words: str) -> None:
@@ -64,3 +65,23 @@ def test_each_problem_is_named_alone(facts: HealthFacts, words: str) -> None:
 def test_problems_of_several_kinds_are_all_named() -> None:
     facts = replace(WELL, domains=(), has_keeper=False, storage=replace(STORAGE, free_bytes=0), queued=1)
     assert len(problems(facts)) == 4
+
+
+BLOCKED = replace(view(DomainState.SILENT, "a client is stopped"), name="d2", clients=2, is_blocked=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (replace(WELL, domains=(*WELL.domains, BLOCKED)), "domain d2: a client is stopped"),
+        (replace(WELL, domains=(*WELL.domains, BLOCKED), placement=Create(GPUS)), "domain d2: a client is stopped"),
+        (replace(WELL, domains=(*WELL.domains, replace(MUTE, name="d2", clients=2))), "d2 does not answer"),
+        (replace(WELL, unprotected=("domain d2 has no sentinel",)), "domain d2 has no sentinel"),
+    ],
+    ids=["it stopped one client while another faulted", "it did, and no spare is there", "mute", "it killed its sentinel"],
+)
+def test_what_one_user_does_to_its_own_domain_keeps_no_further_user_out(facts: HealthFacts, words: str) -> None:
+    """The device plugin for Kubernetes starts no container while mpsd is not well: one tenant could keep all others out."""
+    [warning] = warnings(facts)
+    assert (problems(facts), words in warning) == ([], True)
+    assert warnings(WELL) == []
