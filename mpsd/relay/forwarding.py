@@ -16,6 +16,7 @@ from functools import partial
 import trio
 from msgspec import Struct, field
 
+from mpsd.domains.refuser import REFUSER_UID
 from mpsd.errors import ProtocolError, WrongSpeaker
 from mpsd.host import processes
 from mpsd.host.arrivals import hang_up
@@ -141,7 +142,13 @@ class Forwarding(Struct):
             _stop(domain, socket.SHUT_WR)
 
     def _check_speaker(self, message: Message) -> None:
-        """Refuse another sender: a connection can be given away, but its limits are the caller's.  Raise WrongSpeaker."""
+        """Refuse another sender: a connection can be given away, but its limits are the caller's.  Raise WrongSpeaker.
+
+        Root of a container without a user namespace has every uid, also the one that no user has.
+        """
+        if message.credentials is not None and message.credentials.uid == REFUSER_UID:
+            self._close(message)
+            raise WrongSpeaker(f"uid {REFUSER_UID} is that of the daemon that refuses clients, which would serve it")
         said_by = message.credentials.pid if message.credentials else self.speaker
         if self.speaker and said_by != self.speaker:
             self._close(message)

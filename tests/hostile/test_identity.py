@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpsd.domains.refuser import REFUSER_UID
 from tests.hostile.attacker import NOBODY, attacking
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
@@ -51,6 +52,15 @@ def test_nobody_speaks_on_a_connection_that_another_process_made(machine: Machin
         [line] = wait_for("the connection to be held", lambda: held(machine, "speaks on the connection of"))
         assert line["uid"] == NOBODY
     machine.counter().ready()
+
+
+def test_a_client_with_the_uid_of_the_refusing_daemon_is_not_served(machine: Machine) -> None:
+    """Root of a container without a user namespace can take it: that daemon served it, without limits, as its own user's."""
+    machine.configure('[admission]\ndefault = "refuse"\nrefuse_with = "error"\n')
+    machine.start()
+    client = machine.counter(uid=REFUSER_UID)
+    [line] = wait_for("the connection to be held", lambda: held(machine, "which would serve it") or client.events("ready"))
+    assert line.get("uid") == REFUSER_UID, line
 
 
 @pytest.mark.deadline(60)
