@@ -41,14 +41,18 @@ static const u8 access_types[UVM_FAULT_ACCESS_TYPE_COUNT] = {
 	[UVM_FAULT_ACCESS_TYPE_ATOMIC_STRONG] = UvmEventMemoryAccessTypeAtomic,
 };
 
-/* UVM records no pid. The VA space keeps the mm; its owner, if the kernel tracks one, is read under RCU. */
+/*
+ * UVM records no pid. The VA space keeps the mm until the state is RELEASED; a late bottom half can still come, and find the
+ * pointer. The mm's owner, if the kernel tracks one, is read under RCU.
+ */
 struct pid *mpsd_record_owner(uvm_va_space_t *va_space, bool *is_known)
 {
 	struct pid *process = NULL;
 
 	*is_known = false;
 #if defined(CONFIG_MEMCG)
-	if (va_space->va_space_mm.mm) {
+	uvm_spin_lock(&va_space->va_space_mm.lock);
+	if (va_space->va_space_mm.mm && va_space->va_space_mm.state != UVM_VA_SPACE_MM_STATE_RELEASED) {
 		struct task_struct *task;
 
 		*is_known = true;
@@ -58,6 +62,7 @@ struct pid *mpsd_record_owner(uvm_va_space_t *va_space, bool *is_known)
 			process = get_pid(task_tgid(task));
 		rcu_read_unlock();
 	}
+	uvm_spin_unlock(&va_space->va_space_mm.lock);
 #endif
 	return process;
 }

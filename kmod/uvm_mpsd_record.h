@@ -12,7 +12,7 @@
 /*
  * The process that made it, with a reference that the caller puts. NULL and *is_known: it is gone. NULL and not *is_known: it
  * cannot be determined (several processes share the VA space, UVM was loaded with uvm_enable_va_space_mm=0, the kernel was
- * built without CONFIG_MEMCG). Does not sleep.
+ * built without CONFIG_MEMCG). Takes and drops a leaf lock of UVM's; does not sleep.
  */
 struct pid *mpsd_record_owner(uvm_va_space_t *va_space, bool *is_known);
 

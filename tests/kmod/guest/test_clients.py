@@ -222,6 +222,16 @@ def test_a_client_whose_owner_is_gone_when_it_faults(device: Device) -> None:
     os.close(from_child)
 
 
+def test_a_va_space_that_has_released_its_memory_has_no_known_owner(device: Device, va_space: VaSpace) -> None:
+    """A bottom half can be late: the process has closed the second descriptor, and its memory may be another's by then."""
+    device.set_policy(Mode.SINK)
+    with FakeGpu(device, va_space) as gpu:
+        os.close(va_space.mm_fd)
+        va_space.mm_fd = -1
+        assert not gpu.access(HOLE).absorbed
+    assert [(each.story, each.tgid) for each in device.wait(Kind.FAULT)] == [("FAULT CANCELLED OWNER", 0)]
+
+
 def test_plain_faults_leave_the_flags_alone(device: Device, va_space: VaSpace) -> None:
     """REPLAYABLE describes the packet, independent of its outcome."""
     device.set_policy(Mode.OFF)
