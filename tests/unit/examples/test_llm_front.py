@@ -225,6 +225,24 @@ async def test_other_pages_and_what_is_no_http(short_dir: Path) -> None:
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("asked", [b"HEAD /health HTTP/1.1", b"HEAD /generate HTTP/1.0", b"CONNECT x:1 HTTP/1.1"])
+async def test_no_method_of_a_client_ends_the_front_end(short_dir: Path, asked: bytes) -> None:
+    """HTTP allows no body after HEAD; the streams of all other clients go on."""
+    async with open_service(short_dir) as service:
+        member = await Member.join(service, 1)
+        await member.hear("all")
+        async with trio.open_nursery() as nursery:
+            client = Client(service, nursery)
+            request = await member.request()
+            async with await trio.open_tcp_stream(service.url.host, service.url.port) as stream:
+                await stream.send_all(asked + b"\r\nhost: x\r\n\r\n")
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 404 ")
+                while await stream.receive_some():
+                    pass
+            await member.make(request, 0, 4)
+        assert (client.result.tokens, client.result.trouble) == ([100, 101, 102, 103], "")
+
+
 async def test_members_who_talk_nonsense_are_cut_off(short_dir: Path) -> None:
     async with open_service(short_dir) as service:
         hello = b'{"hello": {"generation": 1}}\n'

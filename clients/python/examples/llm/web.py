@@ -88,8 +88,13 @@ class Exchange:
                 pass
 
     async def _send(self, event: Any) -> None:
+        """Raises trio.TooSlowError; trio.BrokenResourceError, also for what HTTP does not allow here, as a body after HEAD."""
+        try:
+            data = self._h11.send(event) or b""
+        except h11.LocalProtocolError as exc:
+            raise trio.BrokenResourceError(str(exc)) from None
         with trio.fail_after(SEND_SECONDS):
-            await self._stream.send_all(self._h11.send(event) or b"")
+            await self._stream.send_all(data)
 
 
 @dataclass(frozen=True, slots=True)
