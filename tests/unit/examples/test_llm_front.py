@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import trio
+from asked import MOST_PROMPT
 from backend import Lines, listen
 from front import Front
 from load import Result
 from load import run as run_load
+from streams import MOST_TOKENS
 from toy import continued
 from web import Url, ask
 
@@ -171,6 +173,24 @@ async def test_more_requests_than_may_be_open_are_told_to_come_again(short_dir: 
         await member.request()
         status, line = await told(service, "POST", "/generate", b'{"prompt": [1]}')
         assert (status, "open" in line["error"]) == (503, True)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_longest_requests_keep_no_member_away(short_dir: Path) -> None:
+    """A member that connects is sent all open requests at once.  More than it may have unread are not let in."""
+    body = json.dumps({"prompt": [(1 << 31) - 1] * MOST_PROMPT, "max_tokens": MOST_PROMPT}).encode()
+    fit = MOST_TOKENS // (2 * MOST_PROMPT)
+    async with open_service(short_dir, most=99) as service, trio.open_nursery() as nursery:
+        for _ in range(fit):
+            nursery.start_soon(told, service, "POST", "/generate", body)
+        while len(service.front.streams) < fit:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        status, line = await told(service, "POST", "/generate", body)
+        assert (status, "open" in line["error"]) == (503, True)
+        member = await Member.join(service, 1)
+        listed = [await member.request() for _ in range(fit)]
+        assert {len(each["prompt"]) for each in listed} == {MOST_PROMPT}
+        await member.hear("all")
         nursery.cancel_scope.cancel()
 
 

@@ -22,6 +22,11 @@ class Request:
     stop: int = -1
     have: tuple[int, ...] = ()
 
+    @property
+    def most_tokens(self) -> int:
+        """The tokens that it can come to, its prompt included."""
+        return len(self.prompt) + self.max_tokens
+
     def is_complete(self, count: int, last: int) -> bool:
         """Return whether an answer of `count` tokens that ends with `last` is complete."""
         return count >= self.max_tokens or (count > 0 and last == self.stop)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from streams import Streams
+from streams import MOST_TOKENS, Streams
 
 RECEIVE_BYTES = 1 << 18
-MOST_BYTES = 8 << 20  # limit of one line, and of the data that a member has not received yet
+MOST_BYTES = 8 << 20  # limit of one line
+MOST_UNREAD = 16 * MOST_TOKENS  # bytes for a member: all open requests, a token of which is 11 bytes at most, and more
 HELLO_SECONDS = 5.0
 BACKLOG = 16
 WRONG = (trio.BrokenResourceError, LookupError, TypeError, ValueError)  # a broken connection, or malformed messages
@@ -62,7 +63,7 @@ class Backend:
         """Queue a message for the serving member.  Without a member it is dropped: the next one receives all open requests."""
         if member := self.member:
             member.outbox += json.dumps({key: value}, separators=(",", ":")).encode() + b"\n"
-            if len(member.outbox) > MOST_BYTES:  # the member does not read
+            if len(member.outbox) > MOST_UNREAD:  # the member does not read
                 member.scope.cancel()
             member.wake.set()
 

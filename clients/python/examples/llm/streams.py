@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from asked import Request
 
+MOST_TOKENS = 1 << 21  # of all open requests: a member that connects is sent them all at once
 
 @dataclass(slots=True)
 class Counts:
@@ -71,8 +72,10 @@ class Streams:
         return self._next - 1
 
     def begin(self, request: Request, wake: Callable[[], None]) -> Stream | None:
-        """Open a stream for the request and send the request to the member.  Return None if `most` requests are open."""
-        if len(self._open) >= self._most:
+        """Open a stream for the request and send the request to the member.  Return None if `most` requests are open, or if
+        they could come to more than MOST_TOKENS."""
+        tokens = request.most_tokens + sum(each.request.most_tokens for each in self._open.values())
+        if len(self._open) >= self._most or tokens > MOST_TOKENS:
             self.counts.busy += 1
             return None
         made = self._open[request.id] = Stream(request, wake)
