@@ -267,6 +267,7 @@ async def test_members_who_talk_nonsense_are_cut_off(short_dir: Path) -> None:
     async with open_service(short_dir) as service:
         hello = b'{"hello": {"generation": 1}}\n'
         wrong = (b"nonsense", b"3", b'{"tokens": []}', b'{"hello": 3}', hello + b'{"tokens"', hello + b'{"tokens": [3]}')
+        wrong += (b"[3]", b"[" * 100_000, hello + b"[3]", hello + b"[" * 100_000)
         for said in wrong:
             async with await trio.open_unix_socket(service.place) as stream:
                 await stream.send_all(said + b"\n")

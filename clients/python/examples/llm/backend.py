@@ -19,7 +19,7 @@ MOST_BYTES = 8 << 20  # limit of one line
 MOST_UNREAD = 16 * MOST_TOKENS  # bytes for a member: all open requests, a token of which is 11 bytes at most, and more
 HELLO_SECONDS = 5.0
 BACKLOG = 16
-WRONG = (trio.BrokenResourceError, LookupError, TypeError, ValueError)  # a broken connection, or malformed messages
+WRONG = (trio.BrokenResourceError, AttributeError, LookupError, TypeError, ValueError)  # of a connection or a message
 
 
 def listen(path: str) -> trio.SocketListener:
@@ -142,7 +142,7 @@ class Lines:
                 raise trio.BrokenResourceError(f"a line of over {MOST_BYTES} bytes")
         try:
             found: dict[str, Any] = json.loads(self._whole.popleft())
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise trio.BrokenResourceError(f"no JSON: {exc}") from None
         return found
 
