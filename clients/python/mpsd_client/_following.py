@@ -38,6 +38,7 @@ PASSING = (  # refusals after which the thread connects, joins and asks again
     ErrorCode.KEEPER_FAILED,
     ErrorCode.VENDOR_FAILED,
     ErrorCode.TOO_MANY,
+    ErrorCode.UNUSABLE_PATH,  # mpsd's disk is full
     ErrorCode.STALE_GENERATION,  # the term is over: mpsd's next instruction says what follows
 )
 OVER = (ErrorCode.STALE_GENERATION, ErrorCode.NO_SUCH_ARENA, ErrorCode.ARENA_SEALED)  # this process cannot be the writer
@@ -157,11 +158,7 @@ class Following:
             self._yield = calls.service_yielded(
                 self._id, term.kept_generation, generation, sequence=sequence, why_no_image=_printable(why_no_image or "")
             )
-        try:
-            self._say(self._yield)
-        except Refused as exc:
-            if exc.code != ErrorCode.STALE_GENERATION:  # else the thread has reported it already, and another member serves
-                raise
+        self._say(self._yield)
 
     def say_no_image(self, why: str) -> None:
         """Report after `say_yielded` that the last image has failed: mpsd then cancels the move at once."""
@@ -193,17 +190,21 @@ class Following:
         self._thread.join(STOP_SECONDS)
 
     def _say(self, call: Call[Any]) -> None:
-        """Send a report on the arena's connection, since the thread's is in a long poll.  If mpsd is away, the thread repeats
-        the report after it joins again."""
+        """Send a report on the arena's connection, since the thread's is in a long poll.  If mpsd is away, or cannot take it
+        now, the thread repeats it.  Raises Refused."""
         if not self._is_joined:
             return
         try:
             self._session.ask(call.method, call.params)
         except OSError:
             return
-        except Refused:
-            if self._is_joined:
+        except Refused as exc:
+            if not self._is_joined or exc.code == ErrorCode.STALE_GENERATION:
+                return  # the thread has reported it already, and another member serves
+            if exc.code not in PASSING:
                 raise
+            if mpsd := self._mpsd:
+                mpsd.interrupt()  # the thread then does not wait for the end of its poll
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 

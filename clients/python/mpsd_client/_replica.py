@@ -27,7 +27,7 @@ from mpsd_client._session import CudaError
 
 SERVE = "serve"
 LAST = (ErrorCode.NOT_ALLOWED, ErrorCode.BAD_REQUEST, ErrorCode.NO_SUCH_METHOD)  # mpsd will never take the replica
-PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)  # ask again
+PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY, ErrorCode.UNUSABLE_PATH)  # ask again
 SUFFIX = ".replica"
 LOOK_SECONDS = 0.5  # between two looks at the images, at most
 MOVING_SECONDS = 0.005  # the same while the service moves to this replica: a part of the pause

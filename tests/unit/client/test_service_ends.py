@@ -53,6 +53,46 @@ def test_a_refusal_that_passes_is_asked_again_and_one_that_does_not_is_the_end(m
         waiting.get()
 
 
+FULL = (ErrorCode.UNUSABLE_PATH, "UNUSABLE_PATH")
+
+
+def test_a_full_disk_of_mpsds_ends_no_term(mpsd: FakeMpsd, service: Service) -> None:
+    """The state is given, and its publish returns, as soon as mpsd can store it."""
+    mpsd.refusals["arena.keep_state"] = FULL
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    mpsd.tell("serve", generation=4, writer_pid=os.getpid())
+    term = waiting.get()
+    mpsd.wait_for("service.join", 3)
+    assert not term.is_over
+    del mpsd.refusals["arena.keep_state"]
+    term.publish(step=1)
+    assert mpsd.wait_for("service.serving") == {"id": 7, "generation": 4}
+
+
+def test_a_full_disk_of_mpsds_delays_a_yield_and_ends_no_member(mpsd: FakeMpsd, service: Service) -> None:
+    term = serve(mpsd, service)
+    term.publish(step=1)
+    mpsd.refusals["service.yielded"] = FULL
+    mpsd.tell("yield")
+    until(lambda: term.is_over)
+    with term:
+        pass
+    mpsd.wait_for("service.join", 3)
+    del mpsd.refusals["service.yielded"]
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 4}
+    mpsd.tell("standby")
+    assert service.standby(timeout=0) is None
+
+
+def test_a_full_disk_of_mpsds_delays_the_word_of_a_standby(mpsd: FakeMpsd, service: Service) -> None:
+    mpsd.refusals["service.ready"] = FULL
+    assert service.standby(timeout=0) is None
+    mpsd.wait_for("service.join", 3)
+    del mpsd.refusals["service.ready"]
+    mpsd.wait_for("service.ready")
+
+
 def test_an_exception_within_a_term_is_told_and_goes_on_its_way(mpsd: FakeMpsd, service: Service) -> None:
     with pytest.raises(ValueError, match="mine"), serve(mpsd, service):
         raise ValueError("mine")
