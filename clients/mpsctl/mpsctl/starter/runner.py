@@ -16,7 +16,7 @@ from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mpsd_client import Refused, calls, values
+from mpsd_client import ErrorCode, Refused, calls, values
 
 from mpsctl.__main__ import DONE, REFUSED
 from mpsctl.session import Session
@@ -47,7 +47,7 @@ from mpsctl.starter.signals import heard
 
 _TICK_SECONDS = 1.0  # how often the main thread checks for due work without an event
 _SETTLE_SECONDS = 5.0  # after mpsd was away: time for the members to join again
-_AGAIN_SECONDS = 10.0  # from a refused handover to the next attempt
+_AGAIN_SECONDS = 10.0  # from a refused handover, or lease, to the next attempt
 _HANDOVER_SECONDS = 60.0
 
 
@@ -340,7 +340,10 @@ class Starter:
                 self._tell_of_room("waits_for_room", "no room for one more until another one has ended", exc.message)
         else:
             self._reporter.report("trouble", f"no lease for a member: {exc.message}", why=exc.message)
-            self._count(0.0, was_ready=False, is_replica=is_replica)
+            if exc.code == ErrorCode.UNUSABLE_PATH:  # mpsd's disk is full, which is no fault of the member
+                self._settled_at = time.monotonic() + _AGAIN_SECONDS
+            else:
+                self._count(0.0, was_ready=False, is_replica=is_replica)
 
     def _make_way(self, number: int) -> None:
         """Stop the member if its end makes room for its successor."""

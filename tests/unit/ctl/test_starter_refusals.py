@@ -1,0 +1,31 @@
+"""What a starter makes of a lease that mpsd refuses."""
+
+import time
+from typing import Any
+
+import pytest
+from mpsctl.starter.plan import Make, Situation
+from mpsctl.starter.restarts import fresh
+from mpsctl.starter.runner import Starter
+from mpsctl.starter.settings import Given, Task
+from mpsd_client import ErrorCode, Refused
+
+from tests.unit.ctl.test_starter_threads import Reports
+
+
+def starter() -> Any:
+    made: Any = Starter.__new__(Starter)
+    made._reporter, made._restarts, made._task, made._service = Reports(), fresh(), Task(Given()), None
+    made._settled_at = 0.0
+    return made
+
+
+@pytest.mark.parametrize(("code", "counts"), [(ErrorCode.UNUSABLE_PATH, False), (ErrorCode.NO_ROOM, True)])
+def test_a_full_disk_of_mpsds_is_no_fault_of_a_member(code: ErrorCode, counts: bool) -> None:
+    """After ten members that ended early in a row a starter gives up; a full disk may last longer."""
+    made = starter()
+    for _ in range(12):
+        made._take_refusal(Situation(1, Make(30.0)), Refused(code, code.name, "why"), is_replica=False)
+    assert made._restarts[False].has_given_up is counts
+    assert (made._settled_at > time.monotonic()) is not counts
+    assert made._reporter.made[0] == ("trouble", "no lease for a member: why")
