@@ -157,11 +157,14 @@ class ImagerProcess:
         self._socket.settimeout(max(0.001, end - time.monotonic()))
         try:
             answer = _datagrams.receive(self._socket, MOST_BYTES)
-            data, files = answer.data, list(answer.fds)
         except TimeoutError:
             raise TimeoutError(f"the imager did not answer `{kind}` within {timeout} s") from None
         except ConnectionResetError:
-            data, files = b"", []
+            raise self._ended() from None
+        data, files = answer.data, list(answer.fds)
+        if answer.is_cut:
+            _datagrams.close_all(files)
+            raise ImageError("this process has no room for the descriptors of the imager's answer")
         if not data:
             raise self._ended()
         found: dict[str, Any] = json.loads(data)

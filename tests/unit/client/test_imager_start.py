@@ -1,16 +1,20 @@
 """What a program waits for while its imager starts: for nothing, unless its arena has more allocations than a socket holds."""
 
+import json
 import os
 import resource
+import socket
 import stat
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from mpsd_client import Imager, start_imager
-from mpsd_client._imager import memory_file
+from mpsd_client import ImageError, Imager, start_imager
+from mpsd_client._imager import ImagerProcess, memory_file
 from mpsd_client._restoring import ImageSource
 
 # Reads a line from a FIFO before it reads a request; answers as an imager does, which has taken an image.
@@ -87,6 +91,30 @@ def test_no_file_for_the_imager_is_shorter_than_what_it_is_told() -> None:
     whole = memory_file(bytes(8192))
     assert os.fstat(whole).st_size == 8192
     os.close(whole)
+
+
+def test_an_answer_without_all_its_files_is_no_answer() -> None:
+    """The last one that came would be taken for the one that is missing."""
+    imager: Any = ImagerProcess.__new__(ImagerProcess)
+    imager._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with imager._socket, theirs:
+        socket.send_fds(theirs, [json.dumps({"is": "renewed"}).encode()], [theirs.fileno()] * 3)
+        room = [os.dup(theirs.fileno()) for _ in range(2)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), limits[1]))
+        try:
+            with suppress(OSError):
+                while True:
+                    room.append(os.dup(theirs.fileno()))
+            for descriptor in room[:2]:
+                os.close(descriptor)
+            with pytest.raises(ImageError, match="no room"):
+                imager.answer_with_files("renewed", 1.0)
+            room[:2] = [os.dup(theirs.fileno()) for _ in range(2)]  # those that came are closed
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for descriptor in room:
+                os.close(descriptor)
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
