@@ -28,7 +28,10 @@ def main() -> None:
 
 def name(culprit: Mapping[str, Any] | None) -> str:
     """Return the culprit as text.  Events name it only to operators; `fault_get` also shows users their own processes."""
-    return f"{culprit['program']}[{culprit['pid']}] of user {culprit['uid']}" if culprit else "somebody"
+    if not culprit:
+        return "somebody"
+    program = culprit["program"].encode("unicode_escape").decode()  # the user chose it: it must not control the terminal
+    return f"{program}[{culprit['pid']}] of user {culprit['uid']}"
 
 
 if __name__ == "__main__":

@@ -101,10 +101,11 @@ def open_arena(asked: argparse.Namespace, start: dict[str, Any], name: str) -> A
 
 
 def remove(mpsd: Client, name: str) -> None:
+    """Remove this user's arena; to root a name alone would mean any user's."""
     end = time.monotonic() + REMOVE_SECONDS
     while True:
         try:
-            mpsd.ask(calls.arena_remove(name))
+            mpsd.ask(calls.arena_remove(f"{mpsd.hello.uid}:{name}"))
         except Refused as exc:
             if exc.code == ErrorCode.NO_SUCH_ARENA:
                 return

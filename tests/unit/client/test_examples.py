@@ -90,6 +90,19 @@ async def test_culprits_are_told(tmp_path: Path, short_dir: Path) -> None:
     assert said.splitlines()[-1] == "fault 1: it was python3[586] of user 1000"
 
 
+async def test_the_name_of_a_culprit_does_not_control_the_terminal(tmp_path: Path, short_dir: Path) -> None:
+    async def publish(daemon: FakeDaemon) -> None:
+        while not daemon.bus.subscribers:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+        daemon.bus.publish("fault.culprit", {"number": 2, "culprit": {"program": "a\x1b[2J\x9bH\u202e", "pid": 7, "uid": 1000}})
+
+    async with open_daemon(tmp_path) as daemon:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish, daemon)
+            said = await run(daemon, short_dir, "culprits.py", "--seconds", "0.2")
+    assert said.splitlines()[-1] == r"fault 2: it was a\x1b[2J\x9bH\u202e[7] of user 1000"
+
+
 async def test_a_lease_is_kept_while_its_holder_lives(tmp_path: Path, short_dir: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
         daemon.fakes.has_every_process = True
