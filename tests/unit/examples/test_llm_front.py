@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import front
 import pytest
 import trio
 from asked import MOST_PROMPT
@@ -261,6 +262,25 @@ async def test_no_method_of_a_client_ends_the_front_end(short_dir: Path, asked: 
                     pass
             await member.make(request, 0, 4)
         assert (client.result.tokens, client.result.trouble) == ([100, 101, 102, 103], "")
+
+
+async def test_connections_of_clients_leave_room_for_members(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without descriptors the front end could not accept the member that takes over: all streams would end."""
+    monkeypatch.setattr(front, "SPARE_CONNECTIONS", 1)
+    async with open_service(short_dir, most=1) as service:
+        url = service.url
+        idle = [await trio.open_tcp_stream(url.host, url.port) for _ in range(2)]
+        while service.front._connections < 2:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+        async with await trio.open_tcp_stream(url.host, url.port) as third:
+            assert await third.receive_some() == b""
+        await (await Member.join(service, 1)).hear("all")
+        await idle[0].send_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        while await idle[0].receive_some():
+            pass
+        assert (await told(service, "GET", "/health"))[0] == 200
+        for each in idle:
+            await each.aclose()
 
 
 async def test_members_who_talk_nonsense_are_cut_off(short_dir: Path) -> None:

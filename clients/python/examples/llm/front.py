@@ -29,6 +29,7 @@ from web import BadRequest, Exchange, Url
 
 RETRY_AFTER = "1"  # seconds
 FLUSH_SECONDS = 0.5
+SPARE_CONNECTIONS = 256  # of clients beyond `most`, with short requests; further descriptors are for members
 
 
 class Front:
@@ -36,6 +37,7 @@ class Front:
 
     def __init__(self, most: int, patience: float, record: IO[str] | None) -> None:
         self._patience, self._record = patience, record
+        self._connections, self._most_connections = 0, most + SPARE_CONNECTIONS
         self.backend = Backend()
         # The next front end must not reuse numbers either: members may still have requests of this one.
         self.streams = Streams(most, self.backend.tell, self._note, complain, first=time.time_ns())
@@ -47,15 +49,23 @@ class Front:
 
     async def serve(self, connection: trio.SocketStream) -> None:
         """Serve one HTTP client.  An error of the client ends its connection and nothing else."""
-        exchange = Exchange(connection)
         async with connection:
-            with suppress(trio.BrokenResourceError, trio.TooSlowError):
-                try:
-                    if found := await exchange.receive():
-                        await self._answer(exchange, *found)
-                except BadRequest as exc:
-                    if not exchange.has_begun:
-                        await exchange.answer(exc.status, {"error": str(exc)})
+            if self._connections >= self._most_connections:
+                return  # without an answer, which would take time
+            self._connections += 1
+            try:
+                await self._exchange(Exchange(connection))
+            finally:
+                self._connections -= 1
+
+    async def _exchange(self, exchange: Exchange) -> None:
+        with suppress(trio.BrokenResourceError, trio.TooSlowError):
+            try:
+                if found := await exchange.receive():
+                    await self._answer(exchange, *found)
+            except BadRequest as exc:
+                if not exchange.has_begun:
+                    await exchange.answer(exc.status, {"error": str(exc)})
 
     async def _answer(self, exchange: Exchange, method: str, path: str, body: bytes) -> None:
         if (method, path) == ("POST", "/generate"):
