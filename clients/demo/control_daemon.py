@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,22 +100,25 @@ class Workspace:
     def clear(self) -> None:
         """End all remaining processes of the scene, and remove its directory."""
         deadline = time.monotonic() + _GONE_SECONDS
-        while (left := list(self._left())) and time.monotonic() < deadline:
-            for pid in left:
-                _kill(pid)
+        while self._kill_left() and time.monotonic() < deadline:
             time.sleep(0.05)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _left(self) -> Iterator[int]:
-        """Return the processes that were started with the scene's directory in their environment; the name is unique."""
-        mark = os.fsencode(self.directory) + b"/"
+    def _kill_left(self) -> bool:
+        """Kill the processes that were started with the scene's directory in their environment, whose name is unique.  Return
+        whether there were any."""
+        mark, is_left = os.fsencode(self.directory) + b"/", False
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():
-                try:
-                    if mark in Path("/proc", entry, "environ").read_bytes():
-                        yield int(entry)
-                except OSError:
-                    continue  # it ended, or is another user's
+                with suppress(OSError):  # it ended, or is another user's
+                    pidfd = os.pidfd_open(int(entry))  # before the look: a later process of this pid is not meant
+                    try:
+                        if mark in Path("/proc", entry, "environ").read_bytes():
+                            is_left = True
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    finally:
+                        os.close(pidfd)
+        return is_left
 
 
 @dataclass(slots=True)
@@ -179,10 +183,3 @@ def _compile(target: Path, backend: str) -> None:
             return
         said = done.stdout + done.stderr
     raise Unfit(f"the tenants' programs cannot be built:\n{said}")
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass  # it has ended
