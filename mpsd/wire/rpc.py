@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgpack
+import msgspec
 from msgspec import Struct
 
 from mpsd.errors import MpsdError, ProtocolError
@@ -48,13 +49,18 @@ Frame = Request | Response | Notification
 
 
 def decode(data: bytes) -> Frame:
-    """Return the frame of a datagram.  Raise ProtocolError."""
+    """Return the frame of a datagram.  Raise ProtocolError.
+
+    The first reading checks bounds and keys, the second makes the value: the msgpack library interns keys that are text, and
+    Python 3.12 never frees an interned string, so that a caller could fill mpsd's memory with keys.
+    """
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a datagram has more than {MAX_BYTES} bytes")
     try:
-        value = msgpack.unpackb(
+        msgpack.unpackb(
             data,
-            object_pairs_hook=_map,
+            raw=True,
+            object_pairs_hook=_check_keys,
             ext_hook=_refuse_ext,
             max_array_len=MAX_ENTRIES,
             max_map_len=MAX_ENTRIES,
@@ -62,9 +68,10 @@ def decode(data: bytes) -> Frame:
             max_bin_len=0,
             max_ext_len=0,
         )
+        value = msgspec.msgpack.decode(data)
     except ProtocolError:
         raise
-    except (ValueError, RecursionError, msgpack.UnpackException) as exc:
+    except (ValueError, RecursionError, msgpack.UnpackException, msgspec.MsgspecError) as exc:
         raise ProtocolError(f"a datagram is not the MessagePack of this protocol: {_words(exc)}") from None
     _check(value)
     return _frame(value)
@@ -95,14 +102,10 @@ def size(value: Any) -> int:
     return len(msgpack.packb(value))
 
 
-def _map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+def _check_keys(pairs: list[tuple[bytes, Any]]) -> None:
     """Refuse a key given twice: mpsd and another reader could take different values."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    if len({key for key, _ in pairs}) != len(pairs):
         raise ProtocolError("a map has the same key twice")
-    if not all(isinstance(key, str) for key in made):
-        raise ProtocolError("a map has a key that is not a string")
-    return made
 
 
 def _refuse_ext(code: int, data: bytes) -> Any:
@@ -121,11 +124,13 @@ def _check(value: Any) -> None:
             raise ProtocolError(f"a frame has more than {MAX_DEPTH} levels")
         for each in level:
             if isinstance(each, dict):
+                if not all(isinstance(key, str) for key in each):
+                    raise ProtocolError("a map has a key that is not a string")
                 inner.extend(each.values())
             elif isinstance(each, list):
                 inner.extend(each)
-            elif isinstance(each, bytes | msgpack.ExtType | msgpack.Timestamp):
-                raise ProtocolError("binary and extension types have no meaning here")
+            elif isinstance(each, bytes):
+                raise ProtocolError("binary types have no meaning here")
         values += len(level)
         if values + len(inner) > MAX_VALUES:
             raise ProtocolError(f"a frame has more than {MAX_VALUES} values")

@@ -1,5 +1,8 @@
 """Frames: every malformed one is refused, every good one survives the way there and back, and no bytes are too odd."""
 
+import sys
+from contextlib import suppress
+
 import msgpack
 import pytest
 from hypothesis import example, given
@@ -90,6 +93,18 @@ MALFORMED = {
 def test_a_malformed_frame_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
+
+
+@pytest.mark.parametrize("params", [1, 2], ids=["good", "malformed"])
+def test_no_key_is_interned(params: int) -> None:
+    """Python 3.12 never frees an interned string: 3,000 requests with keys of 60 KB cost 170 MiB for good."""
+    words = ["a key of no method", "of this test"]
+    data, decoded = pack([0, 1, "status", [{", ".join(words): 1}] * params]), None
+    with suppress(ProtocolError):
+        decoded = decode(data)
+    assert (decoded is None) is (params > 1)
+    later = ", ".join(words)
+    assert sys.intern(later) is later, "no equal string was interned before"
 
 
 GOOD = {
