@@ -74,7 +74,10 @@ class Conversations(Struct):
     took_handshake: Callable[[float], None] | None = None  # gets the time that a connection spent with its domain
 
     async def run(self, caller: ClientConnection) -> None:
-        """Serve the caller until the client or a living domain ends the connection."""
+        """Serve the caller until the client or a living domain ends the connection; only hold one that is not known."""
+        if caller.why_not:
+            await self.refusals.hold_unknown(caller)
+            return
         while True:
             if await self._once(caller):
                 return

@@ -22,9 +22,13 @@ class HangUps:
         self._told: dict[int, Callable[[], None]] = {}  # by descriptor
 
     def watch(self, connection: socket.socket, tell: Callable[[], None]) -> None:
-        """Watch until `forget`; `run` calls `tell` after a hang-up."""
+        """Watch until `forget`; `run` calls `tell` after a hang-up.
+
+        Where the kernel lets mpsd watch nothing more (epoll_ctl(2): ENOSPC, ENOMEM), a hang-up is noticed when its turn comes.
+        """
         self._told[connection.fileno()] = tell
-        self._epoll.register(connection, select.EPOLLONESHOT)  # the kernel always reports a hang-up
+        with suppress(OSError):
+            self._epoll.register(connection, select.EPOLLONESHOT)  # the kernel always reports a hang-up
 
     def forget(self, connection: socket.socket) -> None:
         """Stop watching, before the connection is closed: the keeper has it open too, and would keep it in the epoll."""

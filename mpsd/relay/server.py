@@ -173,10 +173,7 @@ class Relay(Struct):
         caller = self._know(sock, door, number, track, places)
         caller.link.transcript = list(greeting)
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
-        refusals = self.conversations.refusals
-        nursery.start_soon(
-            self._converse, caller, refusals.hold_unknown(caller) if caller.why_not else self.conversations.run(caller)
-        )
+        nursery.start_soon(self._converse, caller, self.conversations.run(caller))
 
     @property
     def _newcomers(self) -> Places:

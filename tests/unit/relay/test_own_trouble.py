@@ -12,7 +12,9 @@ import trio.testing
 
 from mpsd.model.process import Credentials
 from mpsd.relay.client_connection import ClientConnection
+from mpsd.relay.conversation import Conversations
 from mpsd.relay.forwarding import Forwarding, LinkSide
+from mpsd.relay.hang_ups import HangUps
 from mpsd.relay.offences import Offences
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
@@ -102,6 +104,40 @@ async def test_where_no_client_can_be_watched_any_more_mpsd_goes_on(
         assert len(tried) < 100
         theirs.close()
     assert not relay.callers
+    for end in relay.backlog._ends:
+        end.close()
+
+
+def test_a_new_client_that_cannot_be_watched_does_not_end_mpsd() -> None:
+    """The error of epoll_ctl(2) reached the task that accepts, and ended mpsd at each start and each new connection."""
+
+    def register(*of: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    hang_ups = HangUps()
+    hang_ups._epoll = SimpleNamespace(register=register, unregister=register)  # type: ignore[assignment]
+    ours, theirs = pair()
+    with ours, theirs:
+        hang_ups.watch(ours, lambda: None)
+        hang_ups.forget(ours)
+
+
+async def test_a_restarted_mpsd_holds_a_client_that_it_cannot_identify() -> None:
+    """It placed one whose process had ended and whose connection another had: without a lease, and without its limits."""
+    held: list[str] = []
+    ours, theirs = pair()
+
+    async def hold_unknown(caller: ClientConnection) -> None:
+        held.append(caller.why_not)
+
+    shared = Conversations(
+        SimpleNamespace(domains={}), None, None, None, None, SimpleNamespace(hold_unknown=hold_unknown)  # type: ignore[arg-type]
+    )
+    relay, caller = one_caller(ours, None)
+    relay.conversations, caller.why_not = shared, "the process that connected has ended"
+    with ours, theirs:
+        await relay._go_on(caller, "", None)
+    assert held == ["the process that connected has ended"]
     for end in relay.backlog._ends:
         end.close()
 
