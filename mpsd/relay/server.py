@@ -368,7 +368,8 @@ class Relay(Struct):
             share_of = self.ranges.share_of
             [(greediest, _)] = Counter(share_of(caller.credentials.uid) for caller in silent).most_common(1)
             for caller in [each for each in silent if share_of(each.credentials.uid) == greediest][:ACCEPTED]:
-                caller.scope.cancel()
+                if not is_readable(caller.connection):  # else its message may be taken before this cancels, and be lost
+                    caller.scope.cancel()
 
 
 def _log_evicted(who: Credentials, why: str) -> None:
