@@ -123,11 +123,12 @@ class Forwarding(Struct):
     async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
         try:
             while (message := await look_at(self.client, self.closings, self.share)) is not None:
-                self._check_speaker(message)
-                self.has_spoken = True
-                self.has_passed_descriptors |= bool(message.descriptors)
-                self._set_turn(_Turn.DOMAIN)
-                await self._pass_on(message, domain)
+                with self.closings.holding(self.share, len(message.descriptors)):  # while the domain has no room
+                    self._check_speaker(message)
+                    self.has_spoken = True
+                    self.has_passed_descriptors |= bool(message.descriptors)
+                    self._set_turn(_Turn.DOMAIN)
+                    await self._pass_on(message, domain)
         except (BrokenPipeError, ConnectionResetError):
             if not has_hung_up(self.client):
                 return  # the domain has ended: the other direction reads its last messages and then the end
