@@ -3,6 +3,7 @@
 connection.py serves each connection.
 """
 
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -34,6 +35,9 @@ MODE = 0o666
 _OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out
 _FIRST_SHARE = 8  # and one in so many for users without a connection: users must not lock each other out
 _FEW = 1
+# The uid that a connection counts against, and whether as an operator's: root of a container has an operator's uid, and must
+# not take an operator's places.
+_Share = tuple[int, bool]
 
 
 class ApiSettings(Struct, frozen=True):
@@ -78,9 +82,9 @@ class Api:
         self.faults = FaultLog()
         events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
-        self._open: Counter[int] = Counter()  # by the uid that they count against
+        self._open: Counter[_Share] = Counter()
         self._closings = Closings()
-        self._turns: dict[int, trio.Lock] = {}  # likewise, for the uids in _open
+        self._turns: dict[_Share, trio.Lock] = {}  # for the shares in _open
         self._state = State(
             events,
             self.faults,
@@ -103,7 +107,8 @@ class Api:
         """Accept until cancelled; connections run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
 
         def begin(arrival: Arrival) -> None:
-            if self._open[self._ranges.share_of(arrival.credentials.uid)] >= self.settings.max_per_user:
+            uid = arrival.credentials.uid
+            if uid not in (0, os.geteuid()) and self._own(uid) >= self.settings.max_per_user:
                 refuse(arrival)  # before anything else is asked about it
                 return
             try:
@@ -114,8 +119,8 @@ class Api:
 
         def refuse(arrival: Arrival) -> None:
             credentials = arrival.credentials
-            own = self._open[self._ranges.share_of(credentials.uid)]
-            self._refuse(credentials.uid, credentials.pid, arrival.sock, _too_many(credentials.uid, own))
+            refusal = _too_many(credentials.uid, self._own(credentials.uid))
+            self._refuse(credentials.uid, credentials.pid, arrival.sock, refusal)
 
         def failed(trouble: OSError) -> None:
             log.error("api.accept_failed", why=trouble.strerror)
@@ -133,14 +138,21 @@ class Api:
             return
         settings = self.settings
         patience = Patience(settings.hello_seconds, settings.idle_seconds, settings.send_seconds)
-        share = self._ranges.share_of(peer.uid)
+        share = self._share(peer)
         turn = self._turns.setdefault(share, trio.Lock())
         self._open[share] += 1
-        parts = (self._services, self._state, self._audit, patience, share, self._closings, turn)
+        parts = (self._services, self._state, self._audit, patience, share[0], self._closings, turn)
         nursery.start_soon(self._run, Connection(sock, peer, *parts))
 
+    def _share(self, peer: Peer) -> _Share:
+        return self._ranges.share_of(peer.uid), peer.is_operator
+
+    def _own(self, uid: int) -> int:
+        """Return how many connections the user has, without those of operators."""
+        return self._open[self._ranges.share_of(uid), False]
+
     def _refusal(self, peer: Peer) -> TooMany | None:
-        total, own = self._open.total(), self._open[self._ranges.share_of(peer.uid)]
+        total, own = self._open.total(), self._open[self._share(peer)]
         hindrance = self.settings.places.hindrance(own, total, peer.is_operator)
         if hindrance is Hindrance.OWN:
             return _too_many(peer.uid, own)
@@ -160,12 +172,12 @@ class Api:
             try:
                 await _close(connection.sock)
             finally:
-                self._leave(self._ranges.share_of(connection.peer.uid))
+                self._leave(self._share(connection.peer))
 
-    def _leave(self, uid: int) -> None:
-        self._open[uid] -= 1
-        if not self._open[uid]:
-            del self._open[uid], self._turns[uid]
+    def _leave(self, share: _Share) -> None:
+        self._open[share] -= 1
+        if not self._open[share]:
+            del self._open[share], self._turns[share]
 
 
 def _too_many(uid: int, own: int) -> TooMany:

@@ -110,6 +110,18 @@ async def test_a_user_has_a_bounded_number_of_connections(tmp_path: Path) -> Non
         await daemon.call_as(OWNER)
 
 
+async def test_root_of_a_container_does_not_take_the_places_of_root(tmp_path: Path) -> None:
+    """With 64 silent subscriptions it kept mpsctl, the device plugin and the prolog of Slurm out, which are root's."""
+    async with open_daemon(tmp_path, max_per_user=3) as daemon:
+        inside = Peer(999, OPERATOR.uid, is_operator=False)
+        for _ in range(3):
+            await daemon.call_as(inside)
+        assert (await daemon.connect(inside).goodbye())["name"] == "TOO_MANY"
+        for _ in range(3):
+            await daemon.call_as(OPERATOR)
+        assert (await daemon.connect(OPERATOR).goodbye())["name"] == "TOO_MANY"
+
+
 async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:
     """Eight users with 64 connections each did. A user without a connection gets one, however many others have."""
     async with open_daemon(tmp_path, max_connections=64, max_per_user=16) as daemon:
