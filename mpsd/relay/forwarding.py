@@ -66,6 +66,7 @@ class Forwarding(Struct):
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
     process: ProcessId | None = None  # that has this pid; None: not known
+    ids: Credentials | None = None  # of the process that connected, as it did; None: each message has its own
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid against whose share the client's closings count
     _kept: int = 0  # descriptors in the transcript
@@ -125,6 +126,8 @@ class Forwarding(Struct):
             while (message := await look_at(self.client, self.closings, self.share)) is not None:
                 with self.closings.holding(self.share, len(message.descriptors)):  # while the domain has no room
                     self._check_speaker(message)
+                    if self.ids and message.credentials:  # a sender may have other ids: its domain and its limits are of these
+                        message.credentials = Credentials(message.credentials.pid, self.ids.uid, self.ids.gid)
                     self.has_spoken = True
                     self.has_passed_descriptors |= bool(message.descriptors)
                     self._set_turn(_Turn.DOMAIN)

@@ -291,6 +291,7 @@ class Relay(Struct):
             track=track,
             speaker=credentials.pid,
             process=process,
+            ids=credentials,
             closings=self._closings,
             share=self.ranges.share_of(credentials.uid),
         )

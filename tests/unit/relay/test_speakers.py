@@ -1,16 +1,18 @@
 """Which process may speak on a connection: a client can give it away, with the limits that it has."""
 
+import array
 import os
+import socket
 
 import pytest
 
 from mpsd.errors import WrongSpeaker
 from mpsd.host import processes
-from mpsd.model.process import ProcessId
+from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
 from mpsd.relay.forwarding import Forwarding
 from tests.running import running
-from tests.unit.relay.test_forwarding import PATIENCE, pair, well
+from tests.unit.relay.test_forwarding import PATIENCE, PRIVILEGED, pair, well
 
 
 @pytest.mark.parametrize("age", [0, 1], ids=["the same", "a later one"])
@@ -28,6 +30,25 @@ async def test_a_later_process_with_the_pid_does_not_speak_for_the_one_before(ag
         async with running(link.run, link_domain, PATIENCE, well):
             assert (await message.receive(domain)).data == b"hello"
     for end in (client, link_client, link_domain, domain):
+        end.close()
+
+
+@pytest.mark.skipif(not PRIVILEGED, reason="only root may send other ids")
+async def test_a_client_speaks_with_the_ids_that_it_connected_with() -> None:
+    """With others its domain would start a server for them, without the limits that mpsd set for the client."""
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    link = Forwarding(link_client, True, speaker=os.getpid(), ids=Credentials(os.getpid(), 4711, 4712))
+    other = array.array("i", (os.getpid(), 100_000, 100_001))
+    client.sendmsg([b"hello"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, other)])
+    async with running(link.run, link_domain, PATIENCE, well):
+        first = await message.receive(domain)
+    link_again, domain_again = pair()
+    async with running(link.run, link_again, PATIENCE, well):
+        repeated = await message.receive(domain_again)
+    for got in (first, repeated):
+        assert got is not None
+        assert (got.data, got.credentials) == (b"hello", Credentials(os.getpid(), 4711, 4712))
+    for end in (client, link_client, link_domain, domain, link_again, domain_again):
         end.close()
 
 
