@@ -17,7 +17,7 @@ class Topic(NamedTuple):
 
 
 TOPICS: Mapping[str, Topic] = {
-    "lease.created": Topic("a lease was made", "`lease_id`, `owner_uid`, `name`, `state`, `expires_at`"),
+    "lease.created": Topic("a lease was made", "`lease_id`, `owner_uid`, `name`, `state`, `expires_at`, `for_all_users`"),
     "lease.queued": Topic("it does not fit yet", "the same, and `reason`"),
     "lease.activated": Topic("it was queued, and now it fits", "as of created"),
     "lease.renewed": Topic("it lasts longer", "as of created"),

@@ -14,6 +14,7 @@ from mpsd.api.topic_table import TOPICS
 from mpsd.errors import BadRequest
 from mpsd.model.arena import Access
 from mpsd.model.arena_mode import may
+from mpsd.model.reach import EVERYTHING
 from mpsd.wire.incidents import NAMING
 
 
@@ -51,8 +52,10 @@ def may_see(peer: Peer, topic: str, facts: Mapping[str, Any]) -> bool:
     family = family_of(topic)
     if peer.is_operator or family is None or family.for_operators:
         return peer.is_operator
-    if not family.owner or facts.get(family.owner) == peer.uid:
+    if not family.owner:
         return True
+    if facts.get(family.owner) == peer.uid:
+        return peer.bound is EVERYTHING or not facts.get("for_all_users")  # as in the lists (methods/leases.py)
     return family.by_mode and _may_read(peer, facts)
 
 

@@ -22,7 +22,8 @@ class LeaseEvents:
     def of_lease(self, what: str, lease: Lease, **facts: object) -> None:
         """what: created, queued, activated, renewed, released, expired, refused."""
         about = {"lease_id": lease.id, "owner_uid": lease.owner_uid, "name": lease.spec.name, "state": lease.state.value}
-        self._publish(f"lease.{what}", about | {"expires_at": lease.expires_at} | facts)
+        rest = {"expires_at": lease.expires_at, "for_all_users": lease.for_all_users}
+        self._publish(f"lease.{what}", about | rest | facts)
 
     def queued(self, process: ProcessId, who: Credentials, lease_id: int | None, reason: str) -> None:
         self._publish("client.queued", _client(process, who) | {"lease_id": lease_id, "reason": reason})

@@ -39,7 +39,7 @@ def _is_own(peer: Peer, lease: Lease) -> bool:
     return lease.owner_uid == peer.uid and (peer.is_operator or peer.bound is EVERYTHING or not lease.for_all_users)
 
 
-def _may_see(peer: Peer, lease: Lease) -> bool:
+def may_see(peer: Peer, lease: Lease) -> bool:
     return peer.is_operator or _is_own(peer, lease)
 
 
@@ -81,8 +81,8 @@ def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
     leases = sorted(call.services.leases.leases(), key=_ID)
     start = bisect_right(leases, -1 if call.ask.after is None else call.ask.after, key=_ID)
     asked = call.ask.state
-    may_see = partial(_may_see, call.peer)
-    entries = ((each.id, each.owner_uid, each) for each in filter(may_see, leases[start:]) if asked in (None, each.state))
+    seen = filter(partial(may_see, call.peer), leases[start:])
+    entries = ((each.id, each.owner_uid, each) for each in seen if asked in (None, each.state))
     return Rows(entries, partial(_shown, call.peer, _clients(call.services), call.services.board.devices))
 
 

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from itertools import islice
 
 from mpsd.api.call import Call, Rows
+from mpsd.api.methods import leases
 from mpsd.api.ports import Ports
 from mpsd.leases.rules.queue import QueueEntry
 from mpsd.wire import lease_results
 from mpsd.wire.fields import Map
 from mpsd.wire.messages import Page
 from mpsd.wire.plain import process_facts
+
+_NOBODY = -1  # the uid of no user
 
 
 def all_waiting(services: Ports, after: int = 0, pid: int | None = None) -> Iterator[QueueEntry]:
@@ -32,7 +35,15 @@ def all_waiting(services: Ports, after: int = 0, pid: int | None = None) -> Iter
 
 
 def list_queue(call: Call[Page]) -> Rows[QueueEntry]:
-    return Rows(((entry.position, entry.uid, entry) for entry in all_waiting(call.services, call.ask.after or 0)), _show)
+    entries = all_waiting(call.services, call.ask.after or 0)
+    return Rows(((entry.position, _owner(call, entry), entry) for entry in entries), _show)
+
+
+def _owner(call: Call[Page], entry: QueueEntry) -> int:
+    """Return the owner's uid; of a lease that the caller may not see though it has that uid, the uid of no user."""
+    if entry.process is None and entry.lease_id is not None and entry.uid == call.peer.uid:
+        return entry.uid if leases.may_see(call.peer, call.services.leases.find(entry.lease_id)) else _NOBODY
+    return entry.uid
 
 
 def _show(entry: QueueEntry) -> Map:

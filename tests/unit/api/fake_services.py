@@ -13,6 +13,7 @@ from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
 from mpsd.health.rules import problems as health
 from mpsd.health.rules.problems import HealthFacts
 from mpsd.host.processes import process_id
+from mpsd.leases.event_log import LeaseEvents
 from mpsd.model.arena import KeeperView
 from mpsd.model.client import ClientView
 from mpsd.model.device_names import find_device
@@ -89,8 +90,7 @@ class FakeLeases:
 
     def _tell(self, topic: str, lease: Lease) -> None:
         self.unsettled.append(topic)
-        facts = {"lease_id": lease.id, "owner_uid": lease.owner_uid, "name": lease.spec.name, "state": lease.state.value}
-        self.publish(topic, facts | {"expires_at": lease.expires_at})
+        LeaseEvents(self.publish).of_lease(topic.removeprefix("lease."), lease)
 
     def find(self, lease_id: int) -> Lease:
         if lease_id not in self.made:

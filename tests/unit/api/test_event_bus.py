@@ -12,6 +12,7 @@ from mpsd.api.topics import FAMILIES
 from mpsd.model.lease import LeaseState
 from mpsd.wire.rpc import Notification, Response
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, FakeDaemon, open_daemon
+from tests.unit.api.fake_services import FakeQueued
 
 
 async def subscriber(daemon: FakeDaemon, peer: Peer, *topics: str) -> Caller:
@@ -77,6 +78,19 @@ async def test_an_owner_is_told_of_what_is_the_owners(tmp_path: Path) -> None:
         daemon.bus.publish("client.left", {"uid": 1000, "pid": 586})
         known = await told(daemon, owner, "lease", owner_uid=1000)
         assert [event["topic"] for event in known] == ["lease.expired", "client.left"]
+
+
+async def test_root_of_a_container_is_told_nothing_of_leases_for_all_users(tmp_path: Path) -> None:
+    """It has the uid of the operator who made them; the lists keep them back."""
+    async with open_daemon(tmp_path) as daemon:
+        inside, operator = Peer(999, OPERATOR.uid, is_operator=False, bound=4026531999), await daemon.call_as()
+        reader = await subscriber(daemon, inside, "lease.*")
+        selector = {"kind": "token", "value": "a secret"}
+        await operator.ask("lease.create", name="for all", selector=selector, sm_percent=100, wait_seconds=60)
+        daemon.fakes.leases.waiting.insert(0, FakeQueued(1, OPERATOR.uid, "no share is free", lease_id=3))
+        assert (await reader.ask("queue.list"))["items"] == []
+        assert [row["lease_id"] for row in (await operator.ask("queue.list"))["items"]][:1] == [3]
+        assert await told(daemon, reader, "lease", owner_uid=OPERATOR.uid) == reader.events == []
 
 
 async def test_a_change_by_one_is_told_to_the_other(tmp_path: Path) -> None:
