@@ -128,19 +128,21 @@ class ImageSource:
         found: list[tuple[int, int]] = []
         for name in self._facts.get("others", ()):
             self._give(mpsd, name)
+        self.imager.ask({"do": "make", "gpu": gpu, "done": 0})
         while True:
-            self.imager.ask({"do": "make", "gpu": gpu, "done": len(found)})
             part, descriptors = self.imager.answer_with_files("made", START_SECONDS)
-            if not descriptors:
-                os.truncate(self.done, self.blocks)
-                return found
             try:
+                if not descriptors:
+                    break
+                found += [(offset, size) for offset, size in part["items"]]
+                self.imager.ask({"do": "make", "gpu": gpu, "done": len(found)})  # while mpsd takes these
                 mpsd.ask(calls.arena_put(arena, generation, part["items"], descriptors))
             finally:
                 for each in descriptors:
                     os.close(each)
-            found += [(offset, size) for offset, size in part["items"]]
-            self.blocks = sum(size for _, size in found) // BLOCK_BYTES
+        self.blocks = sum(size for _, size in found) // BLOCK_BYTES
+        os.truncate(self.done, self.blocks)
+        return found
 
     def _give(self, mpsd: Asks, name: str) -> None:
         """Give the imager the memory of another arena, from which and from parity it makes the lost one."""
