@@ -150,28 +150,34 @@ class Conversations(Struct):
                 if self._must_leave(caller, domain) or domain.guard.era != era:
                     return None  # in another era, the limits set before do not hold
                 arrival, end, before = domain.guard.expect(pid), None, right.kept_out_seconds()
+                arriving_since = math.inf  # of the time in which it keeps others out
                 try:
                     end = await self._speak(caller, domain, right)
                     if caller.link.has_passed_descriptors:
                         domain.attach(caller.process)
                     if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
                         caller.link.pass_on(end)
+                        arriving_since = right.kept_out_seconds()
                         await self._see_arrive(caller, domain, arrival)
                     return end
                 finally:
                     domain.guard.forget_arrival(pid, arrival)
-                    if end not in _WHY_DETACHED:  # `_link` and `_detach` judge a client that mpsd disconnected
-                        self._count_stay(caller, domain, right.kept_out_seconds() - before)
+                    # `_link` and `_detach` judge a client that mpsd disconnected; whose fault a silent domain is, none knows.
+                    if end not in _WHY_DETACHED and not domain.silenced.is_set():
+                        kept_out = right.kept_out_seconds()
+                        linked, arriving = min(kept_out, arriving_since) - before, max(kept_out - arriving_since, 0.0)
+                        self._count_stay(caller, domain, linked, arriving)
 
-    def _count_stay(self, caller: ClientConnection, domain: Domain, seconds: float) -> None:
-        """Count the time in which its connection kept other users out, less what an offender gets.
+    def _count_stay(self, caller: ClientConnection, domain: Domain, linked: float, arriving: float) -> None:
+        """Count the time in which its connection, and then its arrival, kept other users out, less what an offender gets.
 
         A single stay is no offence.  The time in which the domain sets its limits, or starts a server, does not count.
         """
         longest = self.settings.turn_seconds * _WINDOW_TURNS
-        over = min(seconds, longest) - longest / _OFFENDER_SHARE
+        free = longest / _OFFENDER_SHARE
+        over = max(linked - free, 0.0) + max(arriving - _LEAST_ARRIVAL_SECONDS, 0.0)
         if over > 0:
-            self.offences.note_stay(caller.process, caller.credentials.uid, domain.name, over, longest)
+            self.offences.note_stay(caller.process, caller.credentials.uid, domain.name, min(over, longest - free), longest)
 
     def _entrant(self, caller: ClientConnection, limits: ClientLimits) -> Entrant:
         uid, offences = caller.credentials.uid, self.open[caller.process] - 1 + self._offences(caller)

@@ -178,22 +178,37 @@ class UnconnectedConversations(Conversations):
         return await self._link(caller, domain, None, right)
 
 
-async def waits(seconds, times):
-    """Return how long each connection of OTHER waits while clients of OWN stay for so long, one after the other."""
+async def waits(seconds, times, arriving=None, silences=False, offences=None):
+    """Return how long each connection of OTHER waits while clients of OWN stay for so long, one after the other.
+
+    arriving: so long they take then until they have arrived.  silences: mpsd has taken the domain for silent by their end.
+    """
 
     async def stay(*args):
         await trio.sleep(seconds)
+        if silences:
+            domain.silenced.set()
+            return LinkSide.DOMAIN
+        if arriving is not None:
+            nursery.start_soon(arrive)
         return LinkSide.CLIENT
+
+    async def arrive():
+        await trio.sleep(arriving)
+        domain.guard.hear(1)
 
     async def keep_coming():
         while True:
             await shared._visit(caller, domain, unlimited(()))
+            domain.silenced = trio.Event()  # it was started again
 
-    settings, offences = RelaySettings(1, PATIENCE, 1, False), Offences(lambda uid: uid)
+    settings = RelaySettings(1, PATIENCE, 1, False)
+    offences = offences or Offences(lambda uid: uid)
     shared = UnconnectedConversations(HopefulPool(), None, None, settings, None, None, offences)
     link = SimpleNamespace(
-        run=stay, share=OWN, granted_at=-math.inf, awaits_domain=False, transcript=None, has_passed_descriptors=False
-    )
+        run=stay, share=OWN, granted_at=-math.inf, awaits_domain=False, transcript=None,
+        has_passed_descriptors=arriving is not None, pass_on=lambda end: None,
+    )  # fmt: skip
     caller = SimpleNamespace(link=link, process=None, credentials=Credentials(1, OWN, OWN))
     domain, found = shared.pool.domain, []
     async with trio.open_nursery() as nursery:
@@ -218,6 +233,25 @@ async def test_who_stays_for_no_longer_than_an_offender_may_commits_no_offence(a
     """A user who starts many clients at once would come last, and would have no time on a slow machine."""
     found = await waits(PATIENCE - 0.01, 100)
     assert found == [pytest.approx(PATIENCE - 0.01)] * 100
+
+
+async def test_an_arrival_that_a_busy_machine_delays_is_no_offence(autojump_clock):
+    """A job of many ranks was an offender after the sixth, came last and had a tenth of the time."""
+    offences = Offences(lambda uid: uid)
+    found = await waits(PATIENCE - 0.01, 20, arriving=1.5, offences=offences)
+    assert found == [pytest.approx(PATIENCE - 0.01 + 1.5)] * 20
+    assert not offences.is_remembered(OWN)
+
+
+async def test_who_arrives_just_before_the_time_is_over_delays_others_so_long_twice_a_minute(autojump_clock):
+    found = await waits(PATIENCE - 0.01, 10, arriving=TIME - 0.1)
+    assert found[:2] == [pytest.approx(PATIENCE + TIME - 0.11)] * 2
+    assert max(found[3:]) <= PATIENCE + 2.01
+
+
+async def test_a_domain_that_falls_silent_is_no_offence_of_the_clients_inside(autojump_clock):
+    """Another user silenced it twice in a minute: then each user with a client inside had a tenth of the time."""
+    assert await waits(TIME - 0.1, 5, silences=True) == [pytest.approx(TIME - 0.1)] * 5
 
 
 async def stay_together(offences, stays):
