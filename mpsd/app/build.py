@@ -1,6 +1,5 @@
 """Build the daemon's objects and join them: the one place that does."""
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +60,7 @@ from mpsd.stop.targets import Targets
 from mpsd.threads import run_in_thread
 from mpsd.vault.lifecycle import Vault
 
+_NVML_START_SECONDS = 80.0  # a driver that has to be loaded takes long; systemd waits 90 s and tells no reason
 _NVML_SECONDS = 10.0  # while mpsd runs, and with it the driver: an answer takes a fraction of a second
 
 
@@ -247,7 +247,7 @@ def _open_progress(path: Path, slots: int) -> HandshakeProgress:
 
 
 async def find_devices(
-    config: Config, seconds: float = math.inf, limiter: trio.CapacityLimiter | None = None
+    config: Config, seconds: float = _NVML_START_SECONDS, limiter: trio.CapacityLimiter | None = None
 ) -> tuple[Device, ...]:
     """Return the devices to serve.  Raise VendorFailed, also if NVML does not answer in time: a hung GPU can block it."""
     from mpsd.gpu.nvml import read_devices  # pynvml is large: --version does not load it
