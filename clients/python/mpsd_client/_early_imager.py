@@ -68,8 +68,8 @@ def early_imager(
     """Start an imager if the arena is missing and images exist; None: it is not needed, or cannot be started.
 
     The restore meets the same trouble, and reports it."""
-    place = images_place(directory)
     with suppress(MpsdError, OSError):
+        place = images_place(directory)
         if os.listdir(place / "complete"):
             with Client(path, program="mpsd_client") as mpsd:
                 is_needed = looks_missing(mpsd, arena)

@@ -68,10 +68,15 @@ def _has_place(token: str) -> bool:
 
 
 def images_directory() -> Path:
-    """Return the directory of this user's images: $MPSD_IMAGES, or mpsd/images in $XDG_STATE_HOME or ~/.local/state."""
+    """Return the directory of this user's images: $MPSD_IMAGES, or mpsd/images in $XDG_STATE_HOME or ~/.local/state.
+
+    Raises ImageError if this user has no home."""
     if chosen := os.environ.get("MPSD_IMAGES"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mpsd/images"
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mpsd/images"
+    except RuntimeError:
+        raise ImageError("this user has no home directory: name the directory of the images, or set MPSD_IMAGES") from None
 
 
 def image_name(arena: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mpsd_client import ErrorCode, Refused, _early_imager
+from mpsd_client import ErrorCode, ImageError, Refused, _early_imager, images_directory
 from mpsd_client._early_imager import EarlyImager, early_imager
 from mpsd_client._imager import ImagerProcess
 
@@ -145,6 +145,16 @@ def test_none_is_started_that_could_not_restore(
     if trouble == "no directory":
         (tmp_path / "images/complete").rmdir()
     assert early_imager("llm", "/mpsd.sock", tmp_path / "images") is None
+
+
+def test_none_is_started_for_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many containers have: a RuntimeError of pathlib ended the construction of a Service."""
+    for name in ("HOME", "MPSD_IMAGES", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert early_imager("llm", "/mpsd.sock", None) is None
+    with pytest.raises(ImageError, match="no home"):
+        images_directory()
 
 
 def test_none_is_kept_where_no_thread_can_be_started(

@@ -129,7 +129,7 @@ def test_a_given_imager_ends_where_no_image_can_be_found(gate: Path, monkeypatch
     monkeypatch.delenv("MPSD_IMAGES", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    with pytest.raises(RuntimeError, match="no home"):
+    with pytest.raises(ImageError, match="no home"):
         ImageSource("", "model", None, "", imager)
     assert (imager._socket.fileno(), imager._progress) == (-1, -1)
     imager._process.wait(20)
