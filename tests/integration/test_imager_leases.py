@@ -1,5 +1,8 @@
 """An imager beside a program under a lease: real processes, the real daemon, the simulated driver."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,16 @@ def test_an_imager_takes_a_place_of_its_programs_lease_where_one_is_free(
         [said] = run(machine, "keep", str(tmp_path), seconds=30)
         with Images.open(tmp_path) as images:
             assert digests(images, images.find("kept")) == said["expected"]
+
+
+def test_an_imager_that_has_no_place_beside_its_program_is_reported(programs: None, tmp_path: Path) -> None:
+    """It waits for the place that the program has, by its uid or its cgroup: the program never had an image, without a word."""
+    with open_machine() as machine:
+        machine.start(MPSD_SIM_GPUS="2")
+        with machine.mpsd() as mpsd:
+            mpsd.ask(calls.lease_create("one", Selector.of_uid(0), gpus=["0"], sm_percent=30, processes=1))
+        command = [sys.executable, str(Path(__file__).with_name("schedule_program.py")), str(tmp_path)]
+        done = subprocess.run(command, env=machine.variables, capture_output=True, text=True, timeout=30, check=True)
+        said = json.loads(done.stdout)
+        assert "may wait for a place at MPS" in said["trouble"]
+        assert (said["failed"], said["taken"]) == (0, 0)

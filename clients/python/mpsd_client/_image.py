@@ -1,5 +1,6 @@
 """Images of an arena that this process writes: started, brought to a barrier, and waited for.  Prose: mpsd's docs/images.md."""
 
+import math
 import os
 import threading
 import time
@@ -83,11 +84,12 @@ class Taking:
     def has_failed(self) -> bool:
         return self._expected == "failed"
 
-    def wait_for_answer(self, stop: threading.Event, seconds: float) -> bool:
+    def wait_for_answer(self, stop: threading.Event, seconds: float, limit: float = math.inf) -> bool:
         """Wait until the image is prepared or, after its barrier, complete, or has failed.  Look at `stop` so often; return
-        False if it is set."""
+        False if it is set, or after `limit` seconds."""
+        end = time.monotonic() + limit
         while not self._imager.waits_for_answer(seconds):
-            if stop.is_set():
+            if stop.is_set() or time.monotonic() > end:
                 return False
         return True
 

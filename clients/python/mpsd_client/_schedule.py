@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpsd_client._errors import MpsdError
-from mpsd_client._imager import ImageError
+from mpsd_client._imager import START_SECONDS, ImageError
 
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STALL_SECONDS = 10.0  # the longest barrier: without an answer the program goes on without the image
 LOOK_SECONDS = 0.5  # how soon the thread sees that it has to end
 _FAILURES = (MpsdError, OSError, ValueError)  # ValueError: the arena is closed
+_NOT_BEGUN = f"the imager has not begun for {START_SECONDS:.0f} s: it may wait for a place at MPS (mpsctl queue)"
 _log = logging.getLogger("mpsd_client")
 
 
@@ -24,7 +25,8 @@ class ImageSchedule:
     the program at most a barrier.
 
     every: seconds from the end of an image to the begin of the next one.  directory: as for Arena.image.  taken, failed:
-    counts of images.  last: the last complete image.  trouble: why the last image failed; "" after a complete one.
+    counts of images.  last: the last complete image.  trouble: why the last image failed, or has not begun; "" after a complete
+    one.
     """
 
     def __init__(self, every: float, directory: str | os.PathLike[str] | None = None) -> None:
@@ -121,7 +123,7 @@ class ImageSchedule:
     def _take(self, arena: "Arena", stop: threading.Event) -> None:
         taking = arena.image(directory=self.directory)
         try:
-            if not taking.wait_for_answer(stop, LOOK_SECONDS) or stop.is_set():
+            if not self._wait_prepared(taking, stop) or stop.is_set():
                 return
             self._had_barrier.clear()
             if not self._offer(taking, stop):
@@ -137,6 +139,17 @@ class ImageSchedule:
             if arena.is_closed:  # maybe before the arena knew this image
                 taking.end()
 
+    def _wait_prepared(self, taking: "Taking", stop: threading.Event) -> bool:
+        """Wait until the image is prepared; return False at the end of the schedule.
+
+        An imager that cannot begin is reported and keeps its turn: one under the program's own lease may have none before the
+        program ends."""
+        if taking.wait_for_answer(stop, LOOK_SECONDS, START_SECONDS):
+            return True
+        if not stop.is_set() and taking.progress == (0, 0):
+            self._report(_NOT_BEGUN)
+        return taking.wait_for_answer(stop, LOOK_SECONDS)
+
     def _offer(self, taking: "Taking", stop: threading.Event) -> bool:
         """Let a prepared image wait for its barrier; return False at the end of the schedule."""
         with self._changed:
@@ -151,6 +164,9 @@ class ImageSchedule:
 
     def _note_failure(self, exc: Exception) -> None:
         self.failed += 1
-        if str(exc) != self.trouble:  # once, as it may be the same for days
-            _log.warning("no image of the arena was taken: %s", exc)
-        self.trouble = str(exc)
+        self._report(str(exc))
+
+    def _report(self, why: str) -> None:
+        if why != self.trouble:  # once, as it may be the same for days
+            _log.warning("no image of the arena was taken: %s", why)
+        self.trouble = why

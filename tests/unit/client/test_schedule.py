@@ -1,12 +1,16 @@
 """Images on a schedule: at an interval, without a pause while the service moves, and a last one at the end of the term."""
 
+import logging
+import math
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from mpsd_client import ImageSchedule
-from mpsd_client._imager import ImageError
+from mpsd_client import ImageSchedule, _schedule
+from mpsd_client._image import Taking
+from mpsd_client._imager import ImageError, ImagerProcess
 from mpsd_client._term import Term
 
 from tests.integration.process import wait_for
@@ -21,7 +25,7 @@ class FakeTaking:
     def __init__(self, arena: "FakeArena") -> None:
         self._arena, self.barriers = arena, 0
 
-    def wait_for_answer(self, stop: threading.Event, seconds: float) -> bool:
+    def wait_for_answer(self, stop: threading.Event, seconds: float, limit: float = math.inf) -> bool:
         return not stop.is_set()
 
     def barrier(self, timeout: float) -> None:
@@ -167,3 +171,26 @@ def test_without_mpsd_images_do_not_follow_each_other_for_ever(schedule: Any, ar
         schedule.step_done(arena)
         assert not arena.had_barrier.acquire(timeout=0.01)
     assert len(arena.takings) == begun == 2
+
+
+def test_an_imager_that_waits_for_a_place_is_reported_and_keeps_its_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under a lease of its cgroup for one process a program never had an image, and nothing said so."""
+    ours, imager = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    taking: Any = Taking.__new__(Taking)
+    taking._imager, taking._expected = ImagerProcess.__new__(ImagerProcess), "prepared"
+    taking._imager._socket, taking._imager._progress = ours, -1
+    monkeypatch.setattr(_schedule, "START_SECONDS", 0.01)
+    monkeypatch.setattr(_schedule, "LOOK_SECONDS", 0.01)
+    schedule, stop = ImageSchedule(NEVER), threading.Event()
+    found: list[bool] = []
+    with ours, imager, caplog.at_level(logging.WARNING, "mpsd_client"):
+        waiting = threading.Thread(target=lambda: found.append(schedule._wait_prepared(taking, stop)))
+        waiting.start()
+        wait_for("the report", lambda: schedule.trouble)
+        assert "it may wait for a place at MPS" in caplog.text
+        assert (found, schedule.failed) == ([], 0)
+        imager.send(b"it is prepared")
+        waiting.join(SECONDS)
+    assert found == [True]
