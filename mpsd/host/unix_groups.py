@@ -69,8 +69,8 @@ class UnixGroups:
         found = ask_now(lambda: {uid: _groups_of(uid, names) for uid in asked}, None)
         if found is None:
             log.warning("users.silent", uids=len(asked), why=_SILENT, effect="their present leases count for no group")
-        for uid, groups in (found or {}).items():
-            self._note(uid, groups)
+        for uid, answer in (found or {}).items():
+            self._note(uid, answer)
 
     def forget(self) -> None:
         """Ask for each user again when the next request comes; until then what is known counts."""
@@ -80,7 +80,9 @@ class UnixGroups:
     def _lacks(self, uid: int, names: Sequence[str]) -> bool:
         return bool(names) and (uid not in self._known or uid in self._stale)
 
-    def _note(self, uid: int, groups: tuple[str, ...]) -> None:
+    def _note(self, uid: int, found: tuple[tuple[str, ...], bool]) -> None:
+        """A user whom the database does not know is asked for again: while sssd is down, it knows none of a network's users."""
+        groups, is_user_known = found
         self._known.pop(uid, None)
         self._stale.discard(uid)
         while len(self._known) >= _MOST_USERS:
@@ -88,7 +90,11 @@ class UnixGroups:
             del self._known[oldest]
             self._stale.discard(oldest)
         self._known[uid] = groups
+        if not is_user_known:
+            self._stale.add(uid)
 
 
-def _groups_of(uid: int, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if is_member(uid, name))
+def _groups_of(uid: int, names: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """Return those of `names` that the user is a member of, and whether the database knows the user."""
+    answers = {name: is_member(uid, name) for name in names}
+    return tuple(name for name in names if answers[name]), None not in answers.values()

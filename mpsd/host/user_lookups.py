@@ -32,10 +32,14 @@ def gid_of(name: str) -> int | None:
         return None
 
 
-def is_member(uid: int, name: str) -> bool:
-    """Return whether the user is in the group.  May block."""
+def is_member(uid: int, name: str) -> bool | None:
+    """Return whether the user is in the group; None if the database does not know the user.  May block."""
     try:
-        user, group = pwd.getpwuid(uid), grp.getgrnam(name)
+        user = pwd.getpwuid(uid)
+    except (KeyError, OSError):
+        return None
+    try:
+        group = grp.getgrnam(name)
     except (KeyError, OSError):
         return False
     return user.pw_gid == group.gr_gid or user.pw_name in group.gr_mem

@@ -45,6 +45,18 @@ async def test_each_user_is_looked_up_once_until_the_settings_change(asked: list
     assert len(asked) == 3
 
 
+async def test_a_user_whom_the_database_does_not_know_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While sssd is down it knows no user of a network: until a reload they had the quotas of no group."""
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    known = UnixGroups()
+    assert await known.learn(0, ["root"])
+    assert known.of(0, ["root"]) == ()
+    monkeypatch.undo()
+    assert await known.learn(0, ["root"])
+    assert known.of(0, ["root"]) == ("root",)
+    assert not known._lacks(0, ["root"])
+
+
 async def test_only_so_many_users_are_remembered(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unix_groups, "_MOST_USERS", 3)
     known = UnixGroups()
