@@ -89,6 +89,7 @@ class VendorControl:
             raise
         self.process = self._find() if status == 0 else None
         if self.process is None:
+            await self.sweep()  # one that runs, and could write no pid file or does not listen, as on a full disk
             room = await run_in_thread(os.statvfs, self.pipe_directory)
             reason = why_absent(output, status, has_room=room.f_bavail > 0)
             asked = f"{self._program.path} {' '.join(arguments)}"

@@ -19,6 +19,21 @@ ALONE = (
     "[domains]\nspares = 0\nmax_domains = 1\nrestart_seconds = 0.1\nrestart_max_seconds = 0.5\n"
 )
 
+RUNS_ONLY = """
+import os, signal, time
+if os.fork():
+    while not os.path.exists({0!r}):
+        time.sleep(0.01)
+    os._exit(0)
+os.setsid()
+null = os.open("/dev/null", os.O_RDWR)
+for end in range(3):
+    os.dup2(null, end)
+with open({0!r}, "a") as file:
+    print(os.getpid(), file=file)
+signal.pause()
+"""
+
 # -- directories -------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +219,16 @@ def test_a_vendor_program_that_is_no_program(machine: Machine) -> None:
 def test_a_vendor_program_that_says_nothing_and_does_nothing(machine: Machine) -> None:
     machine.configure('[vendor]\ncontrol = "/bin/true"\n')
     assert "left no daemon behind" in refused(machine)
+
+
+def test_a_vendor_daemon_that_runs_and_does_not_listen_is_not_left_behind(machine: Machine) -> None:
+    """As on a full disk: each try left another one running."""
+    program, started = machine.place / PROGRAM, machine.place / "started"
+    program.write_text(f"#!{sys.executable}\n{RUNS_ONLY.format(str(started))}")
+    program.chmod(0o755)
+    machine.configure(f'[vendor]\ncontrol = "{program}"\n')
+    assert "left no daemon behind" in refused(machine)
+    assert started.read_text(), "none ran that could be left behind"
 
 
 @pytest.mark.parametrize(
