@@ -89,9 +89,11 @@ class Blame:
         taken_back = self._take_back(incident.number)
         if not self._settings.quarantine:
             return taken_back
+        users = {wider_keys(incident, each)[-1:] for each in known}
+        user = "".join(users.pop()) if len(users) == 1 else ""
         if known != of_all:
-            return (*taken_back, *self._prolong(incident.number, known, now_at))
-        return (*taken_back, *self._suspect(incident.number, known, now_at))
+            return (*taken_back, *self._prolong(incident.number, known, now_at, user))
+        return (*taken_back, *self._suspect(incident.number, known, now_at, user))
 
     def placement(self, key: str, now_at: float, wider: Sequence[str] = ()) -> str:
         """Return the key of the domain that the client has to be placed in; empty if it shares one with others.
@@ -222,7 +224,7 @@ class Blame:
 
     # -- cases -------------------------------------------------------------------------------------------------------
 
-    def _suspect(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:
+    def _suspect(self, number: int, keys: frozenset[str], now_at: float, user: str) -> Sequence[Change]:
         until = now_at + self._settings.suspect_seconds
         said = next((case for case in self._cases.values() if case.last == number), None)
         if (said is not None and said.keys == keys) or (said is None and number in self._suspected):
@@ -231,12 +233,12 @@ class Blame:
         changes: list[Change] = []
         if wide is None:
             self._leave_cases(keys)
-            case = SuspectSet(number, number, 0, 0, self._split(keys), until, now_at)
+            case = SuspectSet(number, number, 0, 0, self._split(keys), until, now_at, user)
         else:
             cleared = wide.keys - keys
             self._leave_cases(keys - wide.keys)
             rounds = wide.rounds + (said is None)
-            case = SuspectSet(wide.number, number, rounds, wide.version + 1, self._split(keys), until, wide.since)
+            case = SuspectSet(wide.number, number, rounds, wide.version + 1, self._split(keys), until, wide.since, user)
             if cleared:
                 changes.append(Cleared(wide.number, tuple(sorted(cleared)), "others faulted without them"))
         self._cases.pop(case.number, None)
@@ -245,7 +247,7 @@ class Blame:
             self._suspected.append(number)
         return (*changes, Suspected(case.number, case.groups), *self._bound())
 
-    def _prolong(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:
+    def _prolong(self, number: int, keys: frozenset[str], now_at: float, user: str) -> Sequence[Change]:
         """Continue the case of the known suspects, or begin one, if another suspect's key is not known."""
         if not keys:
             return ()
@@ -253,7 +255,7 @@ class Blame:
         if inside is not None:
             self._cases[inside.number] = replace(inside, until=now_at + self._settings.suspect_seconds)
             return ()
-        return self._suspect(number, keys, now_at)
+        return self._suspect(number, keys, now_at, user)
 
     def _split(self, keys: Iterable[str]) -> tuple[tuple[str, ...], ...]:
         """Split the keys into groups of about the same size."""
@@ -279,10 +281,12 @@ class Blame:
         return next((case for case in self._cases.values() if key in case.keys), None)
 
     def _bound(self) -> Sequence[Change]:
-        """Drop the oldest beyond the bounds: records, cases, and convictions, the expired ones first."""
+        """Drop the oldest beyond the bounds: records, cases of the user with the most, convictions, the expired ones first."""
         changes: list[Change] = []
         while len(self._cases) > MOST_CASES:
-            changes += self._close(next(iter(self._cases.values())), "too many cases")
+            of_user = Counter(case.user for case in self._cases.values())
+            excess_case = max(self._cases.values(), key=lambda case: of_user[case.user])  # the first of several
+            changes += self._close(excess_case, "too many cases")
         while len(self._records) > MOST_KEYS:
             del self._records[next(iter(self._records))]
         while len(self._convictions) > MOST_KEYS:

@@ -13,7 +13,7 @@ class SuspectSet(Struct, frozen=True):
 
     number: of the incident that began it.  last: of the last incident.  rounds: how often its suspects were narrowed down.
     version: how often they were split; a group of an earlier version may still have clients.  until: then they are cleared.
-    since: of the first fault.
+    since: of the first fault.  user: the wider key of the user of all its suspects; empty: they are of several, or not known.
     """
 
     number: int
@@ -23,6 +23,7 @@ class SuspectSet(Struct, frozen=True):
     groups: tuple[tuple[str, ...], ...]
     until: float
     since: float
+    user: str = ""
 
     @property
     def keys(self) -> frozenset[str]:
