@@ -220,27 +220,29 @@ static uint64_t least_memory(const char *own, int ordinal, uint64_t most)
 }
 
 /* By ordinals, as CUDA counts them here; other names of GPUs in the program's own setting are not understood. */
-static void put_memory(uint64_t bytes)
+static void put_memory(uint64_t bytes, unsigned gpus)
 {
 	const char *name = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", *own = getenv(name);
 	uint64_t most = bytes >> 20 ? bytes >> 20 : 1;
-	char text[1024] = "";
+	char text[2048] = ""; /* for 64 GPUs, 25 bytes each */
 	size_t used = 0;
 
-	for (int i = 0; i < 16; i++)
+	for (int i = 0; i < 16 || i < (int)gpus; i++)
 		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d=%lluM", i ? "," : "", i,
 					 (unsigned long long)least_memory(own, i, most));
 	setenv(name, text, 1);
 }
 
-static void apply(const struct settings *wish, const char *domain)
+static void apply(struct mpsd_session *session, const struct settings *wish, const char *domain)
 {
+	char names[64][81];
+
 	setenv("MPSD_PIPE_DIRECTORY", session_directory(), 1); /* for programs that this one starts */
 	setenv("CUDA_MPS_PIPE_DIRECTORY", domain, 1);
 	if (wish->lease_sm_percent > 0 && wish->lease_sm_percent < 100)
 		put_number("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", wish->lease_sm_percent);
 	if (wish->lease_memory_bytes)
-		put_memory(wish->lease_memory_bytes);
+		put_memory(wish->lease_memory_bytes, all_devices(session, names));
 	if (wish->lease_domain[0] && strcmp(wish->lease_domain, "shared") != 0)
 		shim_log("MPSD_LEASE_DOMAIN=%s: mpsd has no such domains without root", wish->lease_domain);
 	shim_log("limits are in the environment, the domain is %s", domain);
@@ -278,7 +280,7 @@ CUresult lease_take(void)
 	if (!session)
 		return refuse(wish, "mpsd", "it cannot be reached");
 	if (is_pointed(domain, sizeof(domain))) {
-		apply(wish, domain);
+		apply(session, wish, domain);
 		return CUDA_SUCCESS;
 	}
 	if (!wish->wants_lease)

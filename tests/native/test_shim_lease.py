@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,13 @@ from tests.native.test_shim_hooks import built, run  # noqa: F401
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ACTIVE = {"id": 1, "state": "active", "sm_percent": 25.0}
 QUEUED = {"id": 1, "state": "queued", "sm_percent": 25.0}
+PRINTS_LIMIT = """
+import ctypes
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+print(getenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").decode())
+"""
 FULL = {"code": 7, "name": "TOO_MANY", "message": "come again"}
 
 
@@ -95,6 +103,16 @@ def test_a_lease_with_its_memory_limit_is_taken(mpsd: Mpsd, run: Run) -> None:  
     mpsd.results["device.list"] = {"items": [{"uuid": "GPU-1"}, {"uuid": "GPU-2", "ordinal": 1}]}
     assert run("shim_found", "run", MPSD_REQUIRED="1", MPSD_LEASE_MEMORY="8G").stdout == "PASS\n"
     assert "lease.create" in mpsd.said
+
+
+@pytest.mark.parametrize("gpus", [1, 20])
+def test_each_gpu_has_the_limit_where_mpsd_is_not_root(mpsd: Mpsd, run: Run, short_dir: Path, gpus: int) -> None:  # noqa: F811
+    """Those after the sixteenth had none."""
+    mpsd.results["device.list"] = {"items": [{"uuid": f"GPU-{number}"} for number in range(gpus)]}
+    (short_dir / "pipe/control").symlink_to("../domain/control")
+    done = run(sys.executable, "-c", PRINTS_LIMIT, MPSD_LEASE_MEMORY="8G")
+    limits = dict(each.split("=") for each in done.stdout.strip().split(","))
+    assert limits == {str(number): "8192M" for number in range(max(gpus, 16))}
 
 
 def test_the_wait_for_a_lease_ends_however_slow_the_answers_are(mpsd: Mpsd, run: Run) -> None:  # noqa: F811
