@@ -38,6 +38,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/config/value_checks.py": "reads an option of the configuration, which is root's; the tests have random ones",
     "mpsd/api/protocol_page.py": "writes and reads docs/protocol.md",
     "mpsd/host/arrivals.py": "receives of strangers to close what comes, and reads none of it",
+    "mpsd/host/bare_threads.py": "receives a descriptor that mpsd itself has sent, and no bytes that mean anything",
     "mpsd/host/draining.py": "receives of strangers to close what comes; reads the kernel's numbers of FUSE connections",
     "mpsd/config/loading.py": "reads the configuration, which is root's; the tests have random ones",
     "mpsd/host/inotify.py": _KERNEL,
