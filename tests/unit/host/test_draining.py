@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -53,14 +52,13 @@ def test_a_look_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.Mo
     """A thread that looked had copies of all of mpsd's descriptors, and to close one waits if it is a client's FUSE file: as
     long as its server liked, connections and GPU memory of others stayed open there."""
     draining.begin(int)
-    may_go, close_range, close_all = threading.Event(), os.closerange, draining.close_all
+    may_go, close_all = threading.Event(), draining.close_all
 
-    def waits(close: Callable[..., None], *arguments: object) -> None:
+    def waits(fds: Collection[int]) -> None:
         may_go.wait(30)
-        close(*arguments)
+        close_all(fds)
 
-    monkeypatch.setattr(os, "closerange", partial(waits, close_range))
-    monkeypatch.setattr(draining, "close_all", partial(waits, close_all))
+    monkeypatch.setattr(draining, "close_all", waits)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     others, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
