@@ -125,9 +125,9 @@ class Forwarding(Struct):
         try:
             while (message := await look_at(self.client, self.closings, self.share)) is not None:
                 with self.closings.holding(self.share, len(message.descriptors)):  # while the domain has no room
-                    self._check_speaker(message)
                     if self.ids and message.credentials:  # a sender may have other ids: its domain and its limits are of these
                         message.credentials = Credentials(message.credentials.pid, self.ids.uid, self.ids.gid)
+                    self._check_speaker(message)
                     self.has_spoken = True
                     self.has_passed_descriptors |= bool(message.descriptors)
                     self._set_turn(_Turn.DOMAIN)

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from mpsd.domains.refuser import REFUSER_UID
 from mpsd.errors import WrongSpeaker
 from mpsd.host import processes
 from mpsd.model.process import Credentials, ProcessId
@@ -49,6 +50,18 @@ async def test_a_client_speaks_with_the_ids_that_it_connected_with() -> None:
         assert got is not None
         assert (got.data, got.credentials) == (b"hello", Credentials(os.getpid(), 4711, 4712))
     for end in (client, link_client, link_domain, domain, link_again, domain_again):
+        end.close()
+
+
+@pytest.mark.skipif(not PRIVILEGED, reason="only root may send other ids")
+async def test_a_client_that_connected_with_the_uid_of_the_refusing_daemon_does_not_speak() -> None:
+    """Its effective uid counts then, and a message has its real one: that daemon served it as its own user's."""
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    link = Forwarding(link_client, True, speaker=os.getpid(), ids=Credentials(os.getpid(), REFUSER_UID, 0))
+    client.send(b"hello")
+    with pytest.raises(WrongSpeaker, match="which would serve it"):
+        await link.run(link_domain, PATIENCE, well)
+    for end in (client, link_client, link_domain, domain):
         end.close()
 
 
