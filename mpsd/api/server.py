@@ -3,6 +3,7 @@
 connection.py serves each connection.
 """
 
+import math
 import os
 import socket
 from collections import Counter
@@ -83,7 +84,7 @@ class Api:
         events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
         self._open: Counter[_Share] = Counter()
-        self._closings = Closings()
+        self._closings = {False: Closings(), True: Closings(most_held=math.inf)}  # of operators: True
         self._turns: dict[_Share, trio.Lock] = {}  # for the shares in _open
         self._state = State(
             events,
@@ -141,7 +142,7 @@ class Api:
         share = self._share(peer)
         turn = self._turns.setdefault(share, trio.Lock())
         self._open[share] += 1
-        parts = (self._services, self._state, self._audit, patience, share[0], self._closings, turn)
+        parts = (self._services, self._state, self._audit, patience, share[0], self._closings[peer.is_operator], turn)
         nursery.start_soon(self._run, Connection(sock, peer, *parts))
 
     def _share(self, peer: Peer) -> _Share:

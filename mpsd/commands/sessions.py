@@ -128,7 +128,7 @@ class Sessions:
         self.settings = settings
         self._ranges = ranges
         self._open: set[_Session] = set()
-        self._closings = Closings()
+        self._closings = {False: Closings(), True: Closings()}  # of operators: True
         self._running: dict[int, trio.Semaphore] = {}  # by the uid whose share they are of
         self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
         self._ended = Changed()
@@ -138,7 +138,7 @@ class Sessions:
 
         def begin(arrival: Arrival) -> None:
             uid = arrival.credentials.uid
-            session = _Session(arrival.sock, uid, self._ranges.share_of(uid), self._closings)
+            session = _Session(arrival.sock, uid, self._ranges.share_of(uid), self._closings[False])
             self._open.add(session)
             nursery.start_soon(self._converse, session)
 
@@ -192,6 +192,7 @@ class Sessions:
 
     async def _serve(self, session: _Session) -> None:
         caller = self._caller(session.connection)
+        session.closings = self._closings[caller.is_owner]  # root of a container has an operator's uid
         first = await session.receive(self.settings.idle_seconds)
         if first != GREETING:
             if first:

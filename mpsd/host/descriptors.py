@@ -33,7 +33,6 @@ SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in 
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
 MOST_CLOSINGS = 8  # threads for one user; to close usual descriptors takes a fraction of a millisecond
 MOST_HELD = 512  # descriptors in one user's requests that run: four of the largest
-_ROOT = 0
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
@@ -71,7 +70,7 @@ class Closings:
     one message can bring 253.
     """
 
-    def __init__(self, most: int = MOST_CLOSINGS, most_held: int = MOST_HELD) -> None:
+    def __init__(self, most: int = MOST_CLOSINGS, most_held: float = MOST_HELD) -> None:
         self._most, self._most_held = most, most_held
         self._under_way: Counter[int] = Counter()  # by share (UidRanges.share_of)
         self._held: Counter[int] = Counter()  # by share: of requests that run
@@ -79,7 +78,7 @@ class Closings:
 
     async def room(self, share: int) -> None:
         """Wait until mpsd may receive descriptors of this user; the caller receives them before it awaits anything else."""
-        while self._under_way[share] >= self._most or (share != _ROOT and self._held[share] >= self._most_held):
+        while self._under_way[share] >= self._most or self._held[share] >= self._most_held:
             await self._ended.wait()  # as long as the user likes
 
     @contextmanager

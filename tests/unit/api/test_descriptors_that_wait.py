@@ -13,14 +13,15 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from mpsd.api.authority import Peer
 from mpsd.host import descriptors as module
-from mpsd.host.descriptors import close_all
+from mpsd.host.descriptors import MOST_CLOSINGS, close_all
 from mpsd.model.arena import GRANULE, Arena
 from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors, opened
 from tests.lingering import lingering
-from tests.unit.api.fake_daemon import OWNER, PATIENCE_SECONDS, STRANGER, open_daemon
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, PATIENCE_SECONDS, STRANGER, open_daemon
 from tests.unit.api.file_server import FLUSH, serve
 from tests.unit.api.test_descriptors import PUT, settled
 
@@ -93,6 +94,19 @@ async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tupl
         assert isinstance(frame, Response)
         assert frame.id == 3
         await settled(before, closed=1)
+
+
+async def test_root_of_a_container_does_not_keep_operators_waiting(stuck: tuple[int, int], tmp_path: Path) -> None:
+    """Its slow descriptors counted as those of root of the host, from whom mpsd took no request until they were closed."""
+    async with open_daemon(tmp_path) as daemon:
+        for _ in range(MOST_CLOSINGS):
+            inside = await daemon.call_as(Peer(999, OPERATOR.uid, is_operator=False))
+            await inside.send(encode(Request(2, "health", {})), [daemon.any_fd()])
+        await wait_all_tasks_blocked()
+        try:
+            await (await daemon.call_as(OPERATOR)).ask("health")
+        finally:
+            os.write(stuck[1], bytes(MOST_CLOSINGS))
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "memory"])

@@ -2,11 +2,20 @@
 
 import os
 import socket
+import threading
+from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import trio
+import trio.testing
 
+from mpsd.commands import sessions as module
 from mpsd.commands.sessions import GREETING, Sessions, SessionSettings
+from mpsd.host import descriptors
+from mpsd.host.descriptors import MOST_CLOSINGS
+from mpsd.model.authority import Caller
 from tests.lingering import lingering
 from tests.running import running
 from tests.unit.commands.language.fake_board import FakeBoard
@@ -31,6 +40,36 @@ async def test_unread_descriptors_keep_no_place_of_a_session(short_dir: Path) ->
                         await trio.lowlevel.wait_readable(ours)
                         assert ours.recv(4096) == GREETING
                     await sessions.settled()
+
+
+async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slow descriptors counted as those of root of the host, from whom mpsd took no command until they were closed."""
+    may_close, close_all, is_inside = threading.Event(), descriptors.close_all, [False] * MOST_CLOSINGS + [True]
+
+    def close(fds: Collection[int]) -> None:
+        may_close.wait(60)
+        close_all(fds)
+
+    monkeypatch.setattr(descriptors, "close_all", close)
+    monkeypatch.setattr(module, "caller_of", lambda *_, **__: Caller(0, 0, False, is_inside.pop(0)))
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, ExitStack() as opened:
+        listener.bind(str(short_dir / "door"))
+        listener.listen()
+        listener.setblocking(False)
+        async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            for _ in range(MOST_CLOSINGS):
+                socket.send_fds(opened.enter_context(_front_end(listener)), [GREETING], [0])
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            ours = opened.enter_context(_front_end(listener))
+            ours.send(GREETING)
+            try:
+                with trio.fail_after(10):
+                    await trio.lowlevel.wait_readable(ours)
+            finally:
+                may_close.set()
+            assert ours.recv(4096) == GREETING
+            nursery.cancel_scope.cancel()
 
 
 def _front_end(listener: socket.socket) -> socket.socket:

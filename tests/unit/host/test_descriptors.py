@@ -51,8 +51,6 @@ async def test_a_user_whose_requests_hold_many_brings_no_more() -> None:
             assert waiting.cancelled_caught
             await closings.room(QUICK)
         await closings.room(SLOW)
-    with closings.holding(0, 512):
-        await closings.room(0)  # root's have no bound
     assert not closings._held
 
 

@@ -4,6 +4,7 @@ import os
 import socket
 from contextlib import suppress
 
+import pytest
 import trio.testing
 
 from mpsd.host.descriptors import KERNELS_MOST, MOST_HELD, Closings
@@ -11,18 +12,19 @@ from mpsd.relay.forwarding import Forwarding
 from tests.descriptors import opened
 from tests.unit.relay.test_forwarding import pair, well
 
-USER, LINKS = 1000, 8
+LINKS = 8
 
 
-async def test_messages_that_wait_for_their_domains_hold_few_descriptors() -> None:
-    """Each of a user's connections held 253: 180 of them were all that mpsd may open."""
+@pytest.mark.parametrize("user", [1000, 0])
+async def test_messages_that_wait_for_their_domains_hold_few_descriptors(user: int) -> None:
+    """Each of a user's connections held 253: 180 of them were all that mpsd may open.  Root may be that of a container."""
     closings, (reader, writer) = Closings(), os.pipe()
     file = os.readlink(f"/proc/self/fd/{reader}")
     links = [(pair(), pair()) for _ in range(LINKS)]
     async with trio.open_nursery() as nursery:
         for (_, ours), (link_domain, _) in links:
             link_domain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least
-            link = Forwarding(ours, False, closings=closings, share=USER)
+            link = Forwarding(ours, False, closings=closings, share=user)
             nursery.start_soon(link.run, link_domain, 60.0, well)
         for _ in range(64):
             for (client, _), _ in links:
