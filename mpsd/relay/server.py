@@ -3,7 +3,6 @@
 conversation.py handles one connection.  While it is open the keeper holds it too, so that the death of mpsd does not close it.
 """
 
-import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -150,14 +149,14 @@ class Relay(Struct):
 
         is_first: no earlier connection of this user waits.
         A client that has a domain gets a few of the places that newcomers do not get: they may wait for its end.  One user gets
-        four fifths of these at most, and they do not count for newcomers.
+        four fifths of these at most, and they do not count for newcomers.  Root may be a container's: it has such a share too.
         """
         most = self.conversations.settings.max_connections
         if len(self.callers) + len(self.waiting) >= most:
             return None
         share, pool = self.ranges.share_of(who.uid), self.conversations.pool
         if is_first or not self.backlog.of(share):
-            hindrance = self._newcomers.hindrance(self._taken[share], self._taken.total(), who.uid in (0, os.geteuid()))
+            hindrance = self._newcomers.hindrance(self._taken[share], self._taken.total(), is_operator=False)
             if not hindrance or pool.is_stopping:
                 return self._taken
         process = find_process()

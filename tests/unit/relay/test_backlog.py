@@ -4,6 +4,7 @@ import os
 import resource
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -215,6 +216,24 @@ def test_who_waits_for_its_client_has_no_claim_to_a_place(pairs: ExitStack) -> N
     [(sock, note)] = backlog.first(64)
     sock.close()
     assert note.greeting == [b"greeting"]
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_no_user_takes_all_places(pairs: ExitStack, uid: int) -> None:
+    """Root did, and may be that of a container: with connections that stayed in their handshake it kept all others out."""
+    pool = SimpleNamespace(is_stopping=False, home_of=lambda process: None)
+    shared = SimpleNamespace(settings=SimpleNamespace(max_connections=64), pool=pool, open=Counter())
+    relay = Relay(shared, backlog=queue(pairs))  # type: ignore[arg-type]
+
+    def takes_a_place(uid: int) -> bool:
+        places = relay._places_for(Credentials(1, uid, uid), lambda: None, is_first=True)
+        if places is not None:
+            places[uid] += 1
+        return places is not None
+
+    taken = sum(takes_a_place(uid) for _ in range(64))
+    assert 32 < taken < 56
+    assert takes_a_place(OTHER)
 
 
 @pytest.mark.root  # without CAP_NET_ADMIN some 350 can wait
