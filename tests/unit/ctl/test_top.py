@@ -1,7 +1,8 @@
 """The pure parts of `top`: bars, order of cells, and text of other programs on the screen."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from mpsctl.output import Output
@@ -9,8 +10,9 @@ from mpsctl.session import Session
 from mpsctl.top import bars
 from mpsctl.top.app import Top
 from mpsctl.top.clients import Row
-from mpsctl.top.frame import memory_cell, sm_cell
+from mpsctl.top.frame import Frame, memory_cell, sm_cell, title
 from mpsctl.top.views import VIEWS, Shown, command_line, prepare
+from mpsd_client import values
 from rich.text import Text
 
 from tests.unit.ctl.console import Terminal, surroundings
@@ -97,3 +99,14 @@ def test_a_frame_that_is_not_drawn_yet_makes_way_for_the_next(monkeypatch: pytes
         app._bring(ConnectionError(str(number)))
     assert len(calls) == 1
     assert str(app._brought) == "99"
+
+
+@pytest.mark.parametrize(("ok", "says"), [(False, True), (True, False)])
+def test_mpsd_is_not_well_where_its_health_says_so(ok: bool, says: bool) -> None:
+    """What ails a user's own clients can be that user's doing, and leaves mpsd well."""
+    health = values.Health(ok=ok, state="ready", uptime_seconds=1.0, problems=("domain d1 is blocked",))
+    status = SimpleNamespace(
+        version="1", state="ready", domains={}, clients=0, queue=0, services=0, services_unserved=0, uptime_seconds=1.0
+    )
+    line = title(cast(Frame, SimpleNamespace(health=health, status=status, at=0.0)), 400)
+    assert ("NOT WELL: domain d1 is blocked" in line) is says

@@ -157,7 +157,7 @@ def title(frame: Frame, width: int) -> str:
     faulted = sum(status.domains.get(state, 0) for state in ("fault", "silent", "contained", "dead"))
     parts = [
         f"{time.strftime('%H:%M:%S', time.localtime(frame.at))} mpsd {status.version} {status.state}",
-        f"NOT WELL: {visible(frame.health.problems[0])}" if frame.health.problems else "",
+        f"NOT WELL: {visible(frame.health.problems[0])}" if not frame.health.ok else "",
         f"{faulted} of {sum(status.domains.values())} domains down" if faulted else f"{sum(status.domains.values())} domains",
         f"{status.clients} clients",
         f"{status.queue} wait" if status.queue else "",
