@@ -200,9 +200,13 @@ class Upkeep:
             return  # a client came in the meantime
         why = domain.hindrance or "its vendor daemon does not answer"
         log.error("domain.kill", domain=domain.name, why=f"{why}; it has no clients")
-        domain.state = DomainState.RECYCLING
+        before, domain.state = domain.state, DomainState.RECYCLING
         self._pool.notify()
         await domain.control.kill()
+        if domain.state is DomainState.RECYCLING and domain.control.is_alive():
+            domain.state = before  # its disk or GPU hangs, and no client is to wait for that
+            self._pool.notify()
+            raise VendorFailed("its vendor daemon was killed, and has not ended")
 
     async def _close_off(self, domain: Domain) -> None:
         """Quit the vendor daemon; its task starts one that other users do not reach, if that is possible now."""

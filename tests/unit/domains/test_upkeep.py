@@ -9,6 +9,7 @@ import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool, PoolSettings
+from mpsd.domains.rules.placement import Create, PlacementRequest
 from mpsd.domains.rules.spares import SparePlan
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import MpsdError, UnusablePath, VendorFailed
@@ -39,6 +40,10 @@ class Failing(Vendor):
 
     async def kill(self) -> None:
         self.is_killed = True
+
+    def is_alive(self) -> bool:
+        """As one in an uninterruptible sleep, which no kill ends."""
+        return True
 
 
 class Store:
@@ -96,6 +101,20 @@ async def test_a_domain_that_can_be_recycled_is_ready() -> None:
     async with trio.open_nursery() as nursery:
         upkeep._begin(nursery, domain, upkeep.recycle)
     assert (domain.state, vendor.is_killed) == (DomainState.READY, False)
+
+
+async def test_no_client_waits_for_a_killed_vendor_daemon_that_does_not_end(autojump_clock: trio.testing.MockClock) -> None:
+    """Its domain stayed RECYCLING, so that newcomers waited for it and got no other one."""
+    vendor = Failing("nothing")
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.find_hindered("its vendor server, pid 7, is stopped")
+    pool, newcomer = a_pool(domain), PlacementRequest(7, frozenset(GPUS))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Upkeep(pool, 1.0, None).run)  # type: ignore[arg-type]
+        with trio.fail_after(30.0):
+            while not (vendor.is_killed and isinstance(pool.decide(newcomer, None, pool.views()), Create)):
+                await pool.changed()
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_silent_nvml_delays_no_other_upkeep(
