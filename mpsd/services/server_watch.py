@@ -37,7 +37,8 @@ class Servers:
         return {each.domain for record in self._coordinator.records.values() for each in record.instances.values()}
 
     def look(self) -> None:
-        ours = {process.pid: process for record in self._coordinator.records.values() for process in record.instances}
+        of_all = [pair for record in self._coordinator.records.values() for pair in record.instances.items()]
+        ours = {process.pid: process for process, instance in of_all if not instance.is_gone}
         for name, domain in self._pool.domains.items():
             for pid, server in domain.servers.items():
                 if clients := frozenset(ours[each] for each in server.client_pids if each in ours):

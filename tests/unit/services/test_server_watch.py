@@ -118,3 +118,20 @@ async def test_a_later_process_with_the_pid_of_a_client_loses_nothing(machine, s
             server.end()
             await until(lambda: not servers._clients)  # its end was handled
         assert (machine.phase, machine.order(later), machine.order(other)) == (Phase.SERVING, "serve", "standby")
+
+
+async def test_an_ended_writer_of_another_service_is_not_taken_for_a_later_process_with_its_pid(machine, server):
+    """It stays in its service until its work on the GPU has ended, and hid the living one from the end of the server."""
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        pool, _ = domain_with(server, first.pid)
+        before = ProcessId(first.pid, first.start_time - 1)
+        machine.processes[before] = Process(before, "a")
+        other = machine.vault.create("other")
+        machine.vault.open(before, other.id)
+        await machine.failover.join(other.id, before, 0, 0.0)
+        machine.coordinator.records[other.id].instances[before].is_gone = True  # as it is for a writer
+        async with running(Servers(machine.coordinator, pool).run):
+            await trio.testing.wait_all_tasks_blocked()
+            server.end()
+            await until(lambda: machine.processes[first].was_killed)
