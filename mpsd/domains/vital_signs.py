@@ -10,7 +10,7 @@ Prose: docs/domains.md, "A domain that cannot answer".
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -37,12 +37,16 @@ _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 
 
 class Signs(Struct, frozen=True):
-    """What to check: the processes with their roles, the socket that clients connect to, and some or all clients."""
+    """What to check: the processes with their roles, the socket that clients connect to, and some or all clients.
+
+    daemon: the vendor daemon, whose servers may not be listed yet; 0: none is known.
+    """
 
     pids: Sequence[tuple[str, int]]
     socket: str
     clients: Sequence[int] = ()
     is_answering: bool = True
+    daemon: int = 0
 
 
 class Unresponsive(Struct, frozen=True):
@@ -76,13 +80,13 @@ def look_now(domain: Domain) -> bool:
 
 
 def why_stopped(daemon: ProcessId) -> str:
-    """Return which part of an adopted domain is stopped; "": none.  Its servers are not listed yet, but are its children."""
-    servers = (("vendor server", pid) for pid in _servers_of(daemon))
-    return _stopped([("vendor daemon", daemon.pid), *servers])
+    """Return which part of an adopted domain is stopped; "": none."""
+    return _stopped([("vendor daemon", daemon.pid)]) or _stopped(_servers_of(daemon.pid))
 
 
-def _servers_of(daemon: ProcessId) -> list[int]:
-    return [pid for pid in children(daemon.pid) if is_vendors(pid)]
+def _servers_of(daemon: int) -> Iterator[tuple[str, int]]:
+    """Yield the servers that are not listed yet, too: their user can stop them before mpsd has asked for them."""
+    return (("vendor server", pid) for pid in children(daemon) if is_vendors(pid))
 
 
 def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
@@ -103,12 +107,11 @@ def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping
 
 
 def _signs(domain: Domain, with_clients: bool = False) -> Signs:
-    daemon = domain.control.process
-    control = [("vendor daemon", daemon.pid)] if daemon else []
-    unlisted = _servers_of(daemon) if daemon else []  # its user can stop a server before mpsd has asked for it
-    servers = (("vendor server", pid) for pid in dict.fromkeys([*domain.servers, *unlisted]))
+    daemon = domain.control.process.pid if domain.control.process else 0
+    control = [("vendor daemon", daemon)] if daemon else []
+    servers = (("vendor server", pid) for pid in domain.servers)
     clients = sorted(domain.client_pids) if with_clients else ()
-    return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering)
+    return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering, daemon)
 
 
 def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Unresponsive]:
@@ -117,7 +120,7 @@ def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Unresponsive]:
 
 def look(signs: Signs) -> Unresponsive:
     """Return why a domain with these signs cannot answer."""
-    if why := _stopped(signs.pids):
+    if why := _stopped(signs.pids) or _stopped(_servers_of(signs.daemon)):
         return Unresponsive(why)
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
