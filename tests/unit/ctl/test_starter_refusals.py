@@ -27,5 +27,7 @@ def test_a_full_disk_of_mpsds_is_no_fault_of_a_member(code: ErrorCode, counts: b
     for _ in range(12):
         made._take_refusal(Situation(1, Make(30.0)), Refused(code, code.name, "why"), is_replica=False)
     assert made._restarts[False].has_given_up is counts
-    assert (made._settled_at > time.monotonic()) is not counts
+    assert made._restarts[False].not_before > time.monotonic()
+    assert made._restarts[True].not_before == 0.0
+    assert not made._is_gathering(None), "it would not report the service as unserved meanwhile"
     assert made._reporter.made[0] == ("trouble", "no lease for a member: why")

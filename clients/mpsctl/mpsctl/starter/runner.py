@@ -341,7 +341,8 @@ class Starter:
         else:
             self._reporter.report("trouble", f"no lease for a member: {exc.message}", why=exc.message)
             if exc.code == ErrorCode.UNUSABLE_PATH:  # mpsd's disk is full, which is no fault of the member
-                self._settled_at = time.monotonic() + _AGAIN_SECONDS
+                again = time.monotonic() + _AGAIN_SECONDS
+                self._restarts[is_replica] = replace(self._restarts[is_replica], not_before=again)
             else:
                 self._count(0.0, was_ready=False, is_replica=is_replica)
 
