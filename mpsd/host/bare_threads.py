@@ -1,8 +1,8 @@
-"""Start threads without mpsd's descriptors: a thread that waits for a file server then keeps open only the file it waits for.
+"""Threads without mpsd's descriptors: a thread waiting for a file server then keeps only that server's file open.
 
 A thread has the table of descriptors of the thread that starts it, or a copy (unshare(2), CLONE_FILES).  A copy of mpsd's table
-can have a client's FUSE file, and close(2) of that waits for its server.  So one thread closes its copy when mpsd starts, and
-starts the other threads.
+can have a client's FUSE file, and close(2) on it waits for the file server.  So one thread closes its copy when mpsd starts,
+and starts the next one; each later one is started by one of these.  One of them always waits for work.
 
 A signal's number is written to the descriptor by which it wakes the event loop (signal.set_wakeup_fd), in the table of the
 thread that gets the signal.  There this number is that of /dev/null, or it could be that of a client's descriptor.
@@ -13,68 +13,100 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from mpsd.host.descriptors import close_all
 from mpsd.host.syscalls import leave_descriptor_table
 
 _STANDARD = range(3)
-_NO_DESCRIPTOR = -1
 _OPEN = "/proc/thread-self/fd"
 _BEGIN_SECONDS = 5.0  # it takes a millisecond
-Work = Callable[[int], None]
+_AGAIN_SECONDS = 0.1
+MOST_WAITING = 4  # threads that wait for work
+MOST_DESCRIPTORS = 64  # of one work; Linux passes at most 253
+Work = Callable[[list[int]], None]
 
 
 class BareThreads:
-    """Guards that a thread has a copy of the given socket, and of mpsd's other descriptors no copy."""
+    """Guards that a thread has copies of the given descriptors, and of mpsd's other descriptors no copy."""
 
     def __init__(self) -> None:
         """Call it in the main thread.  Raises OSError or RuntimeError if the first thread cannot be started."""
-        self._lock = threading.Lock()  # protects the order of sockets and work; no other lock is taken while it is held
+        self._lock = threading.Lock()  # protects the order of requests and the next two; no other lock is taken under it
         self._asked: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._waiting = 0  # threads
+        self._turn = threading.Lock()  # of the thread that takes what is asked next
+        self._wakes = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # as trio has it
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
-        troubles: list[OSError] = []
-        wakes = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)  # as trio has it
-        has_begun = threading.Event()
         with theirs:
-            arguments = (theirs.fileno(), wakes, has_begun, troubles)
-            threading.Thread(target=self._run, args=arguments, name="mpsd-bare", daemon=True).start()
-            if not has_begun.wait(_BEGIN_SECONDS):
-                raise OSError("a thread could not give up its descriptors in time")
-        if troubles:
-            self._ours.close()
-            raise troubles[0]
+            try:
+                self._add_thread(theirs.fileno())
+            except (OSError, RuntimeError):
+                self._ours.close()
+                raise
 
-    def start(self, sock: socket.socket, work: Work) -> None:
-        """Call `work` in a new thread, soon, with the number of its copy of the socket; -1 if there is none.  Raises OSError.
+    def start(self, descriptors: Sequence[int], work: Work) -> None:
+        """Call `work` in the next free thread, with the numbers of its copies; at most MOST_DESCRIPTORS.
 
-        `work` must not use trio's threads: trio would later give one of them other work, for mpsd's descriptors.
+        `work` closes those copies, and what it opens.  It must not use trio's threads: trio would later give one of them other
+        work, for mpsd's descriptors.  Raises OSError, and has then done nothing.
         """
         with self._lock:
-            socket.send_fds(self._ours, [b"x"], [sock.fileno()])
+            socket.send_fds(self._ours, [b"x"], descriptors)
             self._asked.put(work)
 
-    def _run(self, end: int, wakes: int, has_begun: threading.Event, troubles: list[OSError]) -> None:
+    def _add_thread(self, end: int) -> None:
+        """Start a thread that waits for work at `end`, and has a copy of nothing else.  Raises OSError, RuntimeError."""
+        has_begun = threading.Event()
+        troubles: list[OSError] = []
+        threading.Thread(target=self._run, args=(end, has_begun, troubles), name="mpsd-bare", daemon=True).start()
+        if not has_begun.wait(_BEGIN_SECONDS):
+            raise OSError("a thread could not give up its descriptors in time")
+        if troubles:
+            raise troubles[0]
+
+    def _run(self, end: int, has_begun: threading.Event, troubles: list[OSError]) -> None:
         try:
             leave_descriptor_table()
-            _replace_all_but(end, wakes)
+            _replace_all_but(end, self._wakes)
         except OSError as exc:  # a container's seccomp filter can refuse the former
             troubles.append(exc)
             return
         finally:
             has_begun.set()
         with socket.socket(fileno=end) as requests:
-            while found := socket.recv_fds(requests, 1, 1)[1]:  # for ever: this is the thread's life
-                work, has_left, is_closed = self._asked.get(), threading.Event(), threading.Event()
-                try:
-                    threading.Thread(target=_leave, args=(found[0], has_left, is_closed, work), daemon=True).start()
-                    has_left.wait()
-                except RuntimeError:  # no further thread
-                    work(_NO_DESCRIPTOR)
-                os.close(found[0])
-                is_closed.set()
+            while self._may_wait():
+                with self._turn:
+                    if not requests.recv(1, socket.MSG_PEEK):
+                        return
+                    self._leave_to_another(end)
+                    found = socket.recv_fds(requests, 1, MOST_DESCRIPTORS)[1]
+                    work = self._asked.get()
+                work(found)
+
+    def _may_wait(self) -> bool:
+        """Count this thread among those that wait, unless they are enough."""
+        with self._lock:
+            is_wanted = self._waiting < MOST_WAITING
+            self._waiting += is_wanted
+        return is_wanted
+
+    def _leave_to_another(self, end: int) -> None:
+        """Have another thread that waits before this one takes what was asked, which may last for ever."""
+        with self._lock:
+            self._waiting -= 1
+            is_needed = not self._waiting
+        while is_needed:
+            try:
+                self._add_thread(end)
+                return
+            except (OSError, RuntimeError):
+                time.sleep(_AGAIN_SECONDS)  # until mpsd can start one
+            with self._lock:
+                is_needed = not self._waiting
 
 
 def _replace_all_but(end: int, wakes: int) -> None:
@@ -86,14 +118,3 @@ def _replace_all_but(end: int, wakes: int) -> None:
         os.dup2(null, number, inheritable=False)
     if null not in wanted:
         os.close(null)
-
-
-def _leave(descriptor: int, has_left: threading.Event, is_closed: threading.Event, work: Work) -> None:
-    """Work once the first thread has closed its copy of the socket: the last one to close it waits for what is queued there."""
-    try:
-        leave_descriptor_table()
-    except OSError:
-        descriptor = _NO_DESCRIPTOR
-    has_left.set()
-    is_closed.wait()
-    work(descriptor)

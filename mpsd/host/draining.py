@@ -15,8 +15,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import structlog
 import trio
 from msgspec import Struct, field
 
-from mpsd.host.bare_threads import BareThreads
+from mpsd.host.bare_threads import MOST_DESCRIPTORS, BareThreads
 from mpsd.host.descriptors import ANCILLARY_BYTES, close_all, received
 from mpsd.host.peers import peer_credentials
 from mpsd.host.syscalls import file_system_of
@@ -32,27 +33,25 @@ from mpsd.host.syscalls import file_system_of
 log = structlog.get_logger()
 MOST_STUCK = 8  # connections of a user; a client of an honest one leaves no file in its connection
 STUCK_SECONDS = 3.0
-_MOST_LOOKS = 64  # threads of one user that wait for a file server after they have looked
-_LOOK_SECONDS = 5.0  # to look takes a fraction of a millisecond
 _ROOM_FOR_IDS = socket.CMSG_SPACE(12)  # SCM_CREDENTIALS
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
 _SHAKES = signal.SIGWINCH  # ignored without a handler; mpsd uses no window
 _SHAKE_SECONDS = 0.05
 _NO_UID = -1  # of a TCP connection
+_NO_SHARE = -1  # of root and of TCP connections: root's mounts serve the whole machine
 
 
 class _Drain(Struct, eq=False):
-    """What a thread closes: whose connection it is at, since when, and how many connections of that user it has left.
+    """What a thread closes: whose connection it is at, since when, and how many connections of that share it has left.
 
-    file_systems: of the files that were found in it.  is_look: it closes what it looked at.
+    file_systems: of the files that were found in it.
     """
 
-    uid: int = _NO_UID
-    since: float = 0.0
-    left: int = 0
+    share: int
+    left: int
+    since: float = field(default_factory=time.monotonic)
     file_systems: set[int] = field(default_factory=set)
-    is_look: bool = False
 
 
 class _Stuck(Struct):
@@ -62,10 +61,11 @@ class _Stuck(Struct):
     file_systems: set[int] = field(default_factory=set)
 
 
-_lock = threading.Lock()  # protects the next two; no other lock is taken while it is held
+_lock = threading.Lock()  # protects the next three; no other lock is taken while it is held
 _draining: dict[int, _Drain] = {}  # by thread
+_under_way: Counter[int] = Counter()  # connections that a thread has or will have, by share
 _is_shaking = False
-_left: list[socket.socket] = []  # connections for which no thread could start
+_left: list[socket.socket] = []  # connections that no thread could take
 _share_of: Callable[[int], int] = int  # a uid's own
 _bare: BareThreads | None = None
 
@@ -84,55 +84,84 @@ def drain_soon(socks: list[socket.socket]) -> None:
         with suppress(ValueError):  # not in the main thread
             signal.signal(_SHAKES, lambda number, frame: None)
     _left.extend(socks)
-    waiting = _left.copy()
     try:
-        trio.lowlevel.start_thread_soon(partial(_drain, waiting), lambda outcome: None)
-    except RuntimeError:  # mpsd can start no further thread: open connections are better than a stopped event loop
+        while part := _left[:MOST_DESCRIPTORS]:
+            _hand_over(part)
+            del _left[:MOST_DESCRIPTORS]
+    except (OSError, RuntimeError):  # mpsd can start no further thread: open connections are better than a stopped event loop
         return
-    _left.clear()
 
 
-def _drain(socks: list[socket.socket]) -> None:
+def _hand_over(socks: list[socket.socket]) -> None:
+    """Give connections to a thread.  Raises OSError or RuntimeError, and has then done nothing."""
+    uids = [peer_credentials(each).uid for each in socks]
+    shares = [_NO_SHARE if each in (_NO_UID, 0) else _share_of(each) for each in uids]
+    descriptors = [each.fileno() for each in socks]
+    are_given = threading.Event()
+    _count(shares, 1)
+    try:
+        if _bare is not None:
+            _bare.start(descriptors, partial(_drain, shares=shares, are_given=are_given, may_look=True))
+        else:
+            work = partial(_drain, descriptors, shares=shares, are_given=are_given, may_look=False)
+            trio.lowlevel.start_thread_soon(work, lambda outcome: None)
+    except (OSError, RuntimeError):
+        _count(shares, -1)
+        raise
+    for each in socks:
+        if _bare is not None:
+            each.close()  # not the last copy, for which the kernel would wait here
+        else:
+            each.detach()
+    are_given.set()
+    _begin_shaking()
+
+
+def _count(shares: list[int], change: int) -> None:
+    with _lock:
+        for each in shares:
+            _under_way[each] += change
+            if not _under_way[each]:
+                del _under_way[each]
+
+
+def _drain(descriptors: list[int], shares: list[int], are_given: threading.Event, *, may_look: bool) -> None:
     """Close connections, after the descriptors queued in them.
 
-    Closing a socket does not drop them if the keeper holds it too.  mpsd does not take them: the kernel drops them as it reads,
-    and asks no file server, which could keep them open here, but for unwritten pages.  The peers see the end first.
+    Closing a socket does not drop them if the keeper holds it too.  The kernel drops them as their messages are read, and asks
+    no file server, which could keep them open here, but for unwritten pages.  The peers see the end first.
+    may_look: this thread shares its table of descriptors with no other.
     """
-    uids = [peer_credentials(each).uid for each in socks]
-    with _shaken() as drain:
-        for place, sock in enumerate(socks):
-            # `since` first: another thread must not see this user with the time of an earlier connection.
-            drain.since, drain.left, drain.uid = time.monotonic(), uids[place:].count(uids[place]), uids[place]
-            drain.file_systems = set()
-            with sock, suppress(OSError):
+    are_given.wait()
+    for place, (descriptor, share) in enumerate(zip(descriptors, shares, strict=True)):
+        drain = _Drain(share, shares[place:].count(share))
+        with _lock:
+            _draining[threading.get_ident()] = drain
+        try:
+            with suppress(OSError), socket.socket(fileno=descriptor) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
                 while True:
-                    if _is_crowded(drain.uid) and _has_descriptors(sock):
+                    if may_look and _is_crowded(share):
                         _look(sock, drain)
                     if not _discard_next(sock):
                         break
+        finally:
+            with _lock:
+                del _draining[threading.get_ident()]
+            _count([share], -1)
 
 
-@contextmanager
-def _shaken(*, is_look: bool = False) -> Iterator[_Drain]:
-    """Let this thread wait for no lingering socket: a signal ends the wait in close(2).
+def _begin_shaking() -> None:
+    """Let no thread wait for a lingering socket: a signal ends the wait in close(2).
 
     Otherwise a user could fill mpsd with waiting threads and connections: each costs them nothing once they have hung up.
-    is_look: in a bare thread, while a thread that drains is shaken.
     """
     global _is_shaking
-    drain = _Drain(is_look=is_look)
     with _lock:
-        _draining[threading.get_ident()] = drain
-        if not _is_shaking and not is_look:
-            with suppress(RuntimeError):  # no further thread; the next one tries again
+        if not _is_shaking:
+            with suppress(RuntimeError):  # no further thread; the next connection tries again
                 trio.lowlevel.start_thread_soon(_shake, lambda outcome: None)
                 _is_shaking = True
-    try:
-        yield drain
-    finally:
-        with _lock:
-            del _draining[threading.get_ident()]
 
 
 def _shake() -> None:
@@ -142,26 +171,25 @@ def _shake() -> None:
     while True:
         time.sleep(_SHAKE_SECONDS)
         with _lock:
-            if not _draining:
+            if not _under_way:
                 _is_shaking = False
                 return
-            for each in _draining:
-                signal.pthread_kill(each, _SHAKES)
-            stuck = _stuck(time.monotonic())
+            now = time.monotonic()
+            for thread, drain in _draining.items():
+                if now - drain.since > _SHAKE_SECONDS:
+                    signal.pthread_kill(thread, _SHAKES)
+            stuck = _stuck(now)
         if stuck and time.monotonic() >= aborts_at:
             aborts_at = time.monotonic() + _ABORTS_SECONDS
             _abort_servers(stuck)
 
 
 def _stuck(now: float) -> dict[int, _Stuck]:
-    """Return the shares of which more than MOST_STUCK connections wait to be closed.
-
-    Never root's: root's mounts serve the whole machine.
-    """
+    """Return the shares of which more than MOST_STUCK connections wait to be closed."""
     found: dict[int, _Stuck] = {}
     for each in _draining.values():
-        if each.uid not in (_NO_UID, 0) and now - each.since > STUCK_SECONDS:
-            stuck = found.setdefault(_share_of(each.uid), _Stuck())
+        if each.share != _NO_SHARE and now - each.since > STUCK_SECONDS:
+            stuck = found.setdefault(each.share, _Stuck())
             stuck.count += each.left
             stuck.file_systems |= each.file_systems
     return {share: stuck for share, stuck in found.items() if stuck.count > MOST_STUCK}
@@ -186,56 +214,19 @@ def _abort(connection: Path, share: int) -> bool:
 # -- looks -----------------------------------------------------------------------------------------------------------------
 
 
-def _is_crowded(uid: int) -> bool:
-    """Return whether so many connections of this user are being closed that mpsd may have to abort a file server."""
-    if uid in (_NO_UID, 0):
-        return False
-    share = _share_of(uid)
+def _is_crowded(share: int) -> bool:
+    """Return whether so many connections of this share are being closed that mpsd may have to abort a file server."""
     with _lock:
-        alike = [each for each in _draining.values() if each.uid != _NO_UID and _share_of(each.uid) == share]
-    looks = sum(each.is_look for each in alike)
-    return sum(each.left for each in alike) > MOST_STUCK and looks < _MOST_LOOKS
-
-
-def _has_descriptors(sock: socket.socket) -> bool:
-    """Return whether the next message brings descriptors: with room for its sender's ids alone, the kernel sets MSG_CTRUNC."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with suppress(OSError):
-        return bool(sock.recvmsg(1, _ROOM_FOR_IDS, socket.MSG_PEEK | socket.MSG_DONTWAIT)[2] & socket.MSG_CTRUNC)
-    return False
+        return share != _NO_SHARE and _under_way[share] > MOST_STUCK
 
 
 def _look(sock: socket.socket, drain: _Drain) -> None:
-    """Note the file systems of the files in the next message, without opening them in mpsd's own table of descriptors."""
-    has_looked = threading.Event()
-    if _bare is None:
-        return
+    """Note the file systems of the files in the next message.  To close its copies of them may wait for their server."""
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     with suppress(OSError):
-        _bare.start(sock, partial(_look_apart, uid=drain.uid, file_systems=drain.file_systems, has_looked=has_looked))
-        has_looked.wait(_LOOK_SECONDS)
-
-
-def _look_apart(descriptor: int, uid: int, file_systems: set[int], has_looked: threading.Event) -> None:
-    """Look, in a bare thread.  It then closes copies of the files, and may wait for their server."""
-    with _shaken(is_look=True) as look:
-        look.file_systems, look.left = file_systems, 1
-        look.since, look.uid = time.monotonic(), uid
-        found: list[int] = []
-        with suppress(OSError, ValueError):  # the latter: it has no copy of the connection
-            found = _peek(descriptor)
-            file_systems.update(map(file_system_of, found))
-        has_looked.set()
-        close_all([descriptor, *found])
-
-
-def _peek(descriptor: int) -> list[int]:
-    """Return copies of the descriptors in the next message.  Raise OSError."""
-    sock = socket.socket(fileno=descriptor)
-    try:
-        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        return received(sock.recvmsg(1, _ROOM_FOR_IDS + ANCILLARY_BYTES, flags)[1]).take()
-    finally:
-        sock.detach()
+        found = received(sock.recvmsg(1, _ROOM_FOR_IDS + ANCILLARY_BYTES, flags)[1]).take()
+        drain.file_systems |= set(map(file_system_of, found))
+        close_all(found)
 
 
 def _discard_next(sock: socket.socket) -> bool:

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -93,14 +92,13 @@ def main(place: str, other: str, control: str, count: str) -> None:
         made = [connection_with(Path(place, "file")) for _ in range(int(count))]
         ctypes.memmove(page, b"written", 7)
         servers[0].fall_silent()
-        threads = [threading.Thread(target=draining._drain, args=([sock],), daemon=True) for sock in made]
-        for each in threads:
-            each.start()
+        for each in made:
+            draining.drain_soon([each])
         assert os.read(servers[0].said, 64) == b"asked "
         until = time.monotonic() + draining.STUCK_SECONDS + 7
-        while time.monotonic() < until and any(each.is_alive() for each in threads):
+        while time.monotonic() < until and draining._under_way:
             time.sleep(0.05)
-        print("alive", sum(each.is_alive() for each in threads), flush=True)
+        print("alive", draining._under_way.total(), flush=True)
     finally:
         for server in servers:
             server.end()

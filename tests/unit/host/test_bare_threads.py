@@ -10,21 +10,23 @@ from pathlib import Path
 import pytest
 
 from mpsd.host import bare_threads
-from mpsd.host.bare_threads import BareThreads
+from mpsd.host.bare_threads import MOST_WAITING, BareThreads
+from mpsd.host.descriptors import close_all
+from tests.integration.process import wait_for
 
 
 def test_a_thread_has_its_copy_of_the_socket_and_nothing_else_of_mpsds(tmp_path: Path) -> None:
     found: queue.SimpleQueue[tuple[int, dict[int, str]]] = queue.SimpleQueue()
 
-    def work(descriptor: int) -> None:
+    def work(descriptors: list[int]) -> None:
         folder = f"/proc/self/task/{threading.get_native_id()}/fd"
         links = {number: os.readlink(f"{folder}/{number}") for number in map(int, os.listdir(folder)) if _is_open(number)}
-        found.put((descriptor, links))
+        found.put((*descriptors, links))
 
     bare = BareThreads()
     ours, theirs = socket.socketpair()
     with ours, theirs, open(tmp_path / "file", "w"):
-        bare.start(ours, work)
+        bare.start([ours.fileno()], work)
         descriptor, links = found.get(timeout=10)
         assert links.pop(descriptor) == os.readlink(f"/proc/self/fd/{ours.fileno()}")
         assert [links.pop(number) for number in range(3)] == [os.devnull] * 3
@@ -42,22 +44,66 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def test_without_a_further_thread_the_work_gets_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next one gets its own: the order of sockets and work is kept."""
-    found: queue.SimpleQueue[int] = queue.SimpleQueue()
+def test_what_was_asked_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last thread takes nothing, which could keep it for ever."""
+    found: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    has_refused = threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        has_refused.set()
+        raise RuntimeError("can't start new thread")
+
     bare = BareThreads()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", _refuse)
-            bare.start(ours, found.put)
-            assert found.get(timeout=10) == -1
-        bare.start(ours, found.put)
-        assert found.get(timeout=10) >= 0
+            patch.setattr(threading.Thread, "start", refuse)
+            bare.start([ours.fileno()], found.put)
+            bare.start([theirs.fileno(), ours.fileno()], found.put)
+            assert has_refused.wait(10)
+            assert found.empty()
+        assert sorted(len(found.get(timeout=10)) for _ in range(2)) == [1, 2]
 
 
-def _refuse(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
+def test_works_that_wait_keep_no_other_one_waiting() -> None:
+    begun: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+    may_end = threading.Event()
+
+    def work(descriptors: list[int]) -> None:
+        begun.put(threading.current_thread())
+        may_end.wait(10)
+        close_all(descriptors)
+
+    bare = BareThreads()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        threads = set()
+        for _ in range(12):
+            bare.start([ours.fileno()], work)
+            threads.add(begun.get(timeout=10))
+        assert len(threads) == 12
+        may_end.set()
+        wait_for("most of them to end", lambda: sum(each.is_alive() for each in threads) < MOST_WAITING, 10.0)
+        bare.start([ours.fileno()], work)
+        assert begun.get(timeout=10).is_alive()
+
+
+def test_a_work_begins_no_thread_if_one_waits() -> None:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def work(descriptors: list[int]) -> None:
+        close_all(descriptors)
+        done.put(threading.get_ident())
+
+    bare = BareThreads()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        threads = set()
+        for _ in range(20):
+            bare.start([ours.fileno()], work)
+            threads.add(done.get(timeout=10))
+            wait_for("both threads to wait", lambda: bare._waiting == 2, 10.0)
+    assert len(threads) <= 2
 
 
 def test_where_no_thread_may_have_its_own_table_that_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +127,8 @@ def test_a_signal_writes_nothing_to_a_clients_descriptor() -> None:
     wakes.setblocking(False)
     ours, theirs = socket.socketpair()
 
-    def work(descriptor: int) -> None:
-        sock = socket.socket(fileno=descriptor)
+    def work(descriptors: list[int]) -> None:
+        sock = socket.socket(fileno=descriptors[0])
         taken = [sock.fileno(), *socket.recv_fds(sock, 1, 253, socket.MSG_PEEK)[1]]
         signal.pthread_kill(threading.get_ident(), signal.SIGWINCH)
         os.set_blocking(taken[1], False)
@@ -97,7 +143,7 @@ def test_a_signal_writes_nothing_to_a_clients_descriptor() -> None:
         bare = BareThreads()
         with ours, theirs, woken, wakes:
             socket.send_fds(theirs, [b"x"], [writer] * 253)
-            bare.start(ours, work)
+            bare.start([ours.fileno()], work)
             assert found.get(timeout=10) == b"done"
             assert os.read(reader, 16) == b"end"
     finally:

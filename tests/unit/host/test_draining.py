@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,75 +16,111 @@ from mpsd.host import draining
 from mpsd.host.draining import MOST_STUCK
 from mpsd.host.polling import is_readable
 from mpsd.host.syscalls import file_system_of
+from mpsd.model.process import Credentials
+from tests.integration.process import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("stuck_drains.py")
 
 
+@pytest.mark.parametrize(("uid", "has_share"), [(0, False), (-1, False), (1000, True)])
+def test_only_users_have_file_servers_aborted(monkeypatch: pytest.MonkeyPatch, uid: int, has_share: bool) -> None:
+    """Not root: root of a container could have all mounts of the host's root aborted.  Nor a TCP connection, uid -1."""
+    draining.begin(int)
+    monkeypatch.setattr(draining, "peer_credentials", lambda sock: Credentials(1, uid, uid))
+    may_go, taken = threading.Event(), threading.Barrier(MOST_STUCK + 2)
 
-def test_root_is_never_among_the_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root of a container could have all mounts of the host's root aborted."""
-    stuck = {number: draining._Drain(uid, left=MOST_STUCK + 1) for number, uid in enumerate((0, 1000))}
-    monkeypatch.setattr(draining, "_draining", stuck)
-    assert draining._stuck(draining.STUCK_SECONDS + 1) == {1000: draining._Stuck(MOST_STUCK + 1)}
+    def wait(sock: socket.socket) -> bool:
+        taken.wait(10)
+        return not may_go.wait(10)
+
+    monkeypatch.setattr(draining, "_discard_next", wait)
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(MOST_STUCK + 1)]
+    try:
+        for ours, _ in pairs:
+            draining.drain_soon([ours])
+        taken.wait(10)
+        late = time.monotonic() + draining.STUCK_SECONDS + 1
+        with draining._lock:
+            stuck = draining._stuck(late)
+        assert stuck == ({uid: draining._Stuck(MOST_STUCK + 1)} if has_share else {})
+        assert draining._is_crowded(uid) == has_share
+    finally:
+        may_go.set()
+        for _, theirs in pairs:
+            theirs.close()
+    wait_for("the threads to be through", lambda: not draining._under_way)
 
 
 def test_a_look_tells_the_file_systems_and_changes_nothing(tmp_path: Path) -> None:
-    """mpsd's own descriptors stay open, the file gets none of them, and the message stays where it is."""
-    draining.begin(int)
+    """All other descriptors stay open, no copy does, and the messages stay where they are."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(tmp_path / "file", "w") as file:
-        assert not draining._has_descriptors(ours)
+        found = draining._Drain(1000, 1)
+        draining._look(ours, found)
         theirs.send(b"plain")
-        assert not draining._has_descriptors(ours)
+        draining._look(ours, found)
+        assert not found.file_systems
         assert ours.recv(8) == b"plain"
         socket.send_fds(theirs, [b"x"], [file.fileno(), ours.fileno()])
-        assert draining._has_descriptors(ours)
-        before, found = set(os.listdir("/proc/self/fd")), draining._Drain(1000)
+        before = set(os.listdir("/proc/self/fd"))
         draining._look(ours, found)
         assert set(os.listdir("/proc/self/fd")) == before
         assert file_system_of(file.fileno()) in found.file_systems
         assert ours.recv(8) == b"x"
-    while draining._draining:
-        time.sleep(0.01)  # until the thread has closed its copies
 
 
-def test_a_look_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_thread_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A thread that looked had copies of all of mpsd's descriptors, and to close one waits if it is a client's FUSE file: as
     long as its server liked, connections and GPU memory of others stayed open there."""
     draining.begin(int)
-    may_go, close_all = threading.Event(), draining.close_all
+    may_go, waits = threading.Event(), threading.Event()
+    close_all = draining.close_all
 
-    def waits(fds: Collection[int]) -> None:
+    def wait(fds: Collection[int]) -> None:
+        waits.set()
         may_go.wait(30)
         close_all(fds)
 
-    monkeypatch.setattr(draining, "close_all", waits)
+    monkeypatch.setattr(draining, "close_all", wait)
+    monkeypatch.setattr(draining, "_is_crowded", lambda uid: True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     others, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with ours, theirs, peer, open(tmp_path / "file", "w") as file:
+        with theirs, peer, open(tmp_path / "file", "w") as file:
             socket.send_fds(theirs, [b"x"], [file.fileno()])
-            found = draining._Drain(1000)
-            draining._look(ours, found)
-            assert found.file_systems
+            draining.drain_soon([ours])
+            assert waits.wait(10)
             others.close()
             assert is_readable(peer, 5), "the peer is not told that its connection was closed"
     finally:
         may_go.set()
-    while draining._draining:
-        time.sleep(0.01)
+    wait_for("the thread to be through", lambda: not draining._under_way)
 
 
-def test_who_has_too_many_looks_waiting_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    drains = {number: draining._Drain(1000, left=1) for number in range(MOST_STUCK)}
-    monkeypatch.setattr(draining, "_draining", drains)
-    assert not draining._is_crowded(1000)
-    drains[-1] = draining._Drain(1000, left=1)
-    assert draining._is_crowded(1000)
-    assert not draining._is_crowded(1001)
-    drains.update((100 + number, draining._Drain(1000, left=1, is_look=True)) for number in range(draining._MOST_LOOKS))
-    assert not draining._is_crowded(1000)
+def test_who_has_few_connections_to_close_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "_under_way", Counter({1000: MOST_STUCK, 1001: MOST_STUCK + 1, -1: 100}))
+    assert [draining._is_crowded(uid) for uid in (1000, 1001, 1002, -1)] == [False, True, False, False]
+
+
+def test_what_no_thread_takes_is_closed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    draining.begin(int)
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(draining._bare, "start", _refuse)
+        draining.drain_soon([pairs[0][0]])
+        draining.drain_soon([pairs[1][0]])
+    assert not draining._under_way
+    draining.drain_soon([pairs[2][0]])
+    assert not draining._left
+    for _, theirs in pairs:
+        with theirs:
+            theirs.settimeout(10)
+            assert not theirs.recv(1)
+
+
+def _refuse(descriptors: Collection[int], work: object) -> None:
+    raise BlockingIOError("its queue is full")
 
 
 @pytest.mark.root
