@@ -5,7 +5,8 @@ can have a client's FUSE file, and close(2) on it waits for the file server.  So
 and starts the next one; each later one is started by one of these.  One of them always waits for work.
 
 A signal's number is written to the descriptor by which it wakes the event loop (signal.set_wakeup_fd), in the table of the
-thread that gets the signal.  There this number is that of /dev/null, or it could be that of a client's descriptor.
+thread that gets the signal.  There this number is that of /dev/null, or it could be that of a client's descriptor.  Such a
+thread takes no other signal than INTERRUPT: one that it took for mpsd would not wake the event loop.
 """
 
 import os
@@ -23,6 +24,8 @@ _STANDARD = range(3)
 _OPEN = "/proc/thread-self/fd"
 _BEGIN_SECONDS = 5.0  # it takes a millisecond
 _AGAIN_SECONDS = 0.1
+INTERRUPT = signal.SIGWINCH  # for these threads alone: ignored without a handler, and mpsd uses no window
+_TAKEN = {INTERRUPT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # the others come from the thread itself
 MOST_WAITING = 4  # threads that wait for work
 MOST_DESCRIPTORS = 64  # of one work; Linux passes at most 253
 Work = Callable[[list[int]], None]
@@ -70,6 +73,7 @@ class BareThreads:
 
     def _run(self, end: int, has_begun: threading.Event, troubles: list[OSError]) -> None:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - _TAKEN)
             leave_descriptor_table()
             _replace_all_but(end, self._wakes)
         except OSError as exc:  # a container's seccomp filter can refuse the former

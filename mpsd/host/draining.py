@@ -25,7 +25,7 @@ import structlog
 import trio
 from msgspec import Struct, field
 
-from mpsd.host.bare_threads import MOST_DESCRIPTORS, BareThreads
+from mpsd.host.bare_threads import INTERRUPT, MOST_DESCRIPTORS, BareThreads
 from mpsd.host.descriptors import ANCILLARY_BYTES, close_all, received
 from mpsd.host.peers import peer_credentials
 from mpsd.host.syscalls import file_system_of
@@ -36,7 +36,6 @@ STUCK_SECONDS = 3.0
 _ROOM_FOR_IDS = socket.CMSG_SPACE(12)  # SCM_CREDENTIALS
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
-_SHAKES = signal.SIGWINCH  # ignored without a handler; mpsd uses no window
 _SHAKE_SECONDS = 0.05
 _NO_UID = -1  # of a TCP connection
 _NO_SHARE = -1  # of root and of TCP connections: root's mounts serve the whole machine
@@ -80,9 +79,9 @@ def begin(share_of: Callable[[int], int]) -> None:
 
 def drain_soon(socks: list[socket.socket]) -> None:
     """Drain and close in a thread that no task waits for."""
-    if not callable(signal.getsignal(_SHAKES)):
+    if not callable(signal.getsignal(INTERRUPT)):
         with suppress(ValueError):  # not in the main thread
-            signal.signal(_SHAKES, lambda number, frame: None)
+            signal.signal(INTERRUPT, lambda number, frame: None)
     _left.extend(socks)
     try:
         while part := _left[:MOST_DESCRIPTORS]:
@@ -177,7 +176,7 @@ def _shake() -> None:
             now = time.monotonic()
             for thread, drain in _draining.items():
                 if now - drain.since > _SHAKE_SECONDS:
-                    signal.pthread_kill(thread, _SHAKES)
+                    signal.pthread_kill(thread, INTERRUPT)
             stuck = _stuck(now)
         if stuck and time.monotonic() >= aborts_at:
             aborts_at = time.monotonic() + _ABORTS_SECONDS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.host import bare_threads
-from mpsd.host.bare_threads import MOST_WAITING, BareThreads
+from mpsd.host.bare_threads import INTERRUPT, MOST_WAITING, BareThreads
 from mpsd.host.descriptors import close_all
 from tests.integration.process import wait_for
 
@@ -118,6 +118,23 @@ def test_where_no_thread_may_have_its_own_table_that_is_told_at_once(monkeypatch
         BareThreads()
 
 
+def test_a_signal_to_mpsd_is_not_taken_by_such_a_thread() -> None:
+    """It would write to its own /dev/null, and the event loop would sleep on."""
+    found: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
+
+    def work(descriptors: list[int]) -> None:
+        close_all(descriptors)
+        found.put({int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])})
+
+    bare = BareThreads()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        bare.start([ours.fileno()], work)
+        blocked = found.get(timeout=10)
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1} <= blocked
+    assert INTERRUPT not in blocked
+
+
 def test_a_signal_writes_nothing_to_a_clients_descriptor() -> None:
     """The signal that ends a wait wrote a byte to the number that wakes the event loop, which was a client's descriptor there:
     with a full pipe of the client mpsd would stand still, since the thread can have the interpreter's lock."""
@@ -130,7 +147,7 @@ def test_a_signal_writes_nothing_to_a_clients_descriptor() -> None:
     def work(descriptors: list[int]) -> None:
         sock = socket.socket(fileno=descriptors[0])
         taken = [sock.fileno(), *socket.recv_fds(sock, 1, 253, socket.MSG_PEEK)[1]]
-        signal.pthread_kill(threading.get_ident(), signal.SIGWINCH)
+        signal.pthread_kill(threading.get_ident(), INTERRUPT)
         os.set_blocking(taken[1], False)
         os.write(taken[1], b"end")
         sock.detach()
@@ -138,7 +155,7 @@ def test_a_signal_writes_nothing_to_a_clients_descriptor() -> None:
             os.close(each)
         found.put(b"done")
 
-    before, handler = signal.set_wakeup_fd(wakes.fileno()), signal.signal(signal.SIGWINCH, lambda number, frame: None)
+    before, handler = signal.set_wakeup_fd(wakes.fileno()), signal.signal(INTERRUPT, lambda number, frame: None)
     try:
         bare = BareThreads()
         with ours, theirs, woken, wakes:
@@ -148,6 +165,6 @@ def test_a_signal_writes_nothing_to_a_clients_descriptor() -> None:
             assert os.read(reader, 16) == b"end"
     finally:
         signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGWINCH, handler)
+        signal.signal(INTERRUPT, handler)
         os.close(reader)
         os.close(writer)
