@@ -4,11 +4,16 @@ import errno
 import fcntl
 import os
 import socket
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from mpsd.errors import AlreadyRunning, UnusablePath
 from mpsd.host import processes
+from mpsd.host.bare_threads import BareThreads
+from mpsd.host.descriptors import close_all
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.pipe_directory import PipeDirectory, tell_tightened
 from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, NotTrusted, open_directory
@@ -17,18 +22,24 @@ PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
 _DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 LOCK = "lock"  # the file in the state directory
+_HOLD_SECONDS = 5.0  # until a thread holds the lock; it takes a millisecond
 _PID_MODE, _STATE_MODE = 0o644, 0o711
 
 
 class InstanceLock:
-    """Guards that no second daemon, mpsd's or the vendor's, serves the same pipe directory.  The lock ends with the process."""
+    """Guards that no second daemon, mpsd's or the vendor's, serves the same pipe directory.
+
+    The lock ends with the process: a thread holds it that has nothing else open.  In mpsd's own table it would stay, after
+    SIGKILL too, while another thread waits for a client's file server, and no mpsd could be started until that server ends.
+    """
 
     def __init__(self, pipe_directory: Path, log_directory: Path, state_directory: Path, sockets: Iterable[str] = ()) -> None:
         self.pipe = PipeDirectory(pipe_directory)
         self.log_directory = log_directory
         self.state_directory = state_directory
         self._sockets = tuple(sockets)  # names of the sockets that mpsd will create in the pipe directory
-        self._lock = -1
+        self._release = threading.Event()  # of the lock that is held now
+        self._bare: BareThreads | None = None
 
     @property
     def pipe_directory(self) -> Path:
@@ -117,9 +128,18 @@ class InstanceLock:
             if exc.errno in (errno.EAGAIN, errno.EACCES):
                 raise AlreadyRunning("An instance of this daemon is already running") from None
             raise UnusablePath(f"{path} cannot be locked: {exc.strerror}") from None
-        if self._lock >= 0:
-            os.close(self._lock)  # of a directory that was removed
-        self._lock = lock
+        self._release.set()  # the lock of a directory that was removed
+        self._release = threading.Event()
+        if self._hold_apart(lock):
+            os.close(lock)
+
+    def _hold_apart(self, lock: int) -> bool:
+        """Let a thread hold a copy; return whether it does.  Otherwise the lock stays open in mpsd's own table."""
+        is_held = threading.Event()
+        with suppress(OSError, RuntimeError):
+            self._bare = self._bare or BareThreads()
+            self._bare.start([lock], partial(_hold, release=self._release, is_held=is_held))
+        return is_held.wait(_HOLD_SECONDS if self._bare else 0)
 
     def _running(self) -> int | None:
         """Return the pid of a running daemon that is not mpsd's; None if none runs.
@@ -160,3 +180,9 @@ class InstanceLock:
             return int(self.pipe.read(PID_FILE).strip() or 0)
         except ValueError:
             return 0
+
+
+def _hold(locks: list[int], release: threading.Event, is_held: threading.Event) -> None:
+    is_held.set()
+    release.wait()  # for ever: as long as mpsd has this lock
+    close_all(locks)

@@ -4,6 +4,9 @@ A thread has the table of descriptors of the thread that starts it, or a copy (u
 can have a client's FUSE file, and close(2) on it waits for the file server.  So one thread closes its copy when mpsd starts,
 and starts the next one; each later one is started by one of these.  One of them always waits for work.
 
+What only such a thread has open is closed when mpsd ends.  mpsd's own table stays, with all that is open there, for as long as
+one thread of mpsd waits for a file server, also after SIGKILL.
+
 A signal's number is written to the descriptor by which it wakes the event loop (signal.set_wakeup_fd), in the table of the
 thread that gets the signal.  There this number is that of /dev/null, or it could be that of a client's descriptor.  Such a
 thread takes no other signal than INTERRUPT: one that it took for mpsd would not wake the event loop.

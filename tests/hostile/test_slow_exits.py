@@ -1,0 +1,76 @@
+"""A client's file that never closes, and mpsd is to end: the thread that closes it stays, and with it mpsd's descriptors."""
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.attacker import NOBODY, PYTHON
+from tests.hostile.test_slow_closes import HANG
+from tests.integration.machine import Machine
+from tests.integration.process import wait_for
+
+BRINGS_A_FILE = (
+    HANG
+    + """
+uid, door = int(sys.argv[1]), sys.argv[2]
+try:
+    device, place = mount(uid)
+except OSError as exc:
+    raise SystemExit(f"skip: {exc}")
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+server = os.fork()
+if not server:
+    serve(device)  # prints the thread that waits
+os.close(device)
+file = os.open(place + "/file", os.O_RDONLY)
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.connect(door)
+socket.send_fds(made, [b"x"], [file])
+sys.stdin.read()
+os.kill(server, 9)
+"""
+)
+
+
+def states(pid: int) -> dict[int, str]:
+    """Return the states of a process's threads, of those that there still are."""
+    found = {}
+    with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has
+                found[int(task.name)] = (task / "stat").read_text().rpartition(") ")[2][0]
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["kill -9", "quit"])
+def test_a_thread_that_cannot_end_keeps_no_later_mpsd_out(machine: Machine, how: str) -> None:
+    """Its table of descriptors was mpsd's, with the lock: until the file server ended no mpsd could be started."""
+    if not os.access("/dev/fuse", os.R_OK):
+        pytest.skip("no FUSE here")
+    machine.start()
+    pid = machine.daemon_pid()
+    command = ["unshare", "--mount", PYTHON, "-I", "-S", "-c", BRINGS_A_FILE, str(NOBODY), str(machine.pipe / "mpsd.sock")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        if said.startswith("skip: "):
+            pytest.skip(f"FUSE cannot be mounted here: {said}")
+        assert int(said) in states(pid), said
+        if how == "quit":
+            assert machine.ask("quit -t 0", seconds=60).returncode == 0
+        else:
+            os.kill(pid, signal.SIGKILL)
+        wait_for("the rest of mpsd to end", lambda: set(states(pid).values()) == {"D", "Z"})
+        machine.start()
+        assert machine.daemon_pid() != pid
+        machine.counter(uid=1000).ready()
+    finally:
+        process.communicate(timeout=30)
