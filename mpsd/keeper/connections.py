@@ -30,6 +30,7 @@ log = structlog.get_logger()
 _QUEUED_BYTES = 8 << 20
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 _SECONDS = 5.0  # the keeper answers in microseconds, unless it is stopped or dead
+_END_SECONDS = 1.0  # after SIGKILL
 
 
 class KeeperClient:
@@ -151,7 +152,11 @@ class KeeperClient:
         if self._process is not None:
             if not self._process.has_ended(_SECONDS):
                 self._process.kill()
-            self._process.reap()
+            if self._process.has_ended(_END_SECONDS):
+                self._process.reap()
+            else:  # it closes a client's file, whose server does not answer: it ends when that does, and init takes it
+                log.error("keeper.kept_waiting", pid=self._process.pid)
+                os.close(self._process.pidfd)
             self._process = None
 
     async def wait_lost(self) -> None:

@@ -4,7 +4,9 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import trio
@@ -17,6 +19,8 @@ from mpsd.keeper.connections import KeeperClient
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 
+ROOT = Path(__file__).resolve().parents[3]
+SLOW_KEEPER = Path(__file__).with_name("slow_keeper.py")
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: make build")
 
@@ -236,3 +240,21 @@ def test_a_refusal_of_its_is_only_logged(client):
         assert len(held) == 64
         for _, end, _ in held:
             end.close()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.deadline(60)
+def test_a_keeper_that_cannot_end_is_not_waited_for(short_dir):
+    """mpsd waited on its event loop, with `quit` unanswered, as long as the file server of one silent client liked."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("this machine has no /dev/fuse")
+    (short_dir / "mounted").mkdir()
+    words = [sys.executable, str(SLOW_KEEPER), *map(str, (short_dir / "mounted", PROGRAM, short_dir / "keeper"))]
+    done = subprocess.run(
+        ["unshare", "--mount", *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=40, check=False,
+    )  # fmt: skip
+    if "Operation not permitted" in done.stderr:
+        pytest.skip(f"root may not mount here: {done.stderr.strip()[-200:]}")
+    assert "waits True\n" in done.stdout, done.stdout + done.stderr
