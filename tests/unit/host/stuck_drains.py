@@ -104,4 +104,5 @@ def main(place: str, other: str, control: str, count: str) -> None:
             server.end()
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
