@@ -137,7 +137,9 @@ class Arenas:
         if capacity < arena.used_bytes:
             raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
-        self._catalog.account.check_arena(wanted, self._catalog.bounds(arena))
+        bounds = self._catalog.bounds(arena)
+        self._catalog.account.check_arena(wanted, bounds)
+        self._catalog.account.check_addresses(arena, window - arena.window_bytes, bounds)
         if not windows.may_end_at(self._catalog.windows(arena), arena.base, arena.base + window):
             raise NoRoom(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
         return wanted

@@ -121,7 +121,12 @@ class ArenaAccount:
             return
         if self._arenas[uid] >= settings.user_arenas:
             raise NoRoom(f"{_whose(uid)} has {self._arenas[uid]} arenas, and may not have more (vault.user_arenas)")
-        if self._windows[uid] + arena.window_bytes > _WINDOWS_OF_USER:
+        self.check_addresses(arena, arena.window_bytes, bounds)
+
+    def check_addresses(self, arena: Arena, growth_bytes: int, bounds: Bounds) -> None:
+        """Check whether the user's windows may take so much more.  Raise NoRoom."""
+        uid = self.share(arena)
+        if growth_bytes > 0 and not bounds.is_free(arena) and self._windows[uid] + growth_bytes > _WINDOWS_OF_USER:
             raise NoRoom(f"the windows of {_whose(uid)} would take more than {_size(_WINDOWS_OF_USER)} of addresses")
 
     def check_growth(self, arena: Arena, growth_bytes: int, allocations: int, bounds: Bounds) -> None:

@@ -12,6 +12,7 @@ from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena,
 from mpsd.host import descriptors as host_descriptors
 from mpsd.host.descriptors import close_all
 from mpsd.model.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
+from mpsd.vault.rules import usage
 from mpsd.vault.rules.settings import Eviction, VaultSettings
 from tests.descriptors import descriptors
 from tests.unit.vault.machine import (
@@ -194,6 +195,15 @@ async def test_a_window_grows_where_it_can(machine):
         grown = await vault.arenas.change(second.id, 5 * WINDOW_UNIT, None, 7.0)
         assert (grown.base, grown.window_bytes, grown.ttl_seconds) == (second.base, 5 * WINDOW_UNIT, 7.0)
         assert (await vault.arenas.change(second.id, None, None, 0)).ttl_seconds is None
+
+
+async def test_a_window_grows_within_the_addresses_of_its_user(machine, monkeypatch):
+    monkeypatch.setattr(usage, "_WINDOWS_OF_USER", 4 * WINDOW_UNIT)
+    async with machine.vault() as vault:
+        arena = await vault.arenas.create(SPEC, USER, USER, None)
+        with pytest.raises(NoRoom, match="addresses"):
+            await vault.arenas.change(arena.id, 5 * WINDOW_UNIT, None, None)
+        assert (await vault.arenas.change(arena.id, 4 * WINDOW_UNIT, None, None)).window_bytes == 4 * WINDOW_UNIT
 
 
 async def test_a_capacity_below_what_is_there_is_refused(machine, writer):

@@ -100,6 +100,17 @@ def test_one_user_cannot_take_all_addresses():
     made.check_number(arena(OTHER, number=2), BOUNDS)
 
 
+def test_one_user_cannot_take_all_addresses_by_growing():
+    made, one = ArenaAccount(), arena(capacity=2 << 40)
+    made.add(one)
+    made.check_addresses(one, 2 << 40, BOUNDS)
+    with pytest.raises(NoRoom, match="addresses"):
+        made.check_addresses(one, 3 << 40, BOUNDS)
+    made.add(arena(number=2, capacity=2 << 40))
+    made.check_addresses(one, 0, BOUNDS)  # a user who has more, of an mpsd that let it grow, can still change it
+    made.check_addresses(arena(OTHER), 2 << 40, BOUNDS)
+
+
 @pytest.mark.parametrize(
     ("there", "one", "growth", "count", "why"),
     [
