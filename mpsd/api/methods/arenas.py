@@ -47,19 +47,19 @@ _MOST_NAMES = 256  # as many as fit into a datagram
 
 def refusal_by_mode(services: Ports, peer: Peer, ask: ArenaName | OpenArena) -> MpsdError | None:
     """Return why the arena's mode refuses the peer.  An arena that it may not see is reported as absent."""
-    arena = _seen(services, peer, ask)
+    arena = find_seen(services, peer, ask)
     access = ask.access if isinstance(ask, OpenArena) else None
     if arena is None:
-        return _absent(ask)
+        return absent(ask)
     if access is not None and not _may(peer, arena, access):
         return NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s; its mode {arena.mode:03o} lets you not {access} it")
     return None
 
 
 def refusal_of_others(services: Ports, peer: Peer, ask: ArenaName | ChangeArena) -> MpsdError | None:
-    arena = _seen(services, peer, ask)
+    arena = find_seen(services, peer, ask)
     if arena is None:
-        return _absent(ask)
+        return absent(ask)
     return None if arena.owner_uid == peer.uid else NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s")
 
 
@@ -70,7 +70,7 @@ def refusal_unless_holder(services: Ports, peer: Peer, ask: Any) -> MpsdError | 
     """
     arena = _find(services, ask)
     is_holder = arena is not None and peer.process is not None and peer.process in (arena.writer, *arena.readers)
-    return None if is_holder or _seen(services, peer, ask) is not None else _absent(ask)
+    return None if is_holder or find_seen(services, peer, ask) is not None else absent(ask)
 
 
 def _find(services: Ports, ask: Any) -> Arena | None:
@@ -81,13 +81,13 @@ def _find(services: Ports, ask: Any) -> Arena | None:
         return None
 
 
-def _seen(services: Ports, peer: Peer, ask: Any) -> Arena | None:
+def find_seen(services: Ports, peer: Peer, ask: Any) -> Arena | None:
     """Return the arena; None if it does not exist, or the peer may not see it."""
     arena = _find(services, ask)
     return arena if arena is not None and may_see(peer, arena) else None
 
 
-def _absent(ask: Any) -> MpsdError:
+def absent(ask: Any) -> MpsdError:
     return NoSuchArena(f"no arena is called {ask.name}" if hasattr(ask, "name") else f"no arena has id {ask.id}")
 
 
@@ -112,10 +112,11 @@ def arenas_of(services: Ports) -> Arenas:
 
 def find_named(arenas: Arenas, text: str) -> Arena:
     """Find an arena by `NAME` or `UID:NAME`.  Raises NoSuchArena."""
-    arena = arenas.find(arena_names.split(text)[1])
-    if not arena_names.is_meant(text, arena):
-        raise NoSuchArena(f"no arena is called {text}")
-    return arena
+    with suppress(NoSuchArena):
+        arena = arenas.find(arena_names.split(text)[1])
+        if arena_names.is_meant(text, arena):
+            return arena
+    raise NoSuchArena(f"no arena is called {text}")
 
 
 def check_whose(peer: Peer, text: str, arena: Arena) -> None:

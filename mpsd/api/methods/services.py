@@ -6,7 +6,7 @@ A process is a member, not a connection: it may reconnect.
 from contextlib import suppress
 
 from mpsd.api.call import Call, Rows
-from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
+from mpsd.api.methods.arenas import absent, arenas_of, check_whose, find_named, find_seen, may_see, may_write
 from mpsd.api.ports import Ports
 from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NoSuchArena, NotAllowed
 from mpsd.model.arena import Arena
@@ -49,19 +49,16 @@ def failover_of(services: Ports) -> ServiceRequests:
 
 
 async def enlist(call: Call[ServiceName]) -> Map:
-    """Of an arena that is not there yet the asker will be the owner, and may not name another one."""
+    """Of an arena that is not there yet, or that the asker may not see, the asker will be the owner, and names no other one."""
     peer, process = call.peer, call.process()
     owner_uid, (named_uid, name) = peer.uid, split(call.ask.name)
-    try:
-        arena = find_named(arenas_of(call.services), call.ask.name)
-    except NoSuchArena:
-        if named_uid not in (None, peer.uid):
-            raise
-    else:
-        if may_see(peer, arena):
-            check_whose(peer, call.ask.name, arena)
+    arena = find_seen(call.services, peer, call.ask)
+    if arena is not None:
+        check_whose(peer, call.ask.name, arena)
         if may_write(peer, arena):
             owner_uid = arena.owner_uid
+    elif named_uid not in (None, peer.uid):
+        raise absent(call.ask)
     return {"environment": dict(await failover_of(call.services).enlist(name, owner_uid, process, peer.uid))}
 
 
@@ -113,6 +110,8 @@ async def leave(call: Call[ServiceId]) -> Map:
 async def replicate(call: Call[ReplicateService]) -> Map:
     ask = call.ask
     of = find_named(arenas_of(call.services), ask.of)
+    if not may_see(call.peer, of):
+        raise NoSuchArena(f"no arena is called {ask.of}")
     check_whose(call.peer, ask.of, of)
     if not may_write(call.peer, of):
         raise NotAllowed(f"arena {of.name} is user {of.owner_uid}'s; its mode {of.mode:03o} does not let you write it")

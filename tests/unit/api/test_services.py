@@ -94,6 +94,28 @@ async def test_who_enlists_for_an_arena_that_is_anothers_alone_is_an_owner_to_be
         assert daemon.fakes.failover.enlisted_for == {ProcessId(STRANGER.pid, 1): STRANGER.uid}
 
 
+async def test_who_enlists_does_not_learn_whether_anothers_own_arena_exists(tmp_path: Path) -> None:
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[STRANGER.pid] = 1
+        caller = await daemon.call_as(STRANGER)
+        for name in ("1000:weights", "1000:none"):
+            refused = (await caller.call("service.enlist", name=name)).error
+            assert refused is not None
+            assert (refused["name"], refused["message"]) == ("NO_SUCH_ARENA", f"no arena is called {name}")
+
+
+async def test_who_replicates_does_not_learn_whether_anothers_own_arena_exists(tmp_path: Path) -> None:
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.processes[STRANGER.pid] = 1
+        caller = await daemon.call_as(STRANGER)
+        own = await caller.ask("arena.create", name="mine", gpu="0", capacity_bytes=1 << 21)
+        await caller.ask("arena.open", name="mine", access="write")
+        for name in ("1000:weights", "1000:none"):
+            refused = (await caller.call("service.replicate", id=own["id"], generation=1, of=name)).error
+            assert refused is not None
+            assert (refused["name"], refused["message"]) == ("NO_SUCH_ARENA", f"no arena is called {name}")
+
+
 async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
         caller = await daemon.call_as(OWNER)
