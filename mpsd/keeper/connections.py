@@ -135,6 +135,9 @@ class KeeperClient:
             reply, descriptors = self._ask(KeeperOp.GET, name)
             if reply.status == Status.OK and descriptors:
                 found.append((name, socket.socket(fileno=descriptors[0]), reply.size))
+            else:  # mpsd, or the keeper, may open no more; if the keeper closed it, its client would run without MPS
+                effect = "a client whose connection it is waits: end it and start it again"
+                log.error("keeper.not_returned", name=name, status=reply.status, effect=effect)
         return found
 
     def stop(self) -> None:

@@ -1,6 +1,7 @@
 """mpsd's side of the keeper, against the real keeper."""
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -51,6 +53,25 @@ def test_what_one_mpsd_gave_the_next_gets_back(client):
             end.send(b"still open")
             assert theirs.recv(100) == b"still open"
         successor.stop()
+
+
+def test_what_does_not_come_back_is_told(client):
+    """A client whose connection stayed at the keeper waited for ever, and no log said so.  Closed, it would run without MPS."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        client.hold("client.1.control", ours)
+        ours.close()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with open(os.devnull, "rb") as first_free:
+            lowest = first_free.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            with structlog.testing.capture_logs() as logs:
+                assert client.held() == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert [(each["event"], each["name"]) for each in logs] == [("keeper.not_returned", "client.1.control")]
+        theirs.send(b"still open")
 
 
 @pytest.fixture
