@@ -4,7 +4,6 @@ connection.py serves each connection.
 """
 
 import math
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from mpsd.fairness.places import Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
+from mpsd.host.peers import is_operator
 from mpsd.wire.rpc import Request
 
 log = structlog.get_logger()
@@ -108,8 +108,7 @@ class Api:
         """Accept until cancelled; connections run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
 
         def begin(arrival: Arrival) -> None:
-            uid = arrival.credentials.uid
-            if uid not in (0, os.geteuid()) and self._own(uid) >= self.settings.max_per_user:
+            if self._own(arrival.credentials.uid) >= self.settings.max_per_user and not self._is_operator(arrival):
                 refuse(arrival)  # before anything else is asked about it
                 return
             try:
@@ -126,11 +125,15 @@ class Api:
         def failed(trouble: OSError) -> None:
             log.error("api.accept_failed", why=trouble.strerror)
 
-        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self.settings.max_per_user, failed)
+        most = self.settings.max_per_user
+        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, failed)
 
     def _peer(self, sock: socket.socket) -> Peer:
         """Identify the peer.  Raises OSError."""
         return peer_of(sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
+
+    def _is_operator(self, arrival: Arrival) -> bool:
+        return is_operator(arrival.sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
     def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
         """Serve or refuse one connection with this peer, who is at the other end of `sock`; close the socket at its end."""

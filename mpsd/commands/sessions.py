@@ -27,7 +27,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings
-from mpsd.host.peers import caller_of
+from mpsd.host.peers import caller_of, is_operator
 from mpsd.model.authority import Caller
 from mpsd.notify import Changed
 
@@ -55,6 +55,7 @@ class _Session(Struct, eq=False):
     connection: socket.socket
     uid: int
     share: int  # the uid that it counts as
+    is_operator: bool
     closings: Closings  # of all users' descriptors
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while idle
     idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for a command, or for room to send
@@ -138,7 +139,7 @@ class Sessions:
 
         def begin(arrival: Arrival) -> None:
             uid = arrival.credentials.uid
-            session = _Session(arrival.sock, uid, self._ranges.share_of(uid), self._closings[False])
+            session = _Session(arrival.sock, uid, self._ranges.share_of(uid), self._is_operator(arrival), self._closings[False])
             self._open.add(session)
             nursery.start_soon(self._converse, session)
 
@@ -150,7 +151,7 @@ class Sessions:
             hang_up(arrival.sock)
 
         most = self.settings.max_sessions
-        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, most, failed, self._make_room)
+        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, failed, self._make_room)
 
     async def settled(self) -> None:
         """Return when no session is open."""
@@ -166,9 +167,9 @@ class Sessions:
         while len(self._open) >= self.settings.max_sessions:
             idle = [session for session in self._open if session.idle_since is not None]
             if idle:
-                share_of = self._ranges.share_of
-                [(greediest, _)] = Counter(share_of(session.uid) for session in idle).most_common(1)
-                min((s for s in idle if share_of(s.uid) == greediest), key=lambda s: s.idle_since or 0.0).scope.cancel()
+                [(greediest, _)] = Counter((session.share, session.is_operator) for session in idle).most_common(1)
+                theirs = (each for each in idle if (each.share, each.is_operator) == greediest)
+                min(theirs, key=lambda each: each.idle_since or 0.0).scope.cancel()
             with trio.move_on_after(_ROOM_SECONDS):
                 await self._ended.wait()
         return self.settings.max_sessions - len(self._open)
@@ -244,6 +245,9 @@ class Sessions:
         """Write for each user how many entries the limit kept out of control.log."""
         for uid, entries in self._lines.take_suppressed().items():
             self._write_log(f"{entries} entries about commands of user {uid} are left out: they were too many")
+
+    def _is_operator(self, arrival: Arrival) -> bool:
+        return is_operator(arrival.sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
     def _caller(self, connection: socket.socket) -> Caller:
         return caller_of(connection, self._admin_gid(), trusts_containers=self.settings.trusts_containers)

@@ -1,8 +1,9 @@
-"""Accept connections of a Unix socket and begin them in turns: users alternate, before any work is done.
+"""Accept connections of a Unix socket and begin them in turns: users alternate, before any work is done.  Operators go first.
 
 Each turn of the event loop accepts a number of connections and begins fewer, at most one of each user; hung-up connections
 are closed when they are accepted (native/include/mpsd_accept.h).  So a storm of one user's connections is sorted within
-milliseconds, and costs other users no more than that.
+milliseconds, and costs other users no more than that.  Operators wait apart: root of a container without a user namespace can
+take any uid, also theirs, and would otherwise have their connections refused.
 """
 
 import errno
@@ -114,6 +115,7 @@ async def serve_in_turn(
     begin: Callable[[Arrival], None],
     refuse: Callable[[Arrival], None],
     share_of: Callable[[int], int],
+    is_operator: Callable[[Arrival], bool],
     may_wait: int,
     failed: Callable[[OSError], None],
     until_room: Callable[[], Awaitable[int]] | None = None,
@@ -122,34 +124,30 @@ async def serve_in_turn(
     MOST_WAITING wait in all, of the user with most; both own the connection then.  The oldest, since silent connections of a
     user must not keep out a later one that has a question.
     `share_of` returns the uid whose share a uid counts against.  `until_room` returns how many can be begun, once some can."""
-    turns: Turns[Arrival] = Turns()
-    try:
-        while True:
-            if not turns:
-                await trio.lowlevel.wait_readable(listener)
-            try:
-                _accept_some(listener, turns, refuse, share_of, may_wait)
-            except OSError as exc:
-                failed(exc)
-                if not turns:
-                    await trio.sleep(ACCEPT_PAUSE_SECONDS)
-            await trio.lowlevel.checkpoint()
-            room = await until_room() if until_room and turns else BEGUN
-            for arrival in turns.take(min(room, BEGUN)):
-                begin(arrival)
-    finally:
-        for arrival in turns:
-            hang_up(arrival.sock)
+    operators: Turns[Arrival] = Turns()
+    others: Turns[Arrival] = Turns()
 
-
-def _accept_some(
-    listener: socket.socket,
-    turns: Turns[Arrival],
-    refuse: Callable[[Arrival], None],
-    share_of: Callable[[int], int],
-    may_wait: int,
-) -> None:
-    """Accept the waiting connections and queue them by user.  Raises OSError."""
-    for arrival in accepted(partial(accept, listener), ACCEPTED):
+    def put(arrival: Arrival) -> None:
+        turns = operators if is_operator(arrival) else others
         if oldest := turns.put_newest(share_of(arrival.credentials.uid), arrival, may_wait, MOST_WAITING):
             refuse(oldest)
+
+    try:
+        while True:
+            if not (operators or others):
+                await trio.lowlevel.wait_readable(listener)
+            try:
+                for arrival in accepted(partial(accept, listener), ACCEPTED):
+                    put(arrival)
+            except OSError as exc:
+                failed(exc)
+                if not (operators or others):
+                    await trio.sleep(ACCEPT_PAUSE_SECONDS)
+            await trio.lowlevel.checkpoint()
+            room = min(BEGUN, await until_room() if until_room and (operators or others) else BEGUN)
+            first = operators.take(room)
+            for arrival in first + others.take(room - len(first)):
+                begin(arrival)
+    finally:
+        for arrival in (*operators, *others):
+            hang_up(arrival.sock)

@@ -14,7 +14,7 @@ from array import array
 
 from mpsd.host import processes
 from mpsd.host.polling import is_readable
-from mpsd.model.authority import Caller
+from mpsd.model.authority import ROOT_UID, Caller
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.native import ffi, lib
 
@@ -74,6 +74,17 @@ def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_contai
     return Caller(credentials.uid, os.geteuid(), _is_member(connection, credentials.gid, admin_gid), is_inside)
 
 
+def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> bool:
+    """Return whether `caller_of` finds an operator; it asks about the process only where the user can be one."""
+    try:
+        credentials = peer_credentials(connection)
+        if credentials.uid not in (ROOT_UID, os.geteuid()) and not _is_member(connection, credentials.gid, admin_gid):
+            return False
+        return caller_of(connection, admin_gid, trusts_containers=trusts_containers).is_owner
+    except OSError:
+        return False
+
+
 def is_in_our_namespace(process: ProcessId | None) -> bool:
     """Return whether the process is in mpsd's own pid namespace.
 
@@ -86,7 +97,7 @@ def is_in_our_namespace(process: ProcessId | None) -> bool:
 def _is_member(connection: socket.socket, gid: int, admin_gid: int | None) -> bool:
     """Return whether the connected process is in the group, by its own groups, not by the user database's present contents."""
     try:
-        return admin_gid in (gid, *groups_of(connection))
+        return admin_gid is not None and admin_gid in (gid, *groups_of(connection))
     except OSError:
         return False
 

@@ -14,7 +14,7 @@ import pytest
 
 from mpsd.api.authority import peer_of
 from mpsd.host import peers, processes
-from mpsd.host.peers import caller_of
+from mpsd.host.peers import caller_of, is_operator
 from mpsd.host.processes import process_id
 from mpsd.model.reach import EVERYTHING, NOTHING
 
@@ -107,6 +107,8 @@ def test_members_of_the_group_are_operators(group: grp.struct_group) -> None:
     for gid, groups in ((group.gr_gid, []), (ANOTHER, [7, group.gr_gid]), (ANOTHER, many)):
         with connected(ANOTHER, gid, groups) as made:
             assert peer_of(made, group.gr_gid).is_operator
+            assert is_operator(made, group.gr_gid)
+            assert not is_operator(made, None)
             assert not peer_of(made, None).is_operator
             assert not peer_of(made, group.gr_gid + 1).is_operator
 
@@ -175,6 +177,8 @@ def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
         peer = peer_of(made, group.gr_gid)
         assert (peer.uid, peer.is_operator) == (0, False)
         assert not caller_of(made, group.gr_gid).is_owner
+        assert not is_operator(made, group.gr_gid)
+        assert is_operator(made, None, trusts_containers=True)
         assert peer_of(made, None, trusts_containers=True).is_operator
         assert caller_of(made, None, trusts_containers=True).is_owner
 
@@ -190,9 +194,9 @@ def test_root_of_a_container_is_no_operator_when_its_pid_becomes_a_host_process(
         return True
 
     monkeypatch.setattr(processes, "is_in_our_namespace", asked_too_late)
-    for is_operator in (lambda made: peer_of(made, None).is_operator, lambda made: caller_of(made, None).is_owner):
+    for finds_operator in (lambda made: peer_of(made, None).is_operator, lambda made: caller_of(made, None).is_owner):
         with connected_child() as made:
-            assert not is_operator(made)
+            assert not finds_operator(made)
 
 
 @pytest.mark.root

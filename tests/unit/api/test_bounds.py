@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from mpsd.api import connection
 from mpsd.api.authority import Peer
 from mpsd.api.dispatch import dispatch
 from mpsd.fairness.uid_ranges import parse
+from mpsd.host import arrivals
+from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Notification, Request, encode
-from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, open_daemon
+from tests.container_flood import flood_of_a_container
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, open_daemon
 
 
 async def test_who_does_not_say_hello_is_let_go(tmp_path: Path) -> None:
@@ -120,6 +124,22 @@ async def test_root_of_a_container_does_not_take_the_places_of_root(tmp_path: Pa
         for _ in range(3):
             await daemon.call_as(OPERATOR)
         assert (await daemon.connect(OPERATOR).goodbye())["name"] == "TOO_MANY"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("uids", [[0] * 150, range(20_000, 20_300)], ids=["as root", "as many users"])
+async def test_root_of_a_container_has_no_connection_of_root_refused(
+    short_dir: Path, uids: Iterable[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that waited to be begun, the oldest of uid 0 was refused, or one of the users who came last."""
+    monkeypatch.setattr(arrivals, "_TURN_SECONDS", 10.0)  # as many as a turn can accept, however busy the machine is
+    async with open_daemon(short_dir, max_connections=64, max_per_user=16) as daemon:
+        path = daemon.listen(short_dir)
+        with flood_of_a_container(path, uids), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(path))
+            sock.setblocking(False)
+            with flood_of_a_container(path, uids):
+                assert (await Caller(sock).ask("hello", version=VERSION))["is_operator"]
 
 
 async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:

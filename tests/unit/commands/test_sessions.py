@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from mpsd.commands import sessions as module
 from mpsd.commands.sessions import GREETING, Sessions, SessionSettings
 from mpsd.host import descriptors
 from mpsd.host.descriptors import MOST_CLOSINGS
+from mpsd.host.polling import is_readable
 from mpsd.model.authority import Caller
+from tests.container_flood import flood_of_a_container
 from tests.lingering import lingering
 from tests.running import running
 from tests.unit.commands.language.fake_board import FakeBoard
@@ -69,6 +72,26 @@ async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Pa
             finally:
                 may_close.set()
             assert ours.recv(4096) == GREETING
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.root
+async def test_root_of_a_container_evicts_no_session_of_root(short_dir: Path) -> None:
+    """The session evicted was the one idle longest of the uid with most, and root of the host has the same uid."""
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=3, idle_seconds=60))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, capture_logs() as logged:
+        listener.bind(str(short_dir / "door"))
+        listener.listen()
+        listener.setblocking(False)
+        async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            with trio.fail_after(10), _front_end(listener) as ours:
+                ours.send(GREETING)
+                await trio.lowlevel.wait_readable(ours)
+                assert ours.recv(4096) == GREETING
+                with flood_of_a_container(short_dir / "door", [0] * 5):
+                    while sum(each["event"] in ("ui.evicted", "ui.dropped") for each in logged) < 3:  # noqa: ASYNC110
+                        await trio.sleep(0.005)
+                    assert not is_readable(ours)
             nursery.cancel_scope.cancel()
 
 

@@ -223,7 +223,7 @@ async def test_users_are_begun_in_turn(
     with ExitStack() as stack:
         for _ in uids:
             stack.enter_context(visitor(listener))
-        async with running(serve_in_turn, listener, begin, refuse, SUBORDINATE.share_of, 4, print):
+        async with running(serve_in_turn, listener, begin, refuse, SUBORDINATE.share_of, lambda _: False, 4, print):
             with trio.fail_after(10):
                 while len(were_begun) + len(were_refused) < len(uids):  # noqa: ASYNC110
                     await trio.sleep(0.001)
