@@ -3,6 +3,7 @@
 Prose: docs/relay.md.  A connection ends only because its client, or a living domain, ended it.
 """
 
+import errno
 import math
 import os
 import socket
@@ -21,11 +22,12 @@ from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.host.descriptors import FULL
 from mpsd.keeper.connections import KeeperClient
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection, has_ended_when_it_sends, until_ended
-from mpsd.relay.forwarding import LinkSide
+from mpsd.relay.forwarding import LinkSide, has_hung_up
 from mpsd.relay.offences import Offences
 from mpsd.relay.progress import HandshakeProgress
 from mpsd.relay.refusals import Refusals
@@ -38,6 +40,7 @@ _OWN_USER_SECONDS = 30.0  # so long it may keep out those of its own user
 _OFFENDER_SHARE = 10  # a client that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
+_EXHAUSTED = (errno.ENOSPC, errno.ENOMEM, *FULL)  # mpsd's own: epoll entries (/proc/sys/fs/epoll), memory, descriptors
 _ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
 _LEAST_ARRIVAL_SECONDS = 2.0  # also of an offender: who comes later may get the next one's limits
 _FROZEN_SECONDS = 2.0  # a vendor daemon that answers no client for so long waits for the current one, or is ill
@@ -74,14 +77,26 @@ class Conversations(Struct):
     took_handshake: Callable[[float], None] | None = None  # gets the time that a connection spent with its domain
 
     async def run(self, caller: ClientConnection) -> None:
-        """Serve the caller until the client or a living domain ends the connection; only hold one that is not known."""
+        """Serve the caller until the client or a living domain ends the connection; only hold one that is not known.
+
+        While mpsd lacks what it needs for that, the client waits, unless its handshake cannot be repeated: then raise OSError.
+        """
         if caller.why_not:
             await self.refusals.hold_unknown(caller)
             return
+        is_told = False
         while True:
-            if await self._once(caller):
-                return
-            await trio.sleep(_AGAIN_SECONDS)
+            try:
+                if await self._once(caller):
+                    return
+                pause = _AGAIN_SECONDS
+            except OSError as exc:
+                if exc.errno not in _EXHAUSTED or caller.link.transcript is None or has_hung_up(caller.connection):
+                    raise
+                if not is_told:
+                    log.warning("relay.exhausted", pid=caller.credentials.pid, uid=caller.credentials.uid, why=exc.strerror)
+                is_told, pause = True, _RETRY_SECONDS
+            await trio.sleep(pause)
 
     async def resume(self, caller: ClientConnection, domain: Domain, backend: socket.socket) -> None:
         """Continue a handshake that an earlier mpsd relayed.  The limits that it set are still in force."""

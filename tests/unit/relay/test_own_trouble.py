@@ -1,5 +1,6 @@
 """Errors of mpsd itself, as without a free descriptor, close no client's connection: CUDA would run without MPS."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -11,16 +12,21 @@ import trio.lowlevel
 import trio.testing
 
 from mpsd.model.process import Credentials
+from mpsd.relay import message
+from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
-from mpsd.relay.conversation import Conversations
+from mpsd.relay.conversation import Conversations, RelaySettings
 from mpsd.relay.forwarding import Forwarding, LinkSide
 from mpsd.relay.hang_ups import HangUps
 from mpsd.relay.offences import Offences
 from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
 from mpsd.relay.vendor_connection import connect
+from tests.running import running
 from tests.unit.relay.test_backlog import descriptors_all_in_use
+from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdmission
 from tests.unit.relay.test_forwarding import PATIENCE, pair, well
+from tests.unit.relay.test_overdue import VendorDaemon, accepted
 
 LIVING = SimpleNamespace(is_alive=lambda: True)
 
@@ -174,3 +180,44 @@ async def test_an_error_while_a_client_is_answered_is_not_its_end(monkeypatch: p
     assert await link.run(link_domain, PATIENCE, well) is LinkSide.CLIENT
     for end in (link_client, link_domain, domain):
         end.close()
+
+
+async def test_a_client_that_mpsd_could_not_watch_is_served_once_it_can(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was held for ever, also once mpsd's uid had epoll entries again (ENOSPC at fs.epoll.max_user_watches)."""
+    pool = HopefulPool()
+    domain = pool.domain
+    domain.control = VendorDaemon(str(tmp_path / "control"))
+    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
+    settings = RelaySettings(max_connections=1, turn_seconds=0.5, silent_seconds=1, may_impersonate=False)
+    assignment = Assignment(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
+    assignment.may_place.set()
+    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    refused: list[float] = []
+    wait_readable = trio.lowlevel.wait_readable
+
+    async def watch(end: object) -> None:
+        if end is ours and len(refused) < 3:
+            refused.append(trio.current_time())
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await wait_readable(end)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", watch)
+    with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        for end in (ours, theirs, listener):
+            end.setblocking(False)
+        listener.bind(domain.control.path)
+        listener.listen()
+        caller = ClientConnection(1, "control", ours, Credentials(1, 1, 1), None, 0.0, Forwarding(ours, False, share=1))
+        theirs.send(b"hello")
+        async with running(shared.run, caller):
+            for _ in range(3):
+                with await accepted(listener) as failed:
+                    assert await message.receive(failed) is None
+            with await accepted(listener) as backend:
+                assert (await message.receive(backend)).data == b"hello"
+                backend.send(b"answer")
+                assert (await message.receive(theirs)).data == b"answer"
+        assert refused[2] - refused[0] >= 2, "it does not try all the time"
