@@ -1,5 +1,6 @@
 """Waiting for the end of a process, where a socket had the pidfd's number before."""
 
+import errno
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from mpsd.host import polling
 from mpsd.host.polling import until_ended
 
 
@@ -54,3 +56,25 @@ async def test_a_process_lives_though_another_sockets_hang_up_comes_under_its_nu
         finally:
             os.close(pidfd)
     assert woken == ["ended"]
+
+
+async def test_the_end_of_a_process_that_cannot_be_watched_is_noticed(
+    child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error, at fs.epoll.max_user_watches, ended mpsd: root of a container can reach that limit for root."""
+
+    async def wait_readable(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wait_readable)
+    monkeypatch.setattr(polling, "_LOOK_SECONDS", 0.01)
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        with trio.move_on_after(0.1) as lives:
+            await until_ended(pidfd)
+        assert lives.cancelled_caught
+        child.kill()
+        with trio.fail_after(10):
+            await until_ended(pidfd)
+    finally:
+        os.close(pidfd)
