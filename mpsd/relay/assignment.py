@@ -94,15 +94,19 @@ class Assignment(Struct):
         grant = self.admission.grant_of(process) if process else None
         is_free = process is None or not self._pause_of(process)
         unread = await self._read(caller)
-        if not unread and grant and is_free and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
-            return at_once, grant
+        wish = ""
+        if not unread and grant and is_free:
+            ask = self._ask(caller, grant)
+            if at_once := self.pool.place_now(ask, process):
+                return at_once, grant
+            wish = ask.wish
         found: list[tuple[Domain, Grant]] = []
         trouble: MpsdError | None = None
         async with trio.open_nursery() as nursery:
             if process is not None:
                 nursery.start_soon(_cancel_when_gone, process, nursery.cancel_scope)
             try:
-                found.append(await self._wait_for_place(caller, unread))
+                found.append(await self._wait_for_place(caller, unread, wish))
             except (Stopping, Refused) as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
@@ -123,7 +127,7 @@ class Assignment(Struct):
             return str(exc)
         return ""
 
-    async def _wait_for_place(self, caller: ClientConnection, unread: str) -> tuple[Domain, Grant]:
+    async def _wait_for_place(self, caller: ClientConnection, unread: str, wish: str) -> tuple[Domain, Grant]:
         def told(reason: str) -> None:
             log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
 
@@ -142,7 +146,7 @@ class Assignment(Struct):
             while caller.process and (pause := self._pause_of(caller.process)):
                 told_here(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
                 await trio.sleep(pause)
-        return await self.pool.place(self._ask(caller, grant), caller.process), grant
+        return await self.pool.place(self._ask(caller, grant, wish), caller.process), grant
 
     def _pause_of(self, process: ProcessId) -> float:
         """Return its pause; a process that has a place keeps it."""
@@ -187,13 +191,13 @@ class Assignment(Struct):
                 raise Refused(Refusal.ERROR, trouble)
         return terms.of_grant(grant, domain.gpus)
 
-    def _ask(self, caller: ClientConnection, grant: Grant) -> PlacementRequest:
+    def _ask(self, caller: ClientConnection, grant: Grant, wish: str = "") -> PlacementRequest:
+        """Return its request; wish: of an earlier one that no domain could take at once."""
         key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
         if grant.domain is not DomainPolicy.OWN and caller.process is not None:
             key = self.separation.key_of(caller.process, is_grouped=grant.domain is DomainPolicy.GROUP) or key
         uid = caller.credentials.uid
-        wish = ""
-        if self._wishes and self.pool.home_of(caller.process) is None:
+        if not wish and self._wishes and self.pool.home_of(caller.process) is None:
             wish = self._wishes.pop(self._likeness(caller.process, uid), "")
         gpus = self._gpus_of(caller, grant)
         return PlacementRequest(uid, gpus, key, wish, named=named(caller.facts.variables.get(DEVICES_VARIABLE, ""), gpus))
