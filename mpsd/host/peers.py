@@ -13,6 +13,7 @@ import struct
 from array import array
 
 from mpsd.host import processes
+from mpsd.host.descriptors import FULL, spare_descriptors
 from mpsd.host.polling import is_readable
 from mpsd.model.authority import ROOT_UID, Caller
 from mpsd.model.process import Credentials, ProcessId
@@ -51,12 +52,14 @@ def peer_process(connection: socket.socket, credentials: Credentials) -> Process
 
 
 def _lives(connection: socket.socket) -> bool:
-    """Return whether the process lives for certain; False if the kernel does not know.  Raise PeerEnded."""
+    """Return whether the process lives for certain; False if the kernel does not know.  Raise PeerEnded or OSError."""
     try:
-        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        pidfd = _pidfd_of(connection)
     except OSError as exc:
         if exc.errno in (errno.ESRCH, errno.ENODATA, errno.EINVAL):
             raise PeerEnded("the process that connected has ended") from None
+        if exc.errno in FULL:
+            raise
         return False
     try:
         has_ended = is_readable(pidfd)
@@ -65,6 +68,17 @@ def _lives(connection: socket.socket) -> bool:
     if has_ended:
         raise PeerEnded("the process that connected has ended")
     return True
+
+
+def _pidfd_of(connection: socket.socket) -> int:
+    """Return a pidfd of the process that connected, if need be as a spare descriptor.  Raises OSError."""
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+    with spare_descriptors():
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
 
 
 def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:

@@ -3,15 +3,18 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import trio
 
+from mpsd.host import peers, processes
 from mpsd.host.arrivals import accept
-from mpsd.host.peers import peer_credentials
-from mpsd.model.process import Credentials
+from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
+from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
 from mpsd.relay.message import Message
+from tests.unit.relay.test_backlog import descriptors_all_in_use
 
 UID = 3_000_000_000  # as of a range of /etc/subuid above 2,147,483,648, where FreeIPA's begin
 
@@ -54,3 +57,27 @@ async def test_a_message_has_a_high_uid_in_both_directions() -> None:
             received = await message.receive(theirs)
         assert received is not None
         assert received.credentials == said
+
+
+def test_without_a_free_descriptor_a_later_process_with_the_pid_is_told_apart_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpsd took it for the one that connected, if it was of the same user."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    child = os.fork()
+    if child == 0:
+        try:
+            near, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            socket.send_fds(theirs, [b"x"], [near.fileno()])
+        finally:
+            os._exit(0)
+    with ours, theirs:
+        _, [fd], _, _ = socket.recv_fds(ours, 1, 1)
+    os.waitpid(child, 0)
+    monkeypatch.setattr(processes, "process_id", lambda pid: ProcessId(pid, 1))
+    monkeypatch.setattr(processes, "uids", lambda pid: {os.getuid()})
+    with socket.socket(fileno=fd) as made:
+        who = peer_credentials(made)
+        with descriptors_all_in_use(), pytest.raises(PeerEnded):
+            peer_process(made, who)
+        monkeypatch.setattr(peers, "spare_descriptors", nullcontext)
+        with descriptors_all_in_use(), pytest.raises(OSError, match="Too many open files"):
+            peer_process(made, who)
