@@ -161,14 +161,16 @@ class Sessions:
     async def _make_room(self) -> int:
         """Wait for room; return for how many sessions.
 
-        At the limit it closes an idle session: the one that has been idle longest, of the user with most idle ones.  If all
-        sessions wait for their answers, it waits until one does not; further front ends queue.
+        At the limit it closes an idle session: the one that has been idle longest, of the user with most idle ones; of an
+        operator only where operators have more than all others, since root of a container can be many users.  If all sessions
+        wait for their answers, it waits until one does not; further front ends queue.
         """
         while len(self._open) >= self.settings.max_sessions:
             idle = [session for session in self._open if session.idle_since is not None]
             if idle:
-                [(greediest, _)] = Counter((session.share, session.is_operator) for session in idle).most_common(1)
-                theirs = (each for each in idle if (each.share, each.is_operator) == greediest)
+                crowd = max(([each for each in idle if each.is_operator is kind] for kind in (False, True)), key=len)
+                [(greediest, _)] = Counter(each.share for each in crowd).most_common(1)
+                theirs = (each for each in crowd if each.share == greediest)
                 min(theirs, key=lambda each: each.idle_since or 0.0).scope.cancel()
             with trio.move_on_after(_ROOM_SECONDS):
                 await self._ended.wait()

@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -76,22 +76,26 @@ async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Pa
 
 
 @pytest.mark.root
-async def test_root_of_a_container_evicts_no_session_of_root(short_dir: Path) -> None:
-    """The session evicted was the one idle longest of the uid with most, and root of the host has the same uid."""
-    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=3, idle_seconds=60))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, capture_logs() as logged:
+@pytest.mark.parametrize("uids", [[0] * 5, range(20_000, 20_005)], ids=["as root", "as many users"])
+async def test_root_of_a_container_evicts_no_session_of_root(short_dir: Path, uids: Iterable[int]) -> None:
+    """The session evicted was the one idle longest of the uid with most: root of the host has the same uid, or two sessions."""
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=4, idle_seconds=60))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, capture_logs() as logged, ExitStack() as opened:
         listener.bind(str(short_dir / "door"))
+        (short_dir / "door").chmod(0o666)
         listener.listen()
         listener.setblocking(False)
         async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
-            with trio.fail_after(10), _front_end(listener) as ours:
-                ours.send(GREETING)
-                await trio.lowlevel.wait_readable(ours)
-                assert ours.recv(4096) == GREETING
-                with flood_of_a_container(short_dir / "door", [0] * 5):
+            with trio.fail_after(10):
+                ours = [opened.enter_context(_front_end(listener)) for _ in range(2)]
+                for each in ours:
+                    each.send(GREETING)
+                    await trio.lowlevel.wait_readable(each)
+                    assert each.recv(4096) == GREETING
+                with flood_of_a_container(short_dir / "door", uids):
                     while sum(each["event"] in ("ui.evicted", "ui.dropped") for each in logged) < 3:  # noqa: ASYNC110
                         await trio.sleep(0.005)
-                    assert not is_readable(ours)
+                    assert not any(map(is_readable, ours))
             nursery.cancel_scope.cancel()
 
 
