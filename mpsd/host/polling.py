@@ -1,4 +1,4 @@
-"""Look at one descriptor with poll(2), and wait for the end of a process."""
+"""Look at one descriptor with poll(2), and wait for it, or for the end of a process."""
 
 import errno
 import select
@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-_LOOK_SECONDS = 1.0  # between looks at a process that mpsd cannot watch
+_LOOK_SECONDS = 1.0  # between looks at a descriptor that mpsd cannot watch
 
 
 def is_readable(descriptor: Any, seconds: float = 0.0) -> bool:
@@ -25,19 +25,26 @@ def _is_ready(descriptor: Any, event: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+async def until_perhaps_readable(descriptor: Any) -> None:
+    """Wait until the descriptor may be readable: the caller has to look.
+
+    It returns from time to time if the kernel lets mpsd watch nothing more (epoll_ctl(2): ENOSPC, ENOMEM).
+    """
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise
+        await trio.sleep(_LOOK_SECONDS)
+
+
 async def until_ended(pidfd: int) -> None:
     """Wait until the process has ended.
 
     That trio wakes the task does not prove it: if a socket had this number before, and another process has that socket open
-    still, epoll reports the socket's hang-up under the number.  If the kernel lets mpsd watch nothing more
-    (epoll_ctl(2): ENOSPC, ENOMEM), it looks from time to time.
+    still, epoll reports the socket's hang-up under the number.
     """
     while True:
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
-            await trio.sleep(_LOOK_SECONDS)
+        await until_perhaps_readable(pidfd)
         if is_readable(pidfd):
             return

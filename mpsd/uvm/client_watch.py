@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from mpsd.errors import TooMany
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
-from mpsd.host.polling import until_ended
+from mpsd.host.polling import until_ended, until_perhaps_readable
 from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
@@ -277,7 +277,7 @@ class Watch(Struct, eq=False):
     async def _listen(self, queue: Queue, scope: trio.CancelScope) -> None:
         with scope:
             while True:
-                await trio.lowlevel.wait_readable(queue)  # for ever: most clients never fault
+                await until_perhaps_readable(queue)  # for ever: most clients never fault
                 await trio.sleep(await self._take_in_turn(queue))
                 if self._in_guards:
                     await trio.sleep(_VERDICT_SECONDS)

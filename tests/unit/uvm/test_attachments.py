@@ -1,5 +1,6 @@
 """Clients from their first connection on: attached once, shielded as soon as can be, and nothing is left of them."""
 
+import errno
 import threading
 import time
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from mpsd.host import polling
 from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
 from mpsd.model.client import UNKNOWN, ShieldState, WatchStatus
 from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
 from mpsd.threads import UserThreads
 from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.simulator import SimulatedQueue
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 from tests.descriptors import descriptors
@@ -69,6 +72,28 @@ async def test_a_flood_is_few_observations_with_a_count(tmp_path: Path, client: 
         await told.wait_for(2)
     assert [seen.address for seen in told.observations] == [0x1000, 0x2000]
     assert "the first of 1024; 476 more were lost" in told.observations[1].text
+
+
+async def test_a_fault_is_told_also_where_its_queue_cannot_be_watched(
+    tmp_path: Path, client: FakeClient, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error, at fs.epoll.max_user_watches, ended the watch of the client, and with it its shield."""
+    wait_readable = trio.lowlevel.wait_readable
+
+    async def watch(descriptor: object) -> None:
+        if isinstance(descriptor, SimulatedQueue):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await wait_readable(descriptor)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", watch)
+    monkeypatch.setattr(polling, "_LOOK_SECONDS", 0.01)
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with attached(made, client):
+        await until(lambda: made.standing(client.process) == WATCHED)
+        client.ask("fault 6 0x7000dead0000 2 1 1")
+        await told.wait_for(1)
+        assert made.standing(client.process) == WATCHED
 
 
 async def test_lost_events_are_in_the_log_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
