@@ -110,7 +110,7 @@ async def test_who_replicates_does_not_learn_whether_anothers_own_arena_exists(t
         caller = await daemon.call_as(STRANGER)
         own = await caller.ask("arena.create", name="mine", gpu="0", capacity_bytes=1 << 21)
         await caller.ask("arena.open", name="mine", access="write")
-        for name in ("1000:weights", "1000:none"):
+        for name in ("1000:weights", "1000:none", "weights", "none"):
             refused = (await caller.call("service.replicate", id=own["id"], generation=1, of=name)).error
             assert refused is not None
             assert (refused["name"], refused["message"]) == ("NO_SUCH_ARENA", f"no arena is called {name}")
