@@ -118,10 +118,11 @@ class Watcher:
             self.decided.set()
 
     async def _receive(self) -> bytes:
+        """Return the next report; those that have arrived come without a wait: an adopted domain's state depends on them."""
         while True:
-            await trio.lowlevel.wait_readable(self._peer)  # for ever: until it reports or ends
             with suppress(BlockingIOError, ConnectionResetError):  # reset: it ended with a request unread; its reports follow
-                return self._peer.recv(REPORT_BYTES + 1)
+                return self._peer.recv(REPORT_BYTES + 1, _AT_ONCE)
+            await trio.lowlevel.wait_readable(self._peer)  # for ever: until it reports or ends
 
     async def _send_process(self, op: SentinelOp, process: ProcessId) -> bool:
         """Return whether the process lived and could be named."""

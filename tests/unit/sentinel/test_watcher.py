@@ -86,3 +86,15 @@ async def test_one_with_an_exception_to_contain_is_left(autojump_clock: trio.tes
             assert there.recv(64) == pack_request(SentinelOp.END, UNLESS_CONTAINED)
             assert not watcher.gone.is_set()
             nursery.cancel_scope.cancel()
+
+
+async def test_what_it_has_reported_is_known_as_soon_as_its_pid(program: tuple[Watcher, socket.socket]) -> None:
+    """An adopted domain is contained, or takes clients, by what its sentinel reports when mpsd connects."""
+    watcher, end = program
+    for kind in (SentinelKind.STARTED, SentinelKind.ARMED, SentinelKind.FAULT):
+        end.send(report(kind))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        await watcher.known.wait()
+        assert watcher.decided.is_set()
+        nursery.cancel_scope.cancel()
