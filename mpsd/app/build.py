@@ -172,7 +172,10 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
 def _open_book(found: Startup, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
     make = LeaseBook if found.is_privileged else UnenforcedBook
     admission = settings.admission(found.config, found.budget)
-    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=found.ranges)
+    return make(
+        found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish,
+        ranges=found.ranges, is_retained=pool.retained.has,
+    )  # fmt: skip
 
 
 def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults,

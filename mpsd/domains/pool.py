@@ -21,7 +21,9 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
+from mpsd.domains.retained_memory import RetainedMemory
 from mpsd.domains.rules.log_lines import LogLine, News
+from mpsd.domains.rules.names import name_of, number_of
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.domains.store import SqliteStore
@@ -37,7 +39,6 @@ from mpsd.notify import Changed, Signal
 from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
-_FIRST = "default"  # the others are d2, d3, ...
 _REMOVE_SECONDS = 5.0
 
 
@@ -107,11 +108,13 @@ class Pool:
     _next_number: int = 1
     _changed: Changed = field(default_factory=Changed)
     outlived: Outlived = field(default_factory=Outlived)
+    retained: RetainedMemory = field(init=False)
     _queue: PlacementQueue = field(init=False)
     _nursery: trio.Nursery | None = None
 
     def __post_init__(self) -> None:
         self._queue = PlacementQueue(self, self.waits)
+        self.retained = RetainedMemory(self.store, self.domains, self.changed)
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -264,10 +267,13 @@ class Pool:
 
     async def _watch(self, process: ProcessId) -> None:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes
+        await trio.lowlevel.checkpoint()  # what a sentinel reported before the end is known first
         self._watched.remove(process)
+        home = self.home_of(process)
         for domain in self.domains.values():
             domain.leave(process)
-        self.store.forget_member(process)
+        if home is None or self._nursery is None or not self.retained.note_end(home, process, self._nursery):
+            self.store.forget_member(process)
         self.client_ended.emit(process, ending)
         self.notify()
 
@@ -277,7 +283,7 @@ class Pool:
         """Create a domain; it is STARTING until its vendor daemon listens."""
         number = number or self._next_number
         self._next_number = max(self._next_number, number + 1)
-        name = name or (_FIRST if number == 1 else f"d{number}")
+        name = name or name_of(number)
         control = VendorControl(self.program, self.settings.home / name)
         domain = Domain(name, number, gpus, control, self.settings.capacity(gpus))
         domain.sentinel = control.sentinel = self.sentinel_of(domain)
@@ -296,8 +302,10 @@ class Pool:
             shutil.rmtree(self.settings.home / name, ignore_errors=True)
             return
         domain = self.create(gpus, name, number)
-        domain.control.adopt()
+        domain.is_adopted = domain.control.adopt() is not None
         domain.is_public, domain.key = is_public, key
+        if domain.is_adopted and self._nursery is not None:
+            self.retained.adopt(domain, self._nursery)
         if (baselines := self.store.baselines(name)) is not None:
             domain.guard.is_on, domain.guard.baselines = True, baselines
         log.info("domain.adopted", domain=name, vendor_pid=domain.control.process and domain.control.process.pid)
@@ -329,7 +337,7 @@ class Pool:
             for row in rows:
                 self.adopt(*row)
             self._adopt_forgotten({row[0] for row in rows})
-            self._has_adopted = bool(self.domains)
+            self._has_adopted, self.retained.has_adopted = bool(self.domains), True
             adopted = {domain.control.process for domain in self.domains.values()}
             not_adopted = [each for each in unreachable if each not in adopted]
             self._nursery.start_soon(self.outlived.run, self.settings.home, not_adopted)
@@ -389,12 +397,3 @@ class Pool:
         self.notify()
         if failures:
             raise failures[0]
-
-
-def number_of(name: str) -> int | None:
-    """Return the number of the domain with this name; None if no domain can have it."""
-    if name == _FIRST:
-        return 1
-    digits = name.removeprefix("d")
-    is_number = name.startswith("d") and digits.isascii() and digits.isdecimal() and len(digits) <= 9
-    return int(digits) if is_number and int(digits) > 1 else None

@@ -65,6 +65,10 @@ class SqliteStore:
         rows = self._db.execute("SELECT pid, start_time, uid FROM members WHERE domain = ?", (name,)).fetchall()
         return [(ProcessId(pid, start_time), uid) for pid, start_time, uid in rows]
 
+    def is_member(self, process: ProcessId) -> bool:
+        statement = "SELECT 1 FROM members WHERE pid = ? AND start_time = ?"
+        return self._db.execute(statement, (process.pid, process.start_time)).fetchone() is not None
+
     def save_member(self, name: str, process: ProcessId, uid: int) -> None:
         self._try("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (process.pid, process.start_time, uid, name))
 

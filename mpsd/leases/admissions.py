@@ -146,7 +146,8 @@ class Admissions:
     def is_behind(self) -> bool:
         """Return whether any waiting entry needs what changed since the last call; then the caller has to `advance`."""
         freed, has_group_grown = self._account.take_freed()
-        return self._is_stale or has_group_grown or not freed.isdisjoint(self.line.demand.total)
+        may_detach = bool(freed and self._clients.retained)
+        return self._is_stale or has_group_grown or may_detach or not freed.isdisjoint(self.line.demand.total)
 
     def advance(self) -> None:
         """Admit all that can go in.
@@ -157,6 +158,7 @@ class Admissions:
         while len(self.line):
             self._is_stale = False
             limits = self._quotas.limits(self._account.places)
+            self._detach_retained(limits)
             waiting = [entry.waiting for entry in self._ready()]
             decided = queue.plan(waiting, limits, self._account.ledger.used, self._quotas.order())
             self._tell(decided, limits)
@@ -196,6 +198,13 @@ class Admissions:
         return min(deadlines, default=None), min(rises, default=None)
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _detach_retained(self, limits: ScopeLimits) -> None:
+        """Free places of leases with waiting clients, as far as the budgets have room for what their ended clients retain."""
+        waiting = self.line.clients_by_lease()
+        for process, lease_id in self._clients.retained.items():
+            if waiting[lease_id] and self._account.detach(process, limits, self.line.demand):
+                waiting[lease_id] -= 1
 
     def _tell(self, decided: QueuePlan, limits: ScopeLimits) -> None:
         used = self._account.ledger.used

@@ -35,6 +35,7 @@ class AdmittedClients:
 
     def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: LeaseEvents, quotas: QuotaLimits) -> None:
         self.grants: dict[ProcessId, Grant] = {}
+        self.retained: dict[ProcessId, int] = {}  # ended clients whose memory is not free, with the ids of their leases
         self._store = store
         self._account = account
         self._dealer = dealer
@@ -43,15 +44,26 @@ class AdmittedClients:
         self._known: dict[ProcessId, _Known] = {}
         self._slots: Counter[int] = Counter()  # by the uid whose share they are of
 
-    def restore(self, find_lease: Callable[[int], Lease | None], is_alive: Callable[[ProcessId], bool]) -> None:
+    def restore(
+        self,
+        find_lease: Callable[[int], Lease | None],
+        is_alive: Callable[[ProcessId], bool],
+        is_retained: Callable[[ProcessId], bool],
+    ) -> None:
         """Restore the clients of an earlier mpsd that still run; what they hold counts even if their lease has ended since."""
-        for one in self._store.admitted():
-            if is_alive(one.process):
-                owner = self._quotas.owner_of(one.credentials.uid)
-                self._account.start(one.process, owner, find_lease(one.held.lease_id), one.held)
+        admitted = self._store.admitted()
+        living = {one.process for one in admitted if is_alive(one.process)}
+        for one in sorted(admitted, key=lambda one: one.process not in living):  # the living have their places first
+            lives = one.process in living
+            if not lives and not (one.grant.memory_bytes and is_retained(one.process)):
+                self._forget_on_disk(one.process)
+                continue
+            owner = self._quotas.owner_of(one.credentials.uid)
+            self._account.start(one.process, owner, find_lease(one.held.lease_id), one.held)
+            if lives:
                 self._enter(one.process, one.credentials, None, one.grant)
             else:
-                self._forget_on_disk(one.process)
+                self._retain(one.process, one.held.lease_id)
 
     def let_in(
         self,
@@ -85,16 +97,34 @@ class AdmittedClients:
         self._enter(process, credentials, None, DEFAULT)
         return DEFAULT
 
-    def remove(self, process: ProcessId, is_stored: bool) -> bool:
-        """Remove a process; return True if it was a client.  is_stored: remove its grant from the disk too."""
+    def remove(self, process: ProcessId, *, is_stored: bool, is_retained: bool = False) -> bool:
+        """Remove a process; return True if it was a client, or its memory was retained and is free now.
+
+        is_stored: remove its grant from the disk too.  is_retained: if its lease limits its memory, this counts until a later
+        call.
+        """
         known, grant = self._known.pop(process, None), self.grants.pop(process, None)
         if known is None or grant is None:
-            return False
-        if grant.lease_id is not None and is_stored:
-            self._forget_on_disk(process)
+            return not is_retained and self._free(process)
         self._count(known.credentials.uid, -1)
-        self._account.end(process, self._quotas.clock())
+        if is_retained and grant.lease_id is not None and grant.memory_bytes:
+            self._retain(process, grant.lease_id)
+        else:
+            if grant.lease_id is not None and is_stored:
+                self._forget_on_disk(process)
+            self._account.end(process, self._quotas.clock())
         self._news.left(process, known.credentials, grant.lease_id)
+        return True
+
+    def _retain(self, process: ProcessId, lease_id: int) -> None:
+        self.retained[process] = lease_id
+        self._account.retain(process, self._quotas.clock())
+
+    def _free(self, process: ProcessId) -> bool:
+        if self.retained.pop(process, None) is None:
+            return False
+        self._forget_on_disk(process)
+        self._account.end(process, self._quotas.clock())
         return True
 
     def hindrance_of(self, uid: int) -> str:

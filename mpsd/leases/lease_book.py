@@ -63,15 +63,17 @@ class LeaseBook:
         find_process: Callable[[int], ProcessId | None] = processes.process_id,
         groups: UnixGroups | None = None,
         ranges: UidRanges = NO_RANGES,
+        is_retained: Callable[[ProcessId], bool] = lambda process: False,
     ) -> None:
         """Restore what an earlier mpsd left in the store.  Raise UnusablePath.
 
         clock: seconds since the epoch.  find_process: the process with a pid, or None; raises OSError if it is not known.
-        ranges: whose uids count as one user.
+        ranges: whose uids count as one user.  is_retained: whether the GPU memory of an ended client is not free yet.
         """
         self._store = store
         self._identify = identify
         self._find_process = find_process
+        self._is_retained = is_retained
         self._news = LeaseEvents(publish)
         self._quotas = QuotaLimits(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
         self._account = Account()
@@ -188,9 +190,13 @@ class LeaseBook:
         return self._clients.grants.get(process) or self._clients.take_in(process, credentials)
 
     def leave(self, process: ProcessId) -> None:
-        """Free what an ended process held, and end the leases that name its pid."""
+        """Free what an ended process held, and end the leases that name its pid.
+
+        If its memory is retained, that counts on; call it again when the memory is free.
+        """
         named = self._register.naming(process)
-        was_client = self._clients.remove(process, is_stored=not named)
+        is_retained = self._is_retained(process)
+        was_client = self._clients.remove(process, is_stored=not named or is_retained, is_retained=is_retained)
         if named:
             self._end_leases_of_dead(named, process)
         elif was_client:
@@ -282,14 +288,15 @@ class LeaseBook:
 
     def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
         try:
-            self._end_leases(leases, "released", {"reason": "its process has ended"}, process)
+            grant_of = None if self._is_retained(process) else process
+            self._end_leases(leases, "released", {"reason": "its process has ended"}, grant_of)
         except UnusablePath as exc:  # the next check of the processes finds it again
             log.error("store.failed", statement="the end of a process with leases", why=str(exc))
 
     async def _look_after_processes(self) -> None:
         """Check processes that leases name, which need not be clients, and clients, which may end before they are placed."""
         while True:
-            everybody = {*self._register.processes(), *self._clients.grants}
+            everybody = {*self._register.processes(), *self._clients.grants, *self._clients.retained}
             await trio.sleep(_LOOK_SECONDS * max(1.0, len(everybody) / _LOOKS_A_ROUND))
             for number, process in enumerate(everybody):
                 if not self._is_alive(process):
@@ -336,7 +343,7 @@ class LeaseBook:
         for process in self._register.processes():
             if is_new_boot or not self._is_alive(process):
                 self._end_leases_of_dead(self._register.naming(process), process)
-        self._clients.restore(self._register.get, self._is_alive)
+        self._clients.restore(self._register.get, self._is_alive, self._is_retained)
         for lease in self._register.all():
             if lease.state is LeaseState.QUEUED:
                 self._admissions.line_up(lease)

@@ -108,11 +108,15 @@ def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dic
     return amounts
 
 
+def place_in(lease_id: int) -> Scope:
+    return Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, str(lease_id))
+
+
 def client_amounts(owner: Owner | None, lease: Lease | None) -> dict[Scope, int]:
     """Return the amounts of a client in addition to its lease's: a client slot, and one of the lease's places."""
     scopes = [*quota_scopes(owner, AmountKind.CLIENTS), Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS)]
     if lease is not None:
-        scopes.append(Scope(ScopeLevel.LEASE, AmountKind.PROCESSES, str(lease.id)))
+        scopes.append(place_in(lease.id))
     return dict.fromkeys(scopes, 1)
 
 
@@ -209,7 +213,9 @@ def shortage(scope: Scope, amounts: Amounts, limits: ScopeLimits, used: Mapping[
     """Return in words: the requested, used and total amount, the holders, and what is set aside for entries ahead."""
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
     if scope.kind is AmountKind.PROCESSES:
-        return f"lease {scope.whose} has {taken} of its {limit} processes"
+        ended = used.get(scope._replace(kind=AmountKind.MEMORY), 0)
+        words = f", {ended} of which ended in a contained fault domain that still has their memory" if ended else ""
+        return f"lease {scope.whose} has {taken} of its {limit} processes{words}"
     show = functools.partial(_quantity, scope, limits.sm_count(scope.gpu) if scope.kind is AmountKind.SM else 0)
     figures = f"{show(amounts[scope])} asked, {show(taken)} of {show(limit)} taken"
     if scope.level is ScopeLevel.MACHINE and scope.gpu:
@@ -223,7 +229,7 @@ def shortage(scope: Scope, amounts: Amounts, limits: ScopeLimits, used: Mapping[
 def _holders(gpu: str, used: Mapping[Scope, int]) -> str:
     leases, kept = (used.get(Scope(ScopeLevel.MACHINE, kind, gpu=gpu), 0) for kind in (AmountKind.LEASES, AmountKind.CLIENTS))
     words = f"{leases} {'lease' if leases == 1 else 'leases'}"
-    return f"{words} and {kept} clients whose leases have ended" if kept else words
+    return f"{words} and {kept} clients outside of leases" if kept else words
 
 
 _WHOSE = {

@@ -13,14 +13,17 @@ from mpsd.leases.rules.budgets import (
     Owner,
     Scope,
     ScopeLevel,
+    ScopeLimits,
     client_amounts,
     lease_amounts,
     memory_scopes,
+    place_in,
     quota_scopes,
     to_millionths,
     to_percent,
 )
 from mpsd.leases.rules.group_shares import Group, GroupMember
+from mpsd.leases.rules.queue import Demand
 from mpsd.leases.rules.sm_pools import Absent, ClientShare, SmPool, is_group, pool_key
 from mpsd.model.lease import Lease
 from mpsd.model.process import ProcessId
@@ -54,6 +57,7 @@ class Account:
         self._has_group_grown = False
         self._pool_of_lease: dict[int, str] = {}
         self._clients: dict[ProcessId, tuple[Owner | None, ClientUsage | None]] = {}
+        self._retained: dict[ProcessId, int | None] = {}  # of these, the ended ones: the lease whose place each keeps
 
     def know(self, lease: Lease, owner: Owner | None) -> None:
         """Enter a lease, active or waiting."""
@@ -84,6 +88,9 @@ class Account:
             for process in self.pools[key].end_lease(lease_id):
                 self._keep(process)
             self._settle(key)
+        for process in [process for process, kept_in in self._retained.items() if kept_in == lease_id]:
+            self._retained[process] = None
+            self._keep(process)
 
     def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: ClientUsage | None) -> None:
         """Enter a client that is let in.  owner: the user whose quota of clients applies.  lease: None without one."""
@@ -97,13 +104,38 @@ class Account:
             self._keep(process)
         self._settle(held.pool)
 
+    def retain(self, process: ProcessId, now: float) -> None:
+        """Count only the memory of an ended client with a lease, until `end`: by its place in the lease, or in addition."""
+        held = self._clients[process][1]
+        assert held is not None, "a client without a lease has no memory of it"
+        place = place_in(held.lease_id)
+        limit = self.places.get(place.whose)  # None: its lease has ended
+        is_detached = limit is None or self.ledger.used.get(place, 0) > limit  # over it: an earlier mpsd detached one
+        self._retained[process] = None if is_detached else held.lease_id
+        if is_detached:
+            self._keep(process)
+        else:
+            ended = place._replace(kind=AmountKind.MEMORY)  # for messages
+            self.ledger.hold(("client", process), {place: 1, ended: 1})
+        self._end_share(process, held, now)
+
+    def detach(self, process: ProcessId, limits: ScopeLimits, wanted: Demand) -> bool:
+        """Count a retained client's memory in addition to its lease's, if the budgets have room; then its place is free."""
+        held = self._clients[process][1]
+        assert held is not None
+        if self._retained[process] is None or not wanted.leaves_room_for(_memory_of(held), limits, self.ledger.used):
+            return False
+        self._retained[process] = None
+        self._keep(process)
+        return True
+
     def end(self, process: ProcessId, now: float) -> None:
         _, held = self._clients.pop(process, (None, None))
         self.ledger.drop(("client", process))
         self.ledger.drop(("kept", process))
-        if held is not None:
-            self.pools[held.pool].end_client(process, now)
-            self._settle(held.pool)
+        if held is not None and process not in self._retained:
+            self._end_share(process, held, now)
+        self._retained.pop(process, None)
 
     def take_freed(self) -> tuple[set[Scope], bool]:
         """Return the scopes with a decrease since the last call, and whether a group has more to deal."""
@@ -129,14 +161,21 @@ class Account:
     def _keep(self, process: ProcessId) -> None:
         """Count the memory for the client itself, since its lease no longer counts; the pool counts its share."""
         owner, held = self._clients[process]
-        self.ledger.hold(("client", process), client_amounts(owner, None))
+        self.ledger.hold(("client", process), {} if process in self._retained else client_amounts(owner, None))
         if held is not None:
             scopes = {Scope(ScopeLevel.MACHINE, AmountKind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for messages
-            scopes |= {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}
-            self.ledger.hold(("kept", process), scopes)
+            self.ledger.hold(("kept", process), scopes | _memory_of(held))
+
+    def _end_share(self, process: ProcessId, held: ClientUsage, now: float) -> None:
+        self.pools[held.pool].end_client(process, now)
+        self._settle(held.pool)
 
     def _settle(self, key: str) -> None:
         pool = self.pools[key]
         self.ledger.hold(("pool", key), pool.amounts())
         if pool.is_empty:
             del self.pools[key]
+
+
+def _memory_of(held: ClientUsage) -> dict[Scope, int]:
+    return {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}

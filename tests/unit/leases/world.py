@@ -55,6 +55,7 @@ class World:
         self.now = 1_000_000.0
         self.dead: set[int] = set()
         self.unread: set[int] = set()
+        self.contained: set[int] = set()  # in a domain with a contained exception: their memory outlives them
         self.identities: dict[int, Identity] = {}
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         self.identified = 0
@@ -73,6 +74,7 @@ class World:
             self.clock,
             find_process=self._find_process,
             ranges=self.ranges,
+            is_retained=lambda each: each.pid in self.contained,
         )
         return self.book
 

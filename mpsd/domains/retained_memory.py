@@ -1,0 +1,72 @@
+"""Which ended clients still have GPU memory: after a contained exception the sentinel has their descriptors open.
+
+The memory is free once the sentinel has ended, with the domain or before it.
+Prose: docs/leases.md, "When a client ends in a contained domain".
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.store import SqliteStore
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
+from mpsd.notify import Signal
+
+_CLOSED = (DomainState.CONTAINED, DomainState.STOPPING, DomainState.DEAD)  # DEAD: its sentinel ends a little later
+
+
+class RetainedMemory:
+    """Guards that each of these clients is reported free once its memory can be used again, and never before.
+
+    changed: waits for a change of any domain.
+    """
+
+    def __init__(self, store: SqliteStore, domains: Mapping[str, Domain], changed: Callable[[], Awaitable[None]]) -> None:
+        self.freed: Signal[[ProcessId]] = Signal()
+        self.has_adopted = False  # mpsd has taken over the domains of an earlier mpsd
+        self._store = store
+        self._domains = domains
+        self._changed = changed
+        self._clients: set[ProcessId] = set()
+
+    def has(self, process: ProcessId) -> bool:
+        """Return whether the memory of this ended client may be taken; before the domains are adopted: if it was in one."""
+        if process in self._clients or (not self.has_adopted and self._store.is_member(process)):
+            return True
+        return any(process in domain.members and _is_retaining(domain) for domain in self._domains.values())
+
+    def note_end(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> bool:
+        """Return whether the memory of this client, which has just ended in the domain, is retained."""
+        if not _is_retaining(domain):
+            return False
+        self._keep(domain, process, nursery)
+        return True
+
+    def adopt(self, domain: Domain, nursery: trio.Nursery) -> None:
+        """Take over the clients that have ended in a domain of an earlier mpsd; whether it is contained is not known yet."""
+        for process, _ in self._store.members(domain.name):
+            if not processes.is_alive(process):
+                self._keep(domain, process, nursery)
+
+    def _keep(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> None:
+        self._clients.add(process)
+        nursery.start_soon(self._wait_freed, domain, process)
+
+    async def _wait_freed(self, domain: Domain, process: ProcessId) -> None:
+        while _is_retaining(domain):
+            await self._changed()  # until the end of the domain
+        self._clients.discard(process)
+        self._store.forget_member(process)
+        self.freed.emit(process)
+
+
+def _is_retaining(domain: Domain) -> bool:
+    """Return whether the memory of clients that end in the domain may stay taken.
+
+    Of a domain that mpsd is adopting this is not known yet.
+    """
+    has_sentinel = domain.state in _CLOSED and bool(domain.sentinel.pids)
+    return has_sentinel or (domain.is_adopted and domain.state is not DomainState.GONE)

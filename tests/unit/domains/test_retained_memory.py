@@ -1,0 +1,158 @@
+"""How long the memory of a client that ended in a contained domain is not free."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool, PoolSettings
+from mpsd.domains.sentinel_port import NoSentinel
+from mpsd.domains.store import SqliteStore
+from mpsd.host import processes
+from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.process import ProcessId
+from tests.unit.domains.test_adopting import GPUS, OWNER, PAUSE_SECONDS, Silent
+
+DEAD = ProcessId(2**22 + 1, 1)  # over every kernel's limit of pids
+SETTINGS_END = (0, 2, 48, 60.0, 60.0, PAUSE_SECONDS, PAUSE_SECONDS, False, (), None)
+
+
+class Sentinel(NoSentinel):
+    """One that runs, with a stopped client, until its pids are taken away."""
+
+    pids = frozenset({1})
+
+
+class World:
+    """A pool with one domain in which one client was placed."""
+
+    def __init__(self, directory: Path, client: ProcessId) -> None:
+        self.store = SqliteStore(directory / "db")
+        self.store.save_domain("d2", 2, GPUS, True)
+        self.store.save_member("d2", client, OWNER)
+        self.pool = Pool(PoolSettings(directory, *SETTINGS_END), None, (), Defaults(), self.store, None, None)  # type: ignore[arg-type]
+        self.domain = Domain("d2", 2, GPUS, Silent(), 48)  # type: ignore[arg-type]
+        self.domain.state, self.domain.sentinel = DomainState.READY, Sentinel()
+        self.pool.domains["d2"] = self.domain
+        self.freed: list[ProcessId] = []
+        self.pool.retained.freed.subscribe(self.freed.append)
+
+    def become(self, state: DomainState) -> None:
+        self.domain.state = state
+        self.pool.notify()
+
+    def lose_sentinel(self) -> None:
+        self.domain.sentinel.pids = frozenset()  # type: ignore[misc]
+        self.pool.notify()
+
+    def is_stored(self, process: ProcessId) -> bool:
+        return self.store.is_member(process)
+
+
+@pytest.fixture
+def client(child: "subprocess.Popen[bytes]") -> ProcessId:
+    found = processes.find(child.pid)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("state", [DomainState.STOPPING, DomainState.DEAD])
+async def test_it_is_free_once_the_sentinel_has_ended(
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", state: DomainState
+) -> None:
+    """For all that happens to the domain before."""
+    world = World(tmp_path, client)
+    retained = world.pool.retained
+    retained.has_adopted = True
+    at_end: list[bool] = []
+    world.pool.client_ended.subscribe(lambda process, ending: at_end.append(retained.has(process)))
+    async with trio.open_nursery() as nursery:
+        world.pool._nursery = nursery
+        world.domain.join(client, OWNER)
+        world.pool.watch(world.domain, client)
+        world.become(DomainState.CONTAINED)
+        assert retained.has(client), "the relay can notice its end first"
+        child.kill()
+        while not at_end:
+            await world.pool.changed()
+        world.become(state)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (at_end, retained.has(client), world.is_stored(client), world.freed) == ([True], True, True, [])
+        world.lose_sentinel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (retained.has(client), world.is_stored(client), world.freed) == (False, False, [client])
+
+
+@pytest.mark.parametrize("turn", range(8))
+async def test_an_exception_that_is_reported_before_the_end_counts(
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", turn: int
+) -> None:
+    """A busy mpsd learns of both at once, and the order of its tasks is random."""
+    world = World(tmp_path, client)
+    world.pool.retained.has_adopted = True
+    seen: list[bool] = []
+    world.pool.client_ended.subscribe(lambda process, ending: seen.append(world.pool.retained.has(process)))
+    sentinel, mpsd = socket.socketpair()
+
+    async def hear() -> None:
+        await trio.lowlevel.wait_readable(mpsd)
+        world.become(DomainState.CONTAINED)
+
+    with sentinel, mpsd:
+        async with trio.open_nursery() as nursery:
+            world.pool._nursery = nursery
+            world.domain.join(client, OWNER)
+            world.pool.watch(world.domain, client)
+            nursery.start_soon(hear)
+            await trio.testing.wait_all_tasks_blocked()
+            sentinel.send(b"FAULT")
+            child.kill()
+            child.wait()
+            while not seen:
+                await world.pool.changed()
+            world.lose_sentinel()
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("state", [DomainState.READY, DomainState.FAULT])
+async def test_in_other_domains_it_is_free_at_the_end(
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", state: DomainState
+) -> None:
+    world = World(tmp_path, client)
+    world.pool.retained.has_adopted = True
+    async with trio.open_nursery() as nursery:
+        world.pool._nursery = nursery
+        world.domain.join(client, OWNER)
+        world.pool.watch(world.domain, client)
+        world.become(state)
+        child.kill()
+        while world.domain.members:
+            await world.pool.changed()
+        assert not world.pool.retained.has(client)
+        assert not world.is_stored(client)
+
+
+@pytest.mark.parametrize("state", [DomainState.READY, DomainState.CONTAINED, DomainState.GONE])
+async def test_the_next_mpsd_waits_until_it_knows_the_state(tmp_path: Path, state: DomainState) -> None:
+    """The sentinel reports a contained exception only once mpsd is connected."""
+    world = World(tmp_path, DEAD)
+    retained = world.pool.retained
+    assert retained.has(DEAD)
+    assert not retained.has(ProcessId(DEAD.pid, 2))
+    world.become(DomainState.STARTING)
+    world.domain.is_adopted = True
+    async with trio.open_nursery() as nursery:
+        retained.adopt(world.domain, nursery)
+        retained.has_adopted = True
+        await trio.testing.wait_all_tasks_blocked()
+        assert retained.has(DEAD)
+        world.domain.is_adopted = state is DomainState.GONE  # one that was never adopted
+        world.become(state)
+        await trio.testing.wait_all_tasks_blocked()
+        assert retained.has(DEAD) == (state is DomainState.CONTAINED)
+        assert world.freed == ([] if state is DomainState.CONTAINED else [DEAD])
+        nursery.cancel_scope.cancel()
