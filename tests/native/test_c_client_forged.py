@@ -318,6 +318,24 @@ def test_an_mpsd_that_contradicts_itself_is_not_asked_for_ever(kept: Drive, rela
     kept.do("close")
 
 
+def test_a_repair_that_mpsd_cannot_make_now_is_no_end_of_the_writers_term(kept: Drive, relay: Relay) -> None:
+    """mpsd's keeper dies while its disk is full: a service ended its active, although no other process could write."""
+    kept.do(OPEN)
+
+    def change(frame: Frame) -> None:
+        if frame.method == "arena.commit":
+            with_error(STALE)(frame)
+        elif frame.method == "arena.open":
+            with_error({"code": 10, "name": "UNUSABLE_PATH", "message": "forged"})(frame)
+
+    relay.change = change
+    answer = kept.ask("commit")
+    relay.change = None
+    assert (answer.error, "UNUSABLE_PATH" in answer.words) == ("EREMOTEIO", True)
+    kept.do("commit")
+    kept.do("close")
+
+
 def test_a_quota_that_is_spent_is_said_and_what_waits_still_waits(kept: Drive, relay: Relay) -> None:
     kept.do(OPEN)
     address = kept.do(f"alloc {2 * MIB}")

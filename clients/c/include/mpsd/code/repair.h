@@ -126,22 +126,24 @@ static inline int mpsd_is_kept_op(struct mpsd_arena *arena, const void *argument
 	return facts.id == arena->id && facts.generation == arena->generation ? 0 : mpsd_stale(arena, "mpsd's keeper has died");
 }
 
-/* Does something that mpsd may refuse because its keeper died, and after that once more. */
+/* Do something that mpsd may refuse because its keeper died, and once more after the repair.  If mpsd cannot repair it now, as with
+ * a full disk, that is the failure: -ESTALE would mean that another process may write. */
 static inline int mpsd_settle(struct mpsd_arena *arena, int (*what)(struct mpsd_arena *arena, const void *argument), const void *argument)
 {
 	double until = mpsd_now() + mpsd_reconnect_seconds(arena->session);
-	int rc, repairs = 0;
+	int rc, is_repaired = 0;
 
 	for (;;) {
 		rc = what(arena, argument);
-		if (rc == -ESTALE && !repairs++)
+		if (rc == -ESTALE && !is_repaired) {
 			rc = mpsd_repair(arena);
-		else if (rc != -EREMOTEIO || mpsd_error_code(arena->session) != MPSD_KEEPER_FAILED || mpsd_now() >= until)
+			is_repaired = rc == 0;
+			if (is_repaired)
+				continue;
+		}
+		if (rc != -EREMOTEIO || mpsd_error_code(arena->session) != MPSD_KEEPER_FAILED || mpsd_now() >= until)
 			return rc;
-		else
-			mpsd_nap(5 * MPSD_NAP_SECONDS); /* mpsd starts another */
-		if (rc < 0 && rc != -EREMOTEIO)
-			return rc;
+		mpsd_nap(5 * MPSD_NAP_SECONDS); /* mpsd starts another */
 	}
 }
 
