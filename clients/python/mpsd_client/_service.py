@@ -30,7 +30,7 @@ from mpsd_client._record import Record, Schema
 from mpsd_client._rehearsal import TIMES, rehearse
 from mpsd_client._replica import PASSING, Replica
 from mpsd_client._schedule import ImageSchedule
-from mpsd_client._service_arena import ServiceArena
+from mpsd_client._service_arena import ServiceArena, insists
 from mpsd_client._state import State
 from mpsd_client._stepping import Adopt, Stepping
 from mpsd_client._term import Term
@@ -92,11 +92,12 @@ class Service(Stepping):
         enlist(name, self._path)
         self._early = self._place.early_imager()
 
+    @insists
     def open(self) -> Arena:
         """Open the arena for reading, create it if necessary, and join the service.  A CUDA context must be current.
 
         Then adopt the arena's contents, warm up, and call `standby`.  If `arena.layout` is None, no member has built the
-        contents yet: the member that finds this in its term builds them.
+        contents yet: the member that finds this in its term builds them.  It waits while mpsd's disk is full.
         """
         self._check()
         with self._lock:

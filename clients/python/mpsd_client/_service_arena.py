@@ -1,7 +1,12 @@
 """The arena of a service's member: it exists, or the member restores it from an image, or creates it."""
 
+import logging
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import wraps
+from typing import Protocol, TypeVar
 
 from mpsd_client import _calls as calls
 from mpsd_client import _cuda
@@ -12,6 +17,36 @@ from mpsd_client._errors import ErrorCode, Refused
 from mpsd_client._replica import Replica
 from mpsd_client._restoring import restore_if_missing
 from mpsd_client._schedule import ImageSchedule
+
+FULL_SECONDS = 5.0  # between two attempts while mpsd's disk is full: with an image to restore each one starts an imager
+_log = logging.getLogger("mpsd_client")
+
+
+class _Named(Protocol):
+    name: str
+
+
+S = TypeVar("S", bound=_Named)
+
+
+def insists(attempt: Callable[[S], Arena]) -> Callable[[S], Arena]:
+    """Repeat `attempt` while mpsd's disk is full, for ever, as a standby waits: no member can do better.  Log that once."""
+
+    @wraps(attempt)
+    def insisting(service: S) -> Arena:
+        has_said = False
+        while True:
+            try:
+                return attempt(service)
+            except Refused as exc:
+                if exc.code != ErrorCode.UNUSABLE_PATH:
+                    raise
+                if not has_said:
+                    _log.warning("service %s is opened as soon as mpsd can write to its disk: %s", service.name, exc.message)
+                has_said = True
+            time.sleep(FULL_SECONDS)
+
+    return insisting
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import threading
+from typing import Any
 
 import pytest
-from mpsd_client import Dismissed, ErrorCode, Refused, Service, State, StateError
+from mpsd_client import Arena, Dismissed, ErrorCode, Refused, Service, State, StateError, _service_arena
 
-from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
+from tests.unit.client.fake_mpsd import FIELDS, WAIT, FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401
 
 
@@ -54,6 +56,53 @@ def test_a_refusal_that_passes_is_asked_again_and_one_that_does_not_is_the_end(m
 
 
 FULL = (ErrorCode.UNUSABLE_PATH, "UNUSABLE_PATH")
+
+
+def test_a_full_disk_of_mpsds_delays_the_opening_and_ends_no_member(
+    mpsd: FakeMpsd, arena: FakeArena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten members that ended early made their starter give up, for good."""
+    asked: list[str] = []
+
+    def read(name: str, path: object) -> Any:
+        asked.append(name)
+        if len(asked) <= 12:
+            raise Refused(*FULL, "vault.db cannot be written")
+        return arena
+
+    monkeypatch.setattr(_service_arena, "FULL_SECONDS", 0.001)
+    monkeypatch.setattr(Arena, "read", read)
+    with Service("llm", capacity=1 << 21, schema=FIELDS, path=mpsd.path) as service:
+        opened: Any = service.open()
+        assert opened is arena
+    assert len(asked) == 13
+    [said] = [each.getMessage() for each in caplog.records if "disk" in each.getMessage()]
+    assert said == "service llm is opened as soon as mpsd can write to its disk: vault.db cannot be written"
+
+
+def test_other_refusals_of_the_opening_are_raised_and_a_close_ends_the_wait(
+    mpsd: FakeMpsd, arena: FakeArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [(ErrorCode.NOT_ALLOWED, "NOT_ALLOWED"), FULL]
+    came = threading.Event()
+
+    def read(name: str, path: object) -> Any:
+        refusal = refusals[0]
+        if refusal is FULL:
+            came.set()
+        raise Refused(*refusal, "why")
+
+    monkeypatch.setattr(_service_arena, "FULL_SECONDS", 0.001)
+    monkeypatch.setattr(Arena, "read", read)
+    service = Service("llm", capacity=1 << 21, schema=FIELDS, path=mpsd.path)
+    with pytest.raises(Refused, match="NOT_ALLOWED"):
+        service.open()
+    del refusals[0]
+    waiting = Waiting(service.open)
+    assert came.wait(WAIT)
+    service.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        waiting.get()
 
 
 def test_a_full_disk_of_mpsds_ends_no_term(mpsd: FakeMpsd, service: Service) -> None:
