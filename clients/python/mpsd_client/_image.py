@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BARRIER_SECONDS = 120.0
 FINISH_SECONDS = 3600.0
+STILL_SECONDS = 1800.0  # an imager that copies nothing for so long hangs: a slow disk may take long for the last sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Taking:
         """Called by Arena.image."""
         self._arenas, self._imager, self._place, self.name = arenas, imager, place, name
         self._expected = "prepared"
+        self._is_hung = False
         self._image: Image | None = None
         self._commits = [arena.committed for arena in arenas]
         for arena in arenas:
@@ -86,12 +88,22 @@ class Taking:
 
     def wait_for_answer(self, stop: threading.Event, seconds: float, limit: float = math.inf) -> bool:
         """Wait until the image is prepared or, after its barrier, complete, or has failed.  Look at `stop` so often; return
-        False if it is set, or after `limit` seconds."""
+        False if it is set, or after `limit` seconds.  Raises TimeoutError if the imager hangs: there will be no image."""
         end = time.monotonic() + limit
+        copied, since = self.progress, time.monotonic()
         while not self._imager.waits_for_answer(seconds):
             if stop.is_set() or time.monotonic() > end:
                 return False
+            if self.progress != copied or self._has_not_begun():
+                copied, since = self.progress, time.monotonic()
+            elif time.monotonic() > since + STILL_SECONDS:
+                self._let_hang()
+                raise TimeoutError(f"image {self.name}: the imager has copied nothing for {STILL_SECONDS:g} s")
         return True
+
+    def _has_not_begun(self) -> bool:
+        """Return whether the imager may wait for a place at MPS, where it keeps its turn."""
+        return self._expected == "prepared" and self.progress == (0, 0)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -118,7 +130,8 @@ class Taking:
                     self._give_facts(arena, commit)
                 self._imager.ask({"do": "stage"})
                 staged = self._imager.answer("staged", timeout)
-        except BaseException:
+        except BaseException as exc:
+            self._is_hung = isinstance(exc, TimeoutError)
             self._imager.close()  # first: the imager then knows that this process may write
             raise
         self._expected = "complete"
@@ -152,7 +165,11 @@ class Taking:
 
     def settle(self, place: Path, arenas: "Sequence[Arena]") -> Imager | None:
         """End this image before its barrier, or wait for it after that.  Return its process if it serves images of these arenas
-        in `place`; not after a failure, which may be the loss of its context."""
+        in `place`; not after a failure, which may be the loss of its context.
+
+        Raises ImageError if it did not answer in time, and has not ended: another one beside it would hang, too."""
+        if self._is_hung and self._imager.is_alive:
+            raise ImageError(f"the imager of image {self.name} did not answer in time, and has not ended")
         try:
             is_same = (place, list(arenas)) == (self._place, list(self._arenas))
             is_usable = self._expected != "failed" and is_same and self._imager.is_alive
@@ -165,8 +182,15 @@ class Taking:
                 return self._imager
         except ImageError:
             pass  # the program's own call of `wait` raises it
+        except TimeoutError:
+            self._let_hang()
+            raise
         self._imager.close()
         return None
+
+    def _let_hang(self) -> None:
+        self._expected, self._is_hung = "failed", True
+        self._imager.close()
 
     def end(self) -> None:
         """Let the imager go: what is staged is finished, anything else given up."""
