@@ -25,7 +25,11 @@ MOST_WINDOW = 1 << 47  # bytes; more than any window has
 
 
 class LayoutError(MpsdError, ValueError):
-    """An invalid layout: malformed, or with memory that the arena does not have."""
+    """An invalid layout: malformed, or with memory that the arena does not have.  Unprintable characters of its message are
+    escaped, since the names of tensors come from a foreign process."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__("".join(each if each.isprintable() else ascii(each)[1:-1] for each in message))
 
 
 @dataclass(frozen=True, slots=True)

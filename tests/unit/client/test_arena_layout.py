@@ -129,6 +129,14 @@ def test_a_tensor_that_could_not_be_read_is_not_written(spec: TensorSpec) -> Non
         encode(Layout({"x": spec}))
 
 
+def test_a_foreign_name_does_nothing_to_a_terminal() -> None:
+    """The name of a tensor is what the arena's owner wrote, and messages are printed as they are."""
+    found = {"format": FORMAT, "tensors": {"w\x1b]0;owned\x07\n\u202e\ud800\u00e9": 1}}
+    with pytest.raises(LayoutError) as caught:
+        decode(json.dumps(found).encode())
+    assert str(caught.value) == "tensor w\\x1b]0;owned\\x07\\n\\u202e\\ud800\u00e9: an object is expected"
+
+
 @given(shapes)
 def test_dense_strides_fill_their_span_exactly(shape: tuple[int, ...]) -> None:
     elements = 1
