@@ -39,7 +39,7 @@ def front_of(options: argparse.Namespace, backend: str) -> "tuple[subprocess.Pop
 def starter_of(options: argparse.Namespace, backend: str, words: list[str]) -> "subprocess.Popen[bytes]":
     """Start mpsctl, which keeps the members running."""
     mpsctl = shutil.which("mpsctl")
-    command = [mpsctl] if mpsctl else [sys.executable, "-m", "mpsctl"]
+    command = [mpsctl] if mpsctl else [sys.executable, "-P", "-m", "mpsctl"]  # -P: not the one in the working directory
     command += ["service", "run", options.service, "--standbys", str(options.standbys)]
     for name in ("sm", "memory-limit", "log-dir"):
         if value := getattr(options, name.replace("-", "_")):
