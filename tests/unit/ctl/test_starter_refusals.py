@@ -1,14 +1,17 @@
-"""What a starter makes of a lease that mpsd refuses."""
+"""What a starter makes of a lease that mpsd refuses, or whose answer is lost."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mpsctl.starter.mpsd_connection import MpsdConnection
 from mpsctl.starter.plan import Make, Situation
+from mpsctl.starter.reservations import reserve
 from mpsctl.starter.restarts import fresh
 from mpsctl.starter.runner import Starter
 from mpsctl.starter.settings import Given, Task
-from mpsd_client import ErrorCode, Refused
+from mpsd_client import Call, Disconnected, ErrorCode, Refused
 
 from tests.unit.ctl.test_starter_threads import Reports
 
@@ -31,3 +34,25 @@ def test_a_full_disk_of_mpsds_is_no_fault_of_a_member(code: ErrorCode, counts: b
     assert made._restarts[True].not_before == 0.0
     assert not made._is_gathering(None), "it would not report the service as unserved meanwhile"
     assert made._reporter.made[0] == ("trouble", "no lease for a member: why")
+
+
+@pytest.mark.parametrize(("minor", "has_key"), [(4, True), (3, False)])
+def test_a_lease_whose_answer_is_lost_is_made_once(minor: int, has_key: bool) -> None:
+    """The second request made another lease, and the first one held its share until its ttl was over.  An older mpsd knows no
+    keys."""
+    asked: list[Call[Any]] = []
+
+    def ask(call: Call[Any]) -> Any:
+        asked.append(call)
+        if len(asked) == 1:
+            raise Disconnected(None)
+        return "a lease"
+
+    session: Any = SimpleNamespace(
+        mpsd=SimpleNamespace(timeout_seconds=0.0, hello=SimpleNamespace(minor=minor)), ask=ask, close=lambda: None
+    )
+    made: Any = reserve(MpsdConnection(session), "llm-1", Make(30.0), ("0",), may_wait=True)
+    assert made == "a lease"
+    first, second = (each.params for each in asked)
+    assert first == second
+    assert bool(first.get("request_key")) is has_key
