@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mpsd_client import Selector, calls
 
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
@@ -121,6 +122,22 @@ def test_a_program_goes_on_if_another_client_faults(machine: Machine, unaware: U
     assert "while the writers stood still: they go on" in trouble
     assert culprit.wait("result")
     wait_for("the program's own error", lambda: unaware.process.poll() is not None or not unaware.is_stopped)
+
+
+def test_a_fault_in_another_domain_ends_no_image(machine: Machine, unaware: Unaware, tmp_path: Path) -> None:
+    token = "another-domain-1"
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create("apart", Selector.of_token(token), sm_percent=5, domain="own"))
+    faults = len(machine.journal("fault.xid"))
+    with take(machine, tmp_path, "--name", "kept", "--freeze", "10s") as taking:
+        wait_for("the program to stand", lambda: unaware.is_stopped)
+        culprit = machine.client("faulter", "oob_write", "--linger", "1", MPSD_LEASE=token).ready()
+        wait_for("the fault", lambda: len(machine.journal("fault.xid")) > faults)
+        assert unaware.is_stopped
+        _, trouble = taking.communicate(timeout=60)
+    assert taking.returncode == 0, trouble
+    assert culprit.wait("result")
+    unaware.goes_on()
 
 
 def test_what_cannot_be_stopped_is_refused(machine: Machine, unaware: Unaware, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from mpsctl.commands import images
 from mpsctl.output import Output
 from mpsctl.standstill import CannotStop, Standstill
 from mpsctl.surroundings import Surroundings
+from mpsd_client import Event, Lost
 
 from mpsd.host import processes
 from tests.unit.ctl.console import Terminal
@@ -44,6 +47,50 @@ def test_pids_of_another_namespace_name_nothing_here() -> None:
         images._writers(session, [])
     session.mpsd.hello.pid = os.getpid()
     assert images._writers(session, []) == []
+
+
+def of(domain: str | None) -> Event:
+    return Event("fault.xid", 0.0, {"domain": domain})
+
+
+@pytest.mark.parametrize(
+    ("event", "domains", "may_go_on"),
+    [
+        (of("theirs"), {"mine"}, True),
+        (of("mine"), {"mine"}, False),
+        (of(None), {"mine"}, False),
+        (of(""), {"mine"}, False),
+        (of("theirs"), {"mine", None}, False),
+        (Lost(1), {"mine"}, False),
+    ],
+)
+def test_a_fault_in_another_domain_ends_no_image(event: Event | Lost, domains: set[str | None], may_go_on: bool) -> None:
+    """Any user's fault ended the images of all: only their own server has to wait for the stopped writers."""
+    watch: Any = SimpleNamespace(events=lambda seconds: iter([event]))
+    if may_go_on:
+        images._see_no_fault(watch, domains, 1.0)
+    else:
+        with pytest.raises(images.ImageError, match="they go on"):
+            images._see_no_fault(watch, domains, 1.0)
+
+
+def test_many_faults_elsewhere_prolong_no_standstill() -> None:
+    def events(seconds: float) -> Iterator[Event]:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            yield of("theirs")
+        raise AssertionError("it looks for ever")
+
+    watch: Any = SimpleNamespace(events=events)
+    images._see_no_fault(watch, {"mine"}, 0.01)
+
+
+def test_the_domains_of_writers_are_known_or_any_may_be() -> None:
+    known = [SimpleNamespace(pid=7, start_time=70, domain="a"), SimpleNamespace(pid=8, start_time=80, domain=None)]
+    session: Any = SimpleNamespace(all=lambda call: known)
+    assert images._domains(session, [(7, 70)]) == {"a"}
+    for unknown in ((7, None), (7, 71), (8, 80), (9, 90)):
+        assert images._domains(session, [(7, 70), unknown]) == {"a", None}
 
 
 def test_a_process_that_got_the_writers_pid_is_not_stopped() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,9 +129,10 @@ def _give_facts(session: Session, imager: Imager, arenas: Sequence[values.Arena]
 def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Arena], drain: float) -> float:
     """Stop the writers, wait until their work on the GPU has ended, and stage; return for how long they stood still.
 
-    A stopped client blocks its server if another client faults: at the first sign of a fault the writers go on, and the
-    image is given up.  Raises ImageError, CannotStop."""
+    A stopped client blocks its server if another client faults: at the first sign of a fault that may be in a domain of theirs
+    the writers go on, and the image is given up.  Raises ImageError, CannotStop."""
     writers = _writers(session, arenas)
+    domains = _domains(session, writers)
     until = time.monotonic() + drain + STAGE_SECONDS  # before their guards' time begins, after which they go on
     with ExitStack() as stack:
         watch = stack.enter_context(session.new_connection())
@@ -142,7 +143,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
                 each.stop()
             if _writers(session, arenas) != writers:
                 raise ImageError("an arena has another writer since it was looked for")
-            _see_no_fault(watch, drain)
+            _see_no_fault(watch, domains, drain)
             now = [session.ask(calls.arena_get(arena.name)) for arena in arenas]
             for arena in now:
                 imager.follow_opened(session, arena)
@@ -152,7 +153,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
                 if time.monotonic() > until:
                     seconds = drain + STAGE_SECONDS
                     raise ImageError(f"the imager did not stage the image within {seconds:g} s: the writers go on")
-                _see_no_fault(watch, LOOK_SECONDS)
+                _see_no_fault(watch, domains, LOOK_SECONDS)
             imager.answer("staged", LOOK_SECONDS)
         except BaseException:
             imager.close()  # first: the imager then knows that the writers go on
@@ -180,10 +181,22 @@ def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int
     return sorted(writers)
 
 
-def _see_no_fault(watch: Client, seconds: float) -> None:
+def _domains(session: Session, writers: Sequence[tuple[int, int | None]]) -> Set[str | None]:
+    """Return the fault domains of the writers, with None if mpsd does not tell all."""
+    found = {(each.pid, each.start_time): each.domain for each in session.all(calls.client_list(limit=1000))}
+    return {None if start_time is None else found.get((pid, start_time)) for pid, start_time in writers}
+
+
+def _see_no_fault(watch: Client, domains: Set[str | None], seconds: float) -> None:
+    """Look for so long for a fault that may be in one of the domains.  Raises ImageError."""
+    end = time.monotonic() + seconds
     for event in watch.events(seconds):
-        if not isinstance(event, Lost):
-            raise ImageError(f"a client has faulted ({event.topic}) while the writers stood still: they go on")
+        known = None if isinstance(event, Lost) else event.facts.get("domain")
+        if not known or None in domains or known in domains:
+            what = "events were lost" if isinstance(event, Lost) else event.topic
+            raise ImageError(f"a client has faulted ({what}) while the writers stood still: they go on")
+        if time.monotonic() > end:
+            return
 
 
 def _fail(session: Session, why: str) -> int:
