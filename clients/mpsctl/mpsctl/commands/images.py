@@ -129,7 +129,7 @@ def _give_facts(session: Session, imager: Imager, arenas: Sequence[values.Arena]
 def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Arena], drain: float) -> float:
     """Stop the writers, wait until their work on the GPU has ended, and stage; return for how long they stood still.
 
-    A stopped client blocks its server if another client faults: at the first sign of a fault that may be in a domain of theirs
+    A stopped client blocks its server if another client faults: at the first sign of a fault that may be in a writer's domain
     the writers go on, and the image is given up.  Raises ImageError, CannotStop."""
     writers = _writers(session, arenas)
     domains = _domains(session, writers)
@@ -182,7 +182,7 @@ def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int
 
 
 def _domains(session: Session, writers: Sequence[tuple[int, int | None]]) -> Set[str | None]:
-    """Return the fault domains of the writers, with None if mpsd does not tell all."""
+    """Return the fault domains of the writers, with None if mpsd does not know all."""
     found = {(each.pid, each.start_time): each.domain for each in session.all(calls.client_list(limit=1000))}
     return {None if start_time is None else found.get((pid, start_time)) for pid, start_time in writers}
 
