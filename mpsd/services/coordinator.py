@@ -23,6 +23,7 @@ from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, Share
 from mpsd.notify import Changed, Outbox, Signal
+from mpsd.services.actives import Actives
 from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
 from mpsd.services.handover import HandoverRecord
@@ -97,8 +98,8 @@ class Coordinator:
         self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
         self.process_ended, self.woken = Signal[[ProcessId]](), Changed()
-        self.store, self._protected = store, set[int]()  # the latter: ids of arenas
         known = {arena.id: arena for arena in vault.arenas()}
+        self.store, self.actives, self._protected = store, Actives(store, known), set[int]()  # the last: ids of arenas
         for arena_id, (asked, dealt) in store.load(known).items():
             self.records[arena_id] = ServiceRecord(known[arena_id], asked, True, share=own_share(asked, dealt), dealt=dealt)
 
@@ -171,6 +172,7 @@ class Coordinator:
         record.is_removed = True
         self.records.pop(record.arena.id, None)
         self._tell_protected(record)
+        self.actives.note(record)
         if record.is_stored:
             try:
                 self.store.forget(record.arena.id)
@@ -367,6 +369,7 @@ class Coordinator:
         if now != record.shown:
             record.shown, record.revision = now, record.revision + 1
         record.instruct()
+        self.actives.note(record)
         self.woken.notify()
 
     def _correct_unserved(self, record: ServiceRecord) -> None:

@@ -28,7 +28,7 @@ class _Pulse(Struct, eq=False):
     """The last reading of one kept state; owns the descriptor.  generation: in which the state was given.
 
     still_seconds: how long the marks have not changed while mpsd was looking: when the whole machine stops, no writer is
-    silent.
+    silent.  heartbeat_seconds: the one that this is compared with: another one counts from its announcement.
     """
 
     generation: int
@@ -37,6 +37,7 @@ class _Pulse(Struct, eq=False):
     marks: bytes
     looked_at: float  # trio time
     still_seconds: float = 0.0
+    heartbeat_seconds: float = 0.0
 
 
 class Heartbeats:
@@ -119,6 +120,8 @@ class Heartbeats:
         passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now
         if writer is None or member is None:
             return
+        if pulse.heartbeat_seconds != record.heartbeat_seconds:
+            pulse.heartbeat_seconds, pulse.still_seconds, passed = record.heartbeat_seconds, 0.0, 0.0
         is_silent = member.standing is MemberState.SILENT
         if marks != pulse.marks:
             pulse.marks, pulse.still_seconds = marks, 0.0

@@ -99,7 +99,29 @@ class ServiceRequests:
         if (instance := record.instances.get(process)) is not None:
             instance.heartbeat_seconds = heartbeat_seconds
             self._hear(record, instance)
+            coordinator.show(record)
             return instance.told
+        if process != record.service.holder:
+            self._seat_absent(record)
+        return self._add(record, process, rank, heartbeat_seconds)
+
+    def _seat_absent(self, record: ServiceRecord) -> None:
+        """Make the active of an earlier mpsd a member before it joins again: so it is fenced if it hangs.
+
+        Until it joins it is silent only after as long as mpsd waits for others too: it may wait for mpsd in a call.
+        """
+        if (active := self.coordinator.actives.absent(record)) is None:
+            return
+        try:
+            self.coordinator.process_watch.watch(active.process)
+            seconds = max(active.heartbeat_seconds, self.coordinator.settings.follow_grace)
+            self._add(record, active.process, active.rank, seconds)
+        except (BadRequest, TooMany):  # it has ended, and the vault reports when it is fenced; or the next join tries again
+            return
+
+    def _add(self, record: ServiceRecord, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        """Add the member.  Raises BadRequest."""
+        coordinator, arena = self.coordinator, record.arena
         parts = coordinator.parts
         domain, now = parts.domain_of(process), trio.current_time()
         told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)

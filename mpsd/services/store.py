@@ -2,7 +2,7 @@
 
 They survive a `kill -9` of mpsd once a method has returned.  Members and past promotions are not stored: members rejoin, and
 the vault stores the writer of an arena (vault/store.py).  Enlisted processes are stored because a process enlists only once,
-before it initializes CUDA.
+before it initializes CUDA; actives because one that hangs does not rejoin.
 """
 
 import sqlite3
@@ -17,13 +17,15 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import Dealt, Elasticity, ServiceSettings
 from mpsd.storage.database import close, open_database, read, write
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
                        heartbeat_seconds REAL NOT NULL, elastic TEXT NOT NULL, dealt_percent REAL,
                        dealt_before REAL, dealt_ticks INTEGER);
 CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
                        enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
+CREATE TABLE actives (arena_id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
+                      generation INTEGER NOT NULL, rank INTEGER NOT NULL, heartbeat_seconds REAL NOT NULL);
 """
 
 
@@ -36,6 +38,15 @@ class EnlistmentPlan(Struct, frozen=True):
     uid: int
     by: int
     domain: str = ""
+
+
+class Active(Struct, frozen=True):
+    """The member that writes the arena in this generation.  heartbeat_seconds: 0: mpsd expects none."""
+
+    process: ProcessId
+    generation: int
+    rank: int
+    heartbeat_seconds: float
 
 
 class ServiceStore:
@@ -79,6 +90,23 @@ class ServiceStore:
 
     def forget(self, arena_id: int) -> None:
         self._write("DELETE FROM services WHERE arena_id = ?", (arena_id,))
+
+    def actives(self, arenas: Collection[int]) -> dict[int, Active]:
+        """Return the stored actives by arena.  Those of arenas that no longer exist are deleted."""
+        found = self._read("SELECT * FROM actives")
+        for arena_id, *_ in found:
+            if arena_id not in arenas:
+                self.forget_active(arena_id)
+        return {
+            arena_id: Active(ProcessId(pid, start), *facts) for arena_id, pid, start, *facts in found if arena_id in arenas
+        }
+
+    def save_active(self, arena_id: int, of: Active) -> None:
+        values = (arena_id, of.process.pid, of.process.start_time, of.generation, of.rank, of.heartbeat_seconds)
+        self._write("INSERT OR REPLACE INTO actives VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def forget_active(self, arena_id: int) -> None:
+        self._write("DELETE FROM actives WHERE arena_id = ?", (arena_id,))
 
     def plans(self) -> dict[ProcessId, EnlistmentPlan]:
         """Return the stored plans; some of the processes may have ended."""

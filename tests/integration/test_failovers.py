@@ -124,6 +124,11 @@ class Trials:
         self.active(view).kill()
         self.machine.start()
 
+    def mpsd_killed_and_active_stopped(self, view: values.Service) -> None:
+        self.machine.kill_daemon()
+        self.active(view).kill(signal.SIGSTOP)
+        self.machine.start()
+
     def mpsd_killed_in_failover(self, view: values.Service) -> None:
         self.active(view).kill()
         time.sleep(self.chance.uniform(0, 0.02))

@@ -190,6 +190,39 @@ def test_mpsd_and_the_active_are_killed(machine: Machine) -> None:
 
 
 @pytest.mark.slow
+def test_one_that_hangs_while_mpsd_is_killed_is_ended(machine: Machine) -> None:
+    """It cannot join the next mpsd, which knows its heartbeat all the same."""
+    machine.configure("[services]\nfollow_grace = 2.0\n")
+    machine.start()
+    active, standby = two(machine, "--heartbeat", "0.5")
+    neighbour = machine.counter().ready()
+    os.kill(active.pid, signal.SIGSTOP)
+    machine.kill_daemon()
+    machine.start()
+    view = until_served_by(machine, standby)
+    assert view.last
+    assert (view.generation, view.last.cause) == (2, "silent")
+    assert not is_running(active.pid)
+    neighbour.goes_on()
+    check_well(machine, active, standby)
+
+
+@pytest.mark.slow
+def test_one_with_a_heartbeat_goes_on_while_mpsd_is_killed(machine: Machine) -> None:
+    machine.configure("[services]\nfollow_grace = 2.0\n")
+    machine.start()
+    active, standby = two(machine, "--heartbeat", "0.5")
+    for _ in range(2):
+        machine.kill_daemon()
+        machine.start()
+        wait_for("the standby to be ready", lambda: is_ready(machine, standby), SECONDS)
+        after = count(machine) + 150  # some seconds: by then each has joined, or was found silent
+        wait_for("the active to get on", lambda after=after: count(machine) > after, SECONDS)
+        assert until_served_by(machine, active).generation == 1
+    check_well(machine, active, standby)
+
+
+@pytest.mark.slow
 @pytest.mark.root
 def test_without_root_members_are_told_where_to_go(strangers: Machine) -> None:
     strangers.start()

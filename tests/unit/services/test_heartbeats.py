@@ -1,50 +1,15 @@
 """An active that makes no progress is silent; its forward state shows that."""
 
 import os
-import struct
 
 import pytest
 import trio
-from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.model.service import Cause, MemberState, Phase, ServiceSettings
-from mpsd.wire.forward_state import CONTROL_AT, HEAD, MAGIC
+from tests.unit.services.kept_state import Kept
 
-
-class Kept:
-    """A forward state as the vault gives it; closed with the test."""
-
-    def __init__(self, machine, generation: int) -> None:
-        self.machine, self.descriptor, self.n, self.generation = machine, os.memfd_create("state"), 0, generation
-        os.pwrite(self.descriptor, HEAD.pack(1, 0, MAGIC, generation, 0, 8, 0), 0)
-        self.publish()
-        self.keep()
-
-    def keep(self) -> None:
-        arena = self.machine.vault.made[1]
-        self.machine.vault.descriptors[1] = self.descriptor
-        facts = {"state_serial": arena.state_serial + 1, "state_generation": self.generation}
-        self.machine.vault.become("state", replace(arena, **facts))
-
-    def publish(self) -> None:
-        self.n += 1
-        os.pwrite(self.descriptor, struct.pack("=QQ48x", 2 * self.n, 2 * self.n - 2), CONTROL_AT)
-
-
-@pytest.fixture(autouse=True)
-def own_descriptors(machine, monkeypatch):
-    """The receiver of each descriptor closes it."""
-    found = machine.vault.state_descriptor
-
-    async def state_descriptor(arena_id: int) -> int:
-        descriptor = await found(arena_id)
-        return os.dup(descriptor) if descriptor >= 0 else -1
-
-    monkeypatch.setattr(machine.vault, "state_descriptor", state_descriptor)
-    yield
-    for descriptor in machine.vault.descriptors.values():
-        os.close(descriptor)
+pytestmark = pytest.mark.usefixtures("own_descriptors")
 
 
 async def test_one_that_stands_still_is_ended_and_followed(machine, autojump_clock: MockClock):
