@@ -17,15 +17,17 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import Dealt, Elasticity, ServiceSettings
 from mpsd.storage.database import close, open_database, read, write
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
                        heartbeat_seconds REAL NOT NULL, elastic TEXT NOT NULL, dealt_percent REAL,
                        dealt_before REAL, dealt_ticks INTEGER);
 CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
                        enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
-CREATE TABLE actives (arena_id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
-                      generation INTEGER NOT NULL, rank INTEGER NOT NULL, heartbeat_seconds REAL NOT NULL);
+"""
+_ACTIVES = """
+CREATE TABLE IF NOT EXISTS actives (arena_id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
+                                    generation INTEGER NOT NULL, rank INTEGER NOT NULL, heartbeat_seconds REAL NOT NULL);
 """
 
 
@@ -57,6 +59,11 @@ class ServiceStore:
         holds = "how many standbys each service is to have, and which processes are kept apart"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
+        try:
+            self._write(_ACTIVES, ())  # the file of an mpsd that knew no actives lacks it
+        except UnusablePath:
+            self.close()
+            raise
 
     def load(self, arenas: Collection[int]) -> dict[int, tuple[ServiceSettings, Dealt | None]]:
         """Return the stored settings by arena, and what was dealt last, if anything.
