@@ -40,7 +40,7 @@ class Actives:
     def absent(self, record: ServiceRecord) -> Active | None:
         """Return the active of an earlier mpsd that still writes the arena, and has not joined this one.
 
-        None also if mpsd expects no heartbeat of it, and for a process that has opened the arena by itself since.
+        None also if mpsd expects no heartbeat from it, and for a process that has opened the arena by itself since.
         """
         active, arena = self._known.get(record.arena.id), record.arena
         if active is None or not active.heartbeat_seconds or record.service.holder != active.process:

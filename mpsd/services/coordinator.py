@@ -81,7 +81,7 @@ class ServiceParts(Struct, frozen=True):
     clock: Callable[[], float] = time.time
     clock_ns: Callable[[], int] = time.monotonic_ns
     ticks: Callable[[], int] = ticks_at
-    ranges: UidRanges = NO_RANGES  # whose uids count as one user
+    ranges: UidRanges = NO_RANGES  # uids that count as one user
 
 
 class Coordinator:
@@ -157,7 +157,7 @@ class Coordinator:
             self.show(record)
 
     def leave_if_empty(self, record: ServiceRecord) -> None:
-        """Remove a service without processes, settings of its owner, or promotions that still count."""
+        """Remove a service without processes, its owner's settings, or promotions that still count."""
         if not record.is_removed and self.may_leave_at(record) <= trio.current_time():
             self._remove(record)
 

@@ -1,4 +1,4 @@
-"""Whether the writers of services make progress: each step changes the marks of its forward state.
+"""Whether the writers of services make progress: each step changes the marks in its forward state.
 
 mpsd asks no process and maps no memory: it has a descriptor of the state, and reads one line from it
 (native/include/mpsd_state.h).
@@ -60,7 +60,7 @@ class Heartbeats:
                 os.close(pulse.descriptor)
 
     def work_of(self, record: ServiceRecord) -> Work | None:
-        """Return how long the active has worked in its term, as it says; None: not known."""
+        """Return how long the active has worked in its term, as it reports; None: not known."""
         pulse = self._known(record)
         if pulse is None:
             return None

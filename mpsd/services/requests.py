@@ -138,7 +138,7 @@ class ServiceRequests:
         return instance.told
 
     def _check_room(self, arena: Arena, process: ProcessId) -> None:
-        """Raise TooMany if a new member would be one too many for the owner: one process can join all of its services."""
+        """Raise TooMany if a new member would be one too many for the owner: one process can join all services of one owner."""
         records, share_of = self.coordinator.records, self.coordinator.parts.ranges.share_of
         if arena.owner_uid == _ROOT or (arena.id in records and process in records[arena.id].instances):
             return
@@ -198,7 +198,7 @@ class ServiceRequests:
     def yielded(self, arena_id: int, generation: int, process: ProcessId, last: LastRecord | None = None) -> Instruction:
         """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing.
 
-        last: it yields for a move, or finds afterwards that there is no image of its last barrier."""
+        last: it yields for a move, or finds afterwards that its last barrier left no image."""
         record, instance = self._seat(arena_id, process)
         if record.arena.writer == process or generation > record.arena.generation:
             if last is None:

@@ -182,7 +182,7 @@ def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int
 
 
 def _domains(session: Session, writers: Sequence[tuple[int, int | None]]) -> Set[str | None]:
-    """Return the fault domains of the writers, with None if mpsd does not know all."""
+    """Return the fault domains of the writers, and None among them if mpsd does not know all."""
     found = {(each.pid, each.start_time): each.domain for each in session.all(calls.client_list(limit=1000))}
     return {None if start_time is None else found.get((pid, start_time)) for pid, start_time in writers}
 
