@@ -60,7 +60,7 @@ def _prepare(database: sqlite3.Connection, path: Path, schema: str, version: int
     if found not in (0, version):
         raise UnusablePath(
             f"{path} has version {found}, this mpsd reads {version}: quit the mpsd that wrote it first; "
-            f"where that is down, start it once more to quit it"
+            f"where that is down, start it once more to quit it. It holds {holds}{_way_out(path)}"
         )
 
 
