@@ -65,7 +65,8 @@ def test_the_end_of_another_users_client_waits_for_none_of_them(machine: Machine
             began = time.monotonic()
             report = mpsd.ask(calls.client_stop(client.process.pid))
             assert time.monotonic() - began < SECONDS
-        assert [(each.has_ended, each.steps) for each in report.processes] == [(True, ("terminate",))]
+        [stopped_one] = report.processes
+        assert (stopped_one.has_ended, stopped_one.steps[0]) == (True, "terminate")  # on a busy machine SIGKILL can follow
 
 
 def test_a_restarted_mpsd_kills_no_client_in_one_of_them(machine: Machine) -> None:
