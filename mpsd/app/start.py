@@ -46,6 +46,7 @@ from mpsd.model.visible_text import visible
 from mpsd.relay.public_sockets import DOORS
 from mpsd.services.store import ServiceStore
 from mpsd.storage.checkpointing import Checkpointing
+from mpsd.storage.database import drop_locks
 from mpsd.vault.fencing import MOST_HOLDERS
 from mpsd.vault.store import VaultStore
 
@@ -116,6 +117,7 @@ async def _run(
         opened.callback(public.close)
         _announce(public, config)
         devices = await find_devices(config)
+        drop_locks(claim.state_directory, processes.has_ended)
         store = SqliteStore(claim.state_directory / "mpsd.db")
         opened.callback(store.close)
         lease_store = LeaseStore(claim.state_directory / "leases.db", read_boot_id())

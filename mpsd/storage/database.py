@@ -5,9 +5,11 @@ survives the end of mpsd.  If a change has to survive a power cut too, a thread 
 the caller gets its answer.  Why: docs/decisions/034-no-commit-waits-for-the-disk.md.
 """
 
+import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,23 @@ from mpsd.errors import UnusablePath
 LOG_PAGES = 8192  # of 4 KiB; a commit to a longer log checkpoints it, if the thread has not (`checkpoint`)
 _LOCKED_MILLISECONDS = 10  # it blocks the event loop; a process that holds a lock for longer is not mpsd
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2): type, whence, start, length, pid
 
 Write = tuple[str, tuple[Any, ...]]  # a statement and its values
+
+
+def drop_locks(directory: Path, has_ended: Callable[[int], bool]) -> None:
+    """Drop the locks on these databases of an mpsd that has ended.  Call it before any is opened.
+
+    They belong to its table of descriptors, fcntl(2), which stays while one of its threads waits for a client's file server, or
+    for a hung driver.  SQLite keeps them at the -shm file, and makes it anew of the log.
+    """
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    for path in directory.glob("*.db-shm"):
+        with suppress(OSError), path.open("r+b") as file:  # what cannot be opened is reported when SQLite opens it
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            if kind != fcntl.F_UNLCK and pid > 0 and has_ended(pid):  # 0: of a process in another pid namespace
+                path.unlink()
 
 
 def open_database(path: Path, schema: str, version: int, holds: str) -> sqlite3.Connection:

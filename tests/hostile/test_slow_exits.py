@@ -3,10 +3,13 @@
 import os
 import signal
 import subprocess
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from mpsd_client import Client, MpsdError, Selector, calls
 
 from tests.hostile.attacker import NOBODY, PYTHON
 from tests.hostile.test_slow_closes import HANG
@@ -48,8 +51,27 @@ def states(pid: int) -> dict[int, str]:
     return found
 
 
+def make_leases(mpsd: Client) -> None:
+    with mpsd, suppress(MpsdError, OSError):
+        while True:
+            lease = mpsd.ask(calls.lease_create("one of many", Selector.of_self(), sm_percent=1))
+            mpsd.ask(calls.lease_release(lease.id))
+
+
+def stop_in_a_commit(pid: int, database: Path) -> None:
+    """Stop mpsd while it holds SQLite's lock on the database's log."""
+    written = f":{os.stat(f'{database}-shm').st_ino} 120 "  # the byte WAL_WRITE_LOCK
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        wait_for("mpsd to stop", lambda: set(states(pid).values()) <= {"T", "D"})
+        if any(written in line and f" WRITE {pid} " in line for line in Path("/proc/locks").read_text().splitlines()):
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.001)
+
+
 @pytest.mark.root
-@pytest.mark.parametrize("how", ["kill -9", "quit"])
+@pytest.mark.parametrize("how", ["kill -9", "kill -9 in a commit", "quit"])
 def test_a_thread_that_cannot_end_keeps_no_later_mpsd_out(machine: Machine, how: str) -> None:
     """Its table of descriptors was mpsd's, with the lock: until the file server ended no mpsd could be started."""
     if not os.access("/dev/fuse", os.R_OK):
@@ -67,10 +89,15 @@ def test_a_thread_that_cannot_end_keeps_no_later_mpsd_out(machine: Machine, how:
         if how == "quit":
             assert machine.ask("quit -t 0", seconds=60).returncode == 0
         else:
+            if how.endswith("commit"):  # of a user's requests
+                threading.Thread(target=make_leases, args=(machine.connect(NOBODY),), daemon=True).start()
+                stop_in_a_commit(pid, machine.state / "leases.db")
             os.kill(pid, signal.SIGKILL)
         wait_for("the rest of mpsd to end", lambda: set(states(pid).values()) == {"D", "Z"})
         machine.start()
         assert machine.daemon_pid() != pid
         machine.counter(uid=1000).ready()
+        with machine.mpsd() as mpsd:
+            mpsd.ask(calls.lease_create("later", Selector.of_self(), sm_percent=1))
     finally:
         process.communicate(timeout=30)

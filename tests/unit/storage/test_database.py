@@ -3,12 +3,16 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mpsd.errors import UnusablePath
-from mpsd.storage.database import open_database, write
+from mpsd.host import processes
+from mpsd.storage.database import drop_locks, open_beside, open_database, write
+from tests.integration.process import wait_for
 
 SCHEMA = "CREATE TABLE words (word TEXT);"
 
@@ -93,3 +97,45 @@ def test_a_file_that_cannot_be_used_is_not_kept_open(version: int, schema: str, 
         open_database(path, schema, 1, "nothing")
     assert refused.tb is not None
     assert open_files(path) == []
+
+
+# Its first thread ends, and another keeps the descriptors, as one does that a file server keeps from ending after SIGKILL.
+ENDS_WITH_LOCKS = """
+import ctypes, os, sqlite3, sys, threading, time
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in sys.argv[2:]:
+    database.execute(statement)
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print("ends", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit(2): of this thread alone
+"""
+
+
+@pytest.mark.parametrize("statements", [["SELECT * FROM words"], ["BEGIN IMMEDIATE", "INSERT INTO words VALUES ('half')"]])
+def test_locks_of_a_process_that_has_ended_hold_nothing_up(path: Path, statements: list[str]) -> None:
+    """A user could make mpsd write all the time, and keep a thread of it from ending: killed then, it let no later one write."""
+    write(before := opened(path), [("INSERT INTO words VALUES (?)", ("one",))])
+    command = [sys.executable, "-c", ENDS_WITH_LOCKS, str(path), *statements]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ends\n"
+        wait_for("its first thread to end", lambda: processes.has_ended(process.pid))
+        before.close()  # this process's locks are not in question
+        drop_locks(path.parent, processes.has_ended)
+        after = opened(path)
+        write(after, [("INSERT INTO words VALUES (?)", ("two",))])
+        assert open_beside(path).execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
+        process.kill()
+    assert after.execute("SELECT word FROM words").fetchall() == [("one",), ("two",)]
+
+
+def test_those_of_one_that_lives_stay(path: Path) -> None:
+    opened(path).close()
+    lives = ENDS_WITH_LOCKS.replace("ctypes.CDLL", "time.sleep(60)  # ")
+    with subprocess.Popen([sys.executable, "-c", lives, str(path), "BEGIN IMMEDIATE"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        drop_locks(path.parent, processes.has_ended)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            write(opened(path), [("INSERT INTO words VALUES (?)", ("one",))])
+        process.kill()
