@@ -54,6 +54,7 @@ class ArenaHolders:
         self._hurried: set[ProcessId] = set()  # a request waits for their end
         self._expelled: set[ProcessId] = set()  # fenced before their end
         self._alone = trio.Event()  # no earlier mpsd holds anything any more
+        self._began = processes.ticks_at()  # of processes that start later, none ever did
         self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None
         self._gone: Gone | None = None
@@ -181,7 +182,8 @@ class ArenaHolders:
         if process in self._hurried or self._is_awaited(process):
             self._holding.release(process)
         await self._holding.wait_over(process)  # faults.hold_seconds at most
-        await self._alone.wait()  # until the kernel has closed the descriptors of a killed mpsd
+        if process.start_time <= self._began:
+            await self._alone.wait()  # until the kernel has closed the descriptors of a killed mpsd
         assert self._gone is not None, "told by run()"
         await self._gone(process, trio.current_time() - began)
 

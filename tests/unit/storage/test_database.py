@@ -113,7 +113,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0) 
 
 @pytest.mark.parametrize("statements", [["SELECT * FROM words"], ["BEGIN IMMEDIATE", "INSERT INTO words VALUES ('half')"]])
 def test_locks_of_a_process_that_has_ended_hold_nothing_up(path: Path, statements: list[str]) -> None:
-    """A user could make mpsd write all the time, and keep a thread of it from ending: killed then, it let no later one write."""
+    """A user could make mpsd write all the time, and keep a thread of it from ending: killed then, it let none write later."""
     write(before := opened(path), [("INSERT INTO words VALUES (?)", ("one",))])
     command = [sys.executable, "-c", ENDS_WITH_LOCKS, str(path), *statements]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -10,6 +10,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, TooMany
+from mpsd.host import processes
 from mpsd.model.arena import Access, Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.rules import spec
@@ -256,6 +257,19 @@ async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(machine, writer
                 await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
             before.kill()
             await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+
+
+async def test_one_that_came_later_is_fenced_though_the_mpsd_before_does_not_end(machine, other):
+    """A user's file server can keep a thread of it from ending: until that server ended no arena got another writer."""
+    with a_process() as before:
+        machine.before = before.process
+        now = processes.ticks_at()
+        async with machine.vault() as vault:
+            await until(lambda: processes.ticks_at() > now + 1)  # else it may have begun in the same tick
+            with a_process() as later:
+                arena = await opened(vault, later.process)
+                later.kill()
+                await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
 
 
 async def test_after_a_reboot_nobody_holds_anything(machine, writer):
