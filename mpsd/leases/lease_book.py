@@ -170,10 +170,10 @@ class LeaseBook:
         """
         if process is None:
             return await self._admit_unseen(credentials, told)
-        if (grant := self._clients.grants.get(process)) is not None:
-            return grant
-        await self._learn_groups(process, credentials, told)
-        answer = self._admissions.line.find(process) or self._admissions.ask(process, credentials, self._identify)
+        if process not in self._clients.grants:
+            await self._learn_groups(process, credentials, told)
+        answer = self._clients.grants.get(process) or self._admissions.line.find(process)
+        answer = answer or self._admissions.ask(process, credentials, self._identify)
         if isinstance(answer, Grant):
             return answer
         self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)

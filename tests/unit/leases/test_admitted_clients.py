@@ -5,9 +5,10 @@ import trio
 from trio.testing import MockClock
 
 from mpsd.errors import NoRoom, Refused
+from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.lease import DomainPolicy, Identity, Refusal
 from mpsd.model.process import Credentials
-from tests.unit.leases.world import ALICE, BOB, GIB, GPU_A, GPU_B, ROOT, World, by_pid, by_uid, ids, process, spec
+from tests.unit.leases.world import ALICE, BOB, GIB, GPU_A, GPU_B, ROOT, Arrival, World, by_pid, by_uid, ids, process, spec
 
 
 @pytest.fixture
@@ -46,6 +47,23 @@ async def test_the_same_process_gets_the_same_answer(world):
     world.book.create(ROOT, spec(10))
     assert await world.admit(5) is first
     assert (await world.admit(6)).lease_id == 1
+
+
+async def test_so_do_two_connections_that_wait_for_the_user_database(tmp_path):
+    """It was admitted twice, and stayed under its first lease after its end: the end of that lease ended mpsd."""
+    stranger = 64321  # unknown to the user database, which is asked each time
+    world = World(tmp_path, AdmissionSettings(group_quotas={"nogroup": Quota(clients=5)}))
+    old = world.book.create(stranger, spec(30, by_uid(stranger)))
+    async with trio.open_nursery() as nursery:
+        both = [Arrival(world, nursery, 5, stranger) for _ in range(2)]
+        while not (given := [each.grant for each in both if each.grant]):
+            await trio.lowlevel.checkpoint()
+        assert [each.lease_id for each in given] == [old.id]  # the other one still waits
+        world.book.create(stranger, spec(20, by_uid(stranger)))
+    assert [each.grant for each in both] == given * 2
+    world.book.leave(process(5))
+    world.book.release(old.id)
+    assert not world.book._clients._slots
 
 
 @pytest.mark.parametrize("way", [Refusal.ERROR, Refusal.END])
