@@ -67,7 +67,7 @@ class LivePage:
     ) -> None:  # fmt: skip
         self._ask, self._token, self._reuse_seconds, self._clock = ask, token, reuse_seconds, clock
         self._door = _Door(listen)
-        self._turn = trio.Lock()  # one fault at a time, and other tasks between two: each is read from the disk
+        self._turn = trio.Lock()  # one collection, or one fault, at a time, and other tasks between two
         self._made: dict[bool, tuple[float, bytes]] = {}  # by is_operator
         self._faults: dict[bool, Mapping[str, Any]] = {}  # likewise; each is read from the disk, so only after events
         self._page = _static_page()
@@ -95,10 +95,11 @@ class LivePage:
         peer = self._reader(visit)
         if isinstance(peer, HttpAnswer):
             return peer
-        until, body = self._made.get(peer.is_operator, (0.0, b""))
-        if not body or self._clock() >= until:
-            body = _json(await self._collect(peer))
-            self._made[peer.is_operator] = self._clock() + self._reuse_seconds, body
+        async with self._turn:
+            until, body = self._made.get(peer.is_operator, (0.0, b""))
+            if not body or self._clock() >= until:
+                body = _json(await self._collect(peer))
+                self._made[peer.is_operator] = self._clock() + self._reuse_seconds, body
         return HttpAnswer(200, body, "application/json")
 
     async def _collect(self, peer: Peer) -> Mapping[str, Any]:
@@ -111,11 +112,10 @@ class LivePage:
 
     async def _last_faults(self, peer: Peer) -> Mapping[str, Any]:
         """Return the last faults as one page; mpsd reads a few long ones at a time."""
-        async with self._turn:
-            known = self._faults  # until the next event, which may come before all are read
-            if peer.is_operator not in known:
-                known[peer.is_operator] = await self._read_faults(peer)
-            return known[peer.is_operator]
+        known = self._faults  # until the next event, which may come before all are read
+        if peer.is_operator not in known:
+            known[peer.is_operator] = await self._read_faults(peer)
+        return known[peer.is_operator]
 
     async def _read_faults(self, peer: Peer) -> Mapping[str, Any]:
         items: list[Any] = []
