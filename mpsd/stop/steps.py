@@ -38,7 +38,7 @@ class StopCase(Struct):
     process: ProcessId
     pidfd: int
     servers: Servers
-    may_end: Callable[[], bool]
+    may_end: Callable[[], Awaitable[bool]]
     steps: list[Step] = field(default_factory=list)
     why: str = ""
 
@@ -66,14 +66,14 @@ class StopCase(Struct):
             await until_ended(self.pidfd)
         return self.has_ended()
 
-    def check(self) -> bool:
+    async def check(self) -> bool:
         """Leave the process if it has become another user's since the request; return whether to continue."""
-        if not self.why and not self.may_end() and not self.has_ended():
+        if not self.why and not await self.may_end() and not self.has_ended():
             self.leave("it is another user's by now")
         return not self.why
 
-    def send(self, step: Step, number: signal.Signals) -> None:
-        if not self.check():
+    async def send(self, step: Step, number: signal.Signals) -> None:
+        if not await self.check():
             return
         try:
             signal.pidfd_send_signal(self.pidfd, number)
@@ -116,7 +116,7 @@ class Steps:
         try:
             for step in Step:
                 concerned = [each for each in cases if step in plan(self._manner, bool(each.servers))]
-                if concerned := [each for each in concerned if not each.has_ended() and each.check()]:
+                if concerned := [each for each in concerned if not each.has_ended() and await each.check()]:
                     await do[step](concerned)
             for case in cases:
                 case.why = "" if case.has_ended() else case.why  # a process that has just ended cannot be terminated
@@ -128,6 +128,8 @@ class Steps:
     async def _freeze(self, cases: Sequence[StopCase]) -> None:
         is_whole = self._whole is not None and await self._whole.freeze()
         for case in cases:
+            if not is_whole and not await case.check():
+                continue
             if why := "" if is_whole else self._one_by_one.freeze(case.process, case.pidfd):
                 case.leave(why)
             else:
@@ -157,7 +159,7 @@ class Steps:
 
     async def _ask(self, cases: Sequence[StopCase]) -> None:
         for case in cases:
-            case.send(Step.SIGTERM, signal.SIGTERM)
+            await case.send(Step.SIGTERM, signal.SIGTERM)
         await _each(cases, lambda case: case.ends_within(self._manner.grace_seconds))
 
     async def _kill(self, cases: Sequence[StopCase]) -> None:
@@ -174,9 +176,11 @@ class Steps:
 
 
 async def _terminate(case: StopCase, manner: Manner) -> None:
+    if not await case.check():
+        return
     refusals = []
     if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
-        case.send(Step.THAW, signal.SIGCONT)
+        await case.send(Step.THAW, signal.SIGCONT)
     for domain, server_pid in case.servers:
         if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
             refusals.append(refusal)
@@ -211,7 +215,7 @@ def _may_signal(domain: Domain) -> bool:
 
 
 async def _kill(case: StopCase) -> None:
-    case.send(Step.SIGKILL, signal.SIGKILL)
+    await case.send(Step.SIGKILL, signal.SIGKILL)
     if not case.why and not await case.ends_within(_END_SECONDS):
         case.leave(f"it was sent SIGKILL and has not ended within {_END_SECONDS:g} s")
 

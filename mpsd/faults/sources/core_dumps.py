@@ -80,7 +80,7 @@ class CoreDumps:
         self._judged = Rates(_JUDGED)
 
     def note_arrival(self, process: ProcessId, domain: Domain, is_new: bool) -> None:
-        if is_new:
+        if is_new and self._writers is None:  # else only the kernel's word counts
             self.meet(process)
 
     def meet(self, process: ProcessId) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 
 import pytest
 import trio
@@ -74,6 +75,25 @@ async def test_no_number_of_clients_and_callers_blocks_the_event_loop(
     mine = [each for each in clients if each.pid % 2 == 0]
     assert found == [(mine, MANY - len(mine))] * CALLERS
     assert looks.most <= CALLERS + targets._AT_ONCE  # each caller looks at its own process first
+
+
+async def test_slow_looks_are_fewer_in_a_turn(clients: list[ProcessId], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes 10 to 20 ms to write the status of a process with 65,536 groups."""
+    looks, asker, those = LooksInATurn(), Asker(1000, os.getpid()), Targets(a_pool(), lambda: clients[:CALLERS])
+
+    def sole_uid(pid: int) -> int:
+        looks.now += 1
+        time.sleep(2 * targets._TURN_SECONDS)
+        return 1000
+
+    monkeypatch.setattr(targets.processes, "sole_uid", sole_uid)
+    trio.lowlevel.add_instrument(looks)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(those.find, HERE, asker)
+        for each in clients[:CALLERS]:
+            nursery.start_soon(those.may_still_end, each, asker)
+    trio.lowlevel.remove_instrument(looks)
+    assert looks.most == 1
 
 
 async def test_if_one_cannot_be_opened_no_descriptor_stays(
