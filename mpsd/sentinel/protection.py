@@ -160,7 +160,7 @@ class Protection(Struct):
                 defaults = vendor_limits.of_defaults(self.pool.defaults, domain.gpus)
                 await domain.guard.set_limits(self.server.pid, vendor_limits.unlimited(domain.gpus), defaults, control)
             for ordinal, gpu in enumerate(domain.gpus):
-                await self._start_one(gpu, ordinal, uid)
+                await self._start_one(gpu, ordinal, self.server.uid)  # not the user's, if it serves all users
             while not self.is_ready:
                 if failed := next((each for each in self.watchers.values() if each.gone.is_set()), None):
                     raise VendorFailed(failed.why or "it ended")

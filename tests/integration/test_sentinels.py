@@ -52,6 +52,16 @@ def test_it_is_stopped_in_the_server_of_the_first_client_and_is_its_users(machin
     assert str(pid) in arrivals[0], "the sentinel had its context before any client came"
 
 
+def test_in_a_server_of_all_users_no_user_can_end_it(machine: Machine) -> None:
+    """Where one is required, all other users' clients waited 30 s each time that its user had ended it while it started."""
+    machine.configure(REQUIRED)
+    machine.start("-multiuser-server")
+    client = machine.counter(uid=UIDS[0]).ready()
+    _, pid = sentinel(machine)
+    assert (real_uid(pid), real_uid(machine.server_of(client))) == (0, 0)
+    machine.counter(uid=UIDS[1]).ready()
+
+
 def test_a_reload_gives_its_place_to_no_client(machine: Machine) -> None:
     """After SIGHUP each domain took a client more than its server has places: that client got an error."""
     started(machine)
