@@ -37,7 +37,7 @@ GREETING = b"mpsd-ui 1"
 MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
-_ROOM_SECONDS = 0.1
+_OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out
 _RUNNING_OF_USER = 4  # commands at once: a vendor daemon does one at a time, and one that starts a server may take a minute
 _LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one user's commands: 5 MB a day at most
 _USERS_IN_TOTAL = 16  # all users together may write as much as so many
@@ -47,6 +47,10 @@ class SessionSettings(Struct, frozen=True):
     max_sessions: int
     idle_seconds: float
     trusts_containers: bool = False
+
+    @property
+    def kept(self) -> int:
+        return self.max_sessions // _OPERATORS_SHARE
 
 
 class _Session(Struct, eq=False):
@@ -112,7 +116,10 @@ class _Session(Struct, eq=False):
 
 
 class Sessions:
-    """Guards the number of sessions: at the limit, an idle session is closed for the next front end."""
+    """Guards the number of sessions: at the limit, an idle session is closed for the next front end.
+
+    If all sessions wait for their answers, further front ends queue.
+    """
 
     def __init__(
         self,
@@ -151,30 +158,31 @@ class Sessions:
             hang_up(arrival.sock)
 
         most = self.settings.max_sessions
-        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, failed, self._make_room)
+        share_of, is_operator = self._ranges.share_of, self._is_operator
+        await serve_in_turn(listener, begin, refuse, share_of, is_operator, most, failed, self._room, self._ended.wait)
 
     async def settled(self) -> None:
         """Return when no session is open."""
         while self._open:
             await self._ended.wait()
 
-    async def _make_room(self) -> int:
-        """Wait for room; return for how many sessions.
+    def _room(self, for_operator: bool) -> int:
+        """Return for how many sessions of operators, or of others, there is room; at the limit, end an idle session.
 
-        At the limit it closes an idle session: the one that has been idle longest, of the user with most idle ones; of an
-        operator only where operators have more than all others, since root of a container can be many users.  If all sessions
-        wait for their answers, it waits until one does not; further front ends queue.
+        It is the one that has been idle longest, of the user with most idle ones; of an operator only where operators have more
+        idle ones than all others, since root of a container can be many users, and, for others, more than are kept for them.
         """
-        while len(self._open) >= self.settings.max_sessions:
+        operators = sum(each.is_operator for each in self._open)
+        kept = 0 if for_operator else self.settings.kept
+        room = self.settings.max_sessions - max(kept - operators, 0) - len(self._open)
+        if room <= 0:
             idle = [session for session in self._open if session.idle_since is not None]
-            if idle:
-                crowd = max(([each for each in idle if each.is_operator is kind] for kind in (False, True)), key=len)
+            kinds = (False, True) if operators > kept else (False,)
+            if crowd := max(([each for each in idle if each.is_operator is kind] for kind in kinds), key=len):
                 [(greediest, _)] = Counter(each.share for each in crowd).most_common(1)
                 theirs = (each for each in crowd if each.share == greediest)
                 min(theirs, key=lambda each: each.idle_since or 0.0).scope.cancel()
-            with trio.move_on_after(_ROOM_SECONDS):
-                await self._ended.wait()
-        return self.settings.max_sessions - len(self._open)
+        return room
 
     async def _converse(self, session: _Session) -> None:
         """Serve one session.  An error in here ends this session and nothing else."""

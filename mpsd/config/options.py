@@ -115,7 +115,7 @@ class UiOptions:
     """Command sessions: the front end without arguments, and programs that pipe commands into it."""
 
     max_sessions: int = option(
-        256, "Most command sessions at once; then the one that is idle longest makes way.", accept=between(1, 65536)
+        256, "Most sessions at once, an eighth for operators; then the one idle longest makes way.", accept=between(1, 65536)
     )
     admin_group: str = option("", 'Members may change limits and end clients, as root may. "": no group.', accept=GROUP)
     container_operators: bool = option(False, "Root of a container, and admin_group there, may do what root may outside.")

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from mpsd.fairness.turns import Turns
 from mpsd.host.draining import drain_soon
+from mpsd.host.polling import is_readable
 from mpsd.model.process import Credentials
 from mpsd.native import ffi, lib
 
@@ -27,6 +28,7 @@ BEGUN = 8
 _TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
 MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
 ACCEPT_PAUSE_SECONDS = 0.1  # at each of mpsd's sockets, after an error of accept(2): most likely the limit of open files
+_ROOM_SECONDS = 0.1
 _NO_REQUEST = b""
 
 
@@ -118,12 +120,14 @@ async def serve_in_turn(
     is_operator: Callable[[Arrival], bool],
     may_wait: int,
     failed: Callable[[OSError], None],
-    until_room: Callable[[], Awaitable[int]] | None = None,
+    room: Callable[[bool], int] = lambda is_operator: BEGUN,
+    until_changed: Callable[[], Awaitable[None]] = trio.sleep_forever,
 ) -> None:
     """Accept until cancelled.  `refuse` gets the oldest of a user of whom more than `may_wait` wait, or, where more than
     MOST_WAITING wait in all, of the user with most; both own the connection then.  The oldest, since silent connections of a
     user must not keep out a later one that has a question.
-    `share_of` returns the uid whose share a uid counts against.  `until_room` returns how many can be begun, once some can."""
+    `share_of` returns the uid whose share a uid counts against.  `room` returns how many of operators, or of others, can be
+    begun now, and is asked again at the latest when `until_changed` returns."""
     operators: Turns[Arrival] = Turns()
     others: Turns[Arrival] = Turns()
 
@@ -136,18 +140,25 @@ async def serve_in_turn(
         while True:
             if not (operators or others):
                 await trio.lowlevel.wait_readable(listener)
+            can_accept = True
             try:
                 for arrival in accepted(partial(accept, listener), ACCEPTED):
                     put(arrival)
             except OSError as exc:
+                can_accept = False
                 failed(exc)
                 if not (operators or others):
                     await trio.sleep(ACCEPT_PAUSE_SECONDS)
             await trio.lowlevel.checkpoint()
-            room = min(BEGUN, await until_room() if until_room and (operators or others) else BEGUN)
-            first = operators.take(room)
-            for arrival in first + others.take(room - len(first)):
-                begin(arrival)
+            left = BEGUN
+            for turns in (operators, others):
+                for arrival in turns.take(max(min(left, room(turns is operators)), 0) if turns else 0):
+                    begin(arrival)
+                    left -= 1
+            more_came = can_accept and is_readable(listener)  # of operators, who may have room
+            if left == BEGUN and (operators or others) and not more_came:
+                with trio.move_on_after(_ROOM_SECONDS):
+                    await until_changed()
     finally:
         for arrival in (*operators, *others):
             hang_up(arrival.sock)

@@ -13,6 +13,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from mpsd.commands import sessions as module
+from mpsd.commands.language.call import Answer
 from mpsd.commands.sessions import GREETING, Sessions, SessionSettings
 from mpsd.host import descriptors
 from mpsd.host.descriptors import MOST_CLOSINGS
@@ -99,7 +100,57 @@ async def test_root_of_a_container_evicts_no_session_of_root(short_dir: Path, ui
             nursery.cancel_scope.cancel()
 
 
-def _front_end(listener: socket.socket) -> socket.socket:
+@pytest.mark.root
+async def test_slow_commands_of_many_users_keep_no_operator_waiting(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions that wait for an answer make no room: as many users root of a container could have all of them."""
+    running_now: list[int] = []
+
+    async def slow(board: object, caller: Caller, line: bytes) -> Answer:
+        running_now.append(caller.uid)
+        if caller.uid:
+            await trio.sleep_forever()
+        return Answer("done\n")
+
+    monkeypatch.setattr(module, "dispatch", slow)
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=8, idle_seconds=60))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, capture_logs() as logged, ExitStack() as opened:
+        listener.bind(str(short_dir / "door"))
+        (short_dir / "door").chmod(0o666)
+        listener.listen()
+        listener.setblocking(False)
+        async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            with trio.fail_after(20):
+                for uid in range(20_000, 20_009):
+                    theirs = opened.enter_context(_front_end(listener, uid))
+                    theirs.send(GREETING)
+                    theirs.send(b"start_server -uid 1")
+                    while len(running_now) < min(uid - 19_999, 7):  # noqa: ASYNC110
+                        await trio.sleep(0.005)
+            with trio.fail_after(10):
+                ours = opened.enter_context(_front_end(listener))
+                ours.send(GREETING)
+                ours.send(b"get_server_list")
+                for expected in (GREETING, b"Odone\n", b"X\0"):
+                    await trio.lowlevel.wait_readable(ours)
+                    assert ours.recv(4096) == expected
+                last = opened.enter_context(_front_end(listener, 20_009))
+                last.send(GREETING)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert not is_readable(ours)  # its place is no other user's
+            nursery.cancel_scope.cancel()
+    assert len(running_now) == 8
+    assert not [each for each in logged if each["event"] == "ui.evicted"]
+
+
+def _front_end(listener: socket.socket, uid: int | None = None) -> socket.socket:
+    """Connect, as this user if one is given."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made.connect(listener.getsockname())
+    ours = os.geteuid()
+    os.seteuid(ours if uid is None else uid)
+    try:
+        made.connect(listener.getsockname())
+    finally:
+        os.seteuid(ours)
     return made
