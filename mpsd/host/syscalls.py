@@ -1,6 +1,7 @@
 """The type and the file system of a file by statx(2), from what the kernel has cached: the file system of a user may never
 answer.  And a table of descriptors of its own for a thread."""
 
+import errno
 import os
 import stat
 from typing import Any
@@ -17,9 +18,14 @@ def device_number(path: str) -> tuple[int, int, int]:
 
 
 def type_of(descriptor: int) -> int:
-    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has not cached it."""
+    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has not cached it.
+
+    A FUSE mount for its user alone shows other users nothing: S_IFREG, since close(2) asks its file server all the same.
+    """
     found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
-    return stat.S_IFMT(found.stx_mode) if found is not None else 0
+    if found is None:
+        return stat.S_IFREG if ffi.errno == errno.EACCES else 0
+    return stat.S_IFMT(found.stx_mode)
 
 
 def file_system_of(descriptor: int) -> int:
@@ -27,7 +33,7 @@ def file_system_of(descriptor: int) -> int:
 
     The directory of a FUSE connection in /sys/fs/fuse/connections has this name (Linux, fs/fuse/control.c).
     """
-    found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
+    found = _statx(descriptor, b"", lib.AT_EMPTY_PATH, wanted=0)  # more is refused where it is for its user alone
     return found.stx_dev_major << 20 | found.stx_dev_minor if found is not None else 0
 
 
@@ -37,7 +43,7 @@ def leave_descriptor_table() -> None:
         raise OSError(ffi.errno, os.strerror(ffi.errno))
 
 
-def _statx(directory: int, path: bytes, flags: int) -> Any:
+def _statx(directory: int, path: bytes, flags: int, wanted: int = lib.STATX_TYPE) -> Any:
     """Return the struct statx, or None, and the reason in ffi.errno."""
     found = ffi.new("struct statx *")
-    return None if lib.statx(directory, path, flags | lib.AT_STATX_DONT_SYNC, lib.STATX_TYPE, found) else found
+    return None if lib.statx(directory, path, flags | lib.AT_STATX_DONT_SYNC, wanted, found) else found

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import select
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -75,15 +76,18 @@ def _attributes(node: int, file_mode: int) -> bytes:
 
 
 @contextmanager
-def serve(place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool = False) -> Iterator[FileServer]:
+def serve(
+    place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool = False, is_for_all: bool = True
+) -> Iterator[FileServer]:
     """Serve `place / "file"`, with this mode, as a mount of this user. Raises OSError if mounting is not allowed.
 
-    keeps_writes: the kernel keeps what is written, and sends it later. At the end all waiting readers continue.
+    keeps_writes: the kernel keeps what is written, and sends it later. is_for_all: False for a mount that its user alone sees,
+    not even root. At the end all waiting readers continue.
     """
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
     try:
-        options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid},allow_other"
+        options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid}{',allow_other' if is_for_all else ''}"
         if _libc.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
             raise OSError(ctypes.get_errno(), "mount")
         server = FileServer(device, reader, mode, _WRITEBACK_CACHE if keeps_writes else 0)
@@ -98,3 +102,23 @@ def serve(place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool
     finally:
         os.close(reader)
         os.close(device)  # waiting readers get an error: the server has gone
+
+
+def open_as(place: Path, uid: int, flags: int) -> int:
+    """Open `place / "file"` as this user, who alone may where it is not for all."""
+    ours, theirs = socket.socketpair()
+    folder = os.open(place, os.O_PATH)
+    with ours, theirs:
+        if not (child := os.fork()):
+            try:
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+                socket.send_fds(theirs, [b"x"], [os.open("file", flags, dir_fd=folder)])
+            finally:
+                os._exit(0)
+        theirs.close()
+        [descriptor] = socket.recv_fds(ours, 1, 1)[1]
+        os.waitpid(child, 0)
+    os.close(folder)
+    return descriptor

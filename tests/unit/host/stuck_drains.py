@@ -3,7 +3,8 @@
 A page of the files was written: the kernel sends it when one of them is closed, and waits.  Runs as root in a mount namespace
 of its own, and kills the server at its end, without which no file can be closed.
 A second server of the same user is silent too, with a request waiting; its files are in no connection.
-Arguments: a directory to mount at, one for the second server, one for the control file system, and the number of connections.
+Arguments: a directory to mount at, one for the second server, one for the control file system, the number of connections,
+and whom the first server is for: all, or its user.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from mpsd.host import draining
 from mpsd.model.process import Credentials
-from tests.unit.api.file_server import WRITE, serve
+from tests.unit.api.file_server import WRITE, open_as, serve
 
 UID = 4711
 PAGE = 4096
@@ -28,13 +29,15 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 class Server:
     """A process that serves until it is told to be silent; `said` gives what it reports."""
 
-    def __init__(self, place: str, awaited: int | None = None, *, keeps_writes: bool = False) -> None:
+    def __init__(
+        self, place: str, awaited: int | None = None, *, keeps_writes: bool = False, is_for_all: bool = True
+    ) -> None:
         """awaited: the request that it reports once it is silent; None: any."""
         silence, self._silent = os.pipe()
         self.said, said = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            with serve(Path(place), 0o100666, UID, keeps_writes=keeps_writes) as server:
+            with serve(Path(place), 0o100666, UID, keeps_writes=keeps_writes, is_for_all=is_for_all) as server:
                 os.write(said, b"serving ")
                 os.read(silence, 1)
                 server.is_silent = True
@@ -55,31 +58,31 @@ class Server:
         os.waitpid(self.pid, 0)
 
 
-def connection_with(file: Path) -> socket.socket:
+def connection_with(place: Path) -> socket.socket:
     """Return a connection whose peer has left, with the file in it, which is open nowhere else."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptor = os.open(file, os.O_RDWR)
+    descriptor = open_as(place, UID, os.O_RDWR)
     socket.send_fds(theirs, [b"x"], [descriptor])
     os.close(descriptor)
     theirs.close()
     return ours
 
 
-def map_to_write(file: Path) -> int:
+def map_to_write(place: Path) -> int:
     """Return the address of a page.  Once it is written, the kernel sends it when any open file of the same inode is closed."""
-    descriptor = os.open(file, os.O_RDWR)
+    descriptor = open_as(place, UID, os.O_RDWR)
     address = int(_libc.mmap(None, PAGE, 3, 1, descriptor, 0))  # PROT_READ | PROT_WRITE, MAP_SHARED
     os.close(descriptor)
     return address
 
 
-def main(place: str, other: str, control: str, count: str) -> None:
+def main(place: str, other: str, control: str, count: str, whom: str) -> None:
     if _libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
         raise OSError(ctypes.get_errno(), "fusectl")
     draining.begin(int)
     draining.FUSE_CONNECTIONS = Path(control)
     draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
-    servers = [Server(place, WRITE, keeps_writes=True)]
+    servers = [Server(place, WRITE, keeps_writes=True, is_for_all=whom == "all")]
     try:
         servers.append(Server(other))
         os.stat(other)  # after that it has begun
@@ -88,8 +91,8 @@ def main(place: str, other: str, control: str, count: str) -> None:
             os.stat(other)  # until its server ends
             os._exit(0)
         assert os.read(servers[1].said, 64) == b"asked "
-        page = map_to_write(Path(place, "file"))
-        made = [connection_with(Path(place, "file")) for _ in range(int(count))]
+        page = map_to_write(Path(place))
+        made = [connection_with(Path(place)) for _ in range(int(count))]
         ctypes.memmove(page, b"written", 7)
         servers[0].fall_silent()
         for each in made:

@@ -4,13 +4,17 @@ import os
 import socket
 import sys
 import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from mpsd.host.descriptors import Closings, close_apart, close_beside, is_file
+from mpsd.host.descriptors import Closings, close_all, close_apart, close_beside, is_file, is_prompt
+from mpsd.host.syscalls import file_system_of
 from tests.lingering import lingering
+from tests.unit.api.file_server import open_as, serve
 
 SLOW, QUICK = 1000, 1001
 
@@ -98,3 +102,21 @@ def test_only_files_that_may_have_a_server_count_as_files() -> None:
     os.close(memory)
     with socket.socket() as sock:
         assert not is_file(sock.fileno())
+
+
+@pytest.mark.root
+def test_a_file_that_is_for_its_user_alone_counts_as_a_file(tmp_path: Path) -> None:
+    """The kernel told mpsd no type, and mpsd took it for something that its close does not wait for."""
+    with ExitStack() as mounted:
+        try:
+            server = mounted.enter_context(serve(tmp_path, uid=65534, is_for_all=False))
+        except OSError as exc:
+            pytest.skip(f"nothing can be mounted here: {exc}")
+        fd = open_as(tmp_path, 65534, os.O_RDONLY)
+        server.is_silent = True
+        assert is_file(fd)
+        assert not is_prompt(fd)
+        assert file_system_of(fd)
+        assert not server.asked
+        mounted.close()
+        close_all([fd])  # the server has gone
