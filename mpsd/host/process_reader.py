@@ -142,6 +142,7 @@ class ProcessReader:
             raise ProcessLookupError(errno.ESRCH, f"{question.pid} is not a pid")
         request = wire.pack_question(question, 0, 1, 0)
         with self._lock:
+            self._forget_old()
             if self._waits or self._stuck:
                 self._check(self._share_of(question.pid))
             process = self._send(request)
@@ -218,15 +219,18 @@ class ProcessReader:
             del self._waits[next(iter(self._waits))]  # the oldest
         return self._waits.setdefault(share, _Wait(time.monotonic()))
 
-    def _check(self, share: int) -> None:
-        """Raise Unanswered if the processes of this user are not to be read now; reap what was killed."""
+    def _forget_old(self) -> None:
+        """Forget waits that count no more, and reap what was killed: without any, no read asks whose a process is."""
+        oldest = time.monotonic() - UNREAD_SECONDS
+        while self._waits and next(iter(self._waits.values())).since < oldest:
+            del self._waits[next(iter(self._waits))]
         for each in [each for each in self._stuck if each[1].has_ended()]:
             each[1].reap()
             self._stuck.remove(each)
+
+    def _check(self, share: int) -> None:
+        """Raise Unanswered if the processes of this user are not to be read now."""
         wait = self._waits.get(share)
-        if wait and time.monotonic() > wait.since + UNREAD_SECONDS:
-            del self._waits[share]
-            wait = None
         why = wait.why_unread if wait else ""
         if any(share == each for each, _ in self._stuck):
             why = "one of them kept its reader waiting in the kernel"

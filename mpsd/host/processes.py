@@ -335,7 +335,7 @@ def collect(pid: int) -> bool:
         return False  # not mpsd's child, or another thread reaped it first
 
 
-reader = ProcessReader(real_uid, state)
-searcher = ProcessReader(real_uid, state)  # a search takes it up to 200 ms: the other one answers in that time
+reader = ProcessReader(charged_uid, state)
+searcher = ProcessReader(charged_uid, state)  # a search takes it up to 200 ms: the other one answers in that time
 atexit.register(reader.close)
 atexit.register(searcher.close)

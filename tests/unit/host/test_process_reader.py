@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.fairness.uid_ranges import parse
-from mpsd.host import process_reader
+from mpsd.host import process_reader, processes
 from mpsd.host.inspector_messages import LinkedFile
 from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.host.processes import state
@@ -185,6 +185,40 @@ def test_short_waits_of_one_user_add_up(fifo: Path) -> None:
         assert reader.stat(OTHER) == str(OTHER).encode()
     finally:
         reader.close()
+
+
+def test_an_old_wait_makes_no_later_read_dear(monkeypatch: pytest.MonkeyPatch, fifo: Path) -> None:
+    """Until the same user's processes were read again, each read of any process asked whose it is: up to 20 ms for one with
+    65,536 groups, on the event loop."""
+    reader = waiter(fifo, f"pid == {HOSTILE} and wait(0.02)")
+    asked: list[int] = []
+
+    def uid_of(pid: int) -> int:
+        asked.append(pid)
+        return USERS[pid]
+
+    monkeypatch.setattr(reader, "_uid_of", uid_of)
+    try:
+        with suppress(Unanswered):
+            reader.stat(HOSTILE)
+        assert asked
+        monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
+        reader.stat(OTHER)
+        asked.clear()
+        reader.stat(OTHER)
+        assert not asked
+    finally:
+        reader.close()
+
+
+@pytest.mark.root
+def test_a_process_is_asked_for_its_user_without_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_status", lambda pid: pytest.fail("its status lists up to 65,536 groups"))
+    with subprocess.Popen(["sleep", "60"], user=65534) as child:
+        try:
+            assert [each._uid_of(child.pid) for each in (processes.reader, processes.searcher)] == [65534, 65534]
+        finally:
+            child.kill()
 
 
 # It opens so many descriptors of a directory with a path of nearly 4,096 bytes.
