@@ -29,7 +29,7 @@ def type_of(descriptor: int) -> int:
 
 
 def file_system_of(descriptor: int) -> int:
-    """Return the kernel's number of the file system of an open file, without asking it; 0 if that cannot be told.
+    """Return the kernel's number of the file system of an open file, without asking it; 0 if it is unknown.
 
     The directory of a FUSE connection in /sys/fs/fuse/connections has this name (Linux, fs/fuse/control.c).
     """
