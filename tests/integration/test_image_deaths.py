@@ -70,4 +70,4 @@ def test_the_death_of_another_at_the_manifest_costs_no_image(deadly: Machine, tm
             assert list(digests(images, images.find(name)).values()) == line.split()
         assert list(images.verify()) == []
     if victim != "client":
-        assert not is_running(int(pids[victim])), "it was not killed"
+        wait_for("it to be killed", lambda: not is_running(int(pids[victim])))
