@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mpsd.errors import AlreadyRunning, UnusablePath
 from mpsd.host import processes
-from mpsd.host.bare_threads import BareThreads
+from mpsd.host.bare_threads import BareThreads, begin_bare_threads
 from mpsd.host.descriptors import close_all
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.pipe_directory import PipeDirectory, tell_tightened
@@ -136,10 +136,12 @@ class InstanceLock:
     def _hold_apart(self, lock: int) -> bool:
         """Let a thread hold a copy; return whether it does.  Otherwise the lock stays open in mpsd's own table."""
         is_held = threading.Event()
-        with suppress(OSError, RuntimeError):
-            self._bare = self._bare or BareThreads()
-            self._bare.start([lock], partial(_hold, release=self._release, is_held=is_held))
-        return is_held.wait(_HOLD_SECONDS if self._bare else 0)
+        self._bare = self._bare or begin_bare_threads()
+        if self._bare is not None:
+            with suppress(OSError):
+                self._bare.start([lock], partial(_hold, release=self._release, is_held=is_held))
+                return is_held.wait(_HOLD_SECONDS)
+        return False
 
     def _running(self) -> int | None:
         """Return the pid of a running daemon that is not mpsd's; None if none runs.

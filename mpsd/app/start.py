@@ -33,6 +33,7 @@ from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.faults.store import FaultStore
 from mpsd.health.loop_watch import LoopWatch
 from mpsd.host import draining, processes
+from mpsd.host.bare_threads import begin_bare_threads
 from mpsd.host.boot_id import read_boot_id
 from mpsd.host.child_reaper import become_reaper
 from mpsd.host.inspector import Inspector
@@ -130,12 +131,7 @@ async def _run(
         opened.callback(audit.close)
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
-        inspector = Inspector(ranges=ranges)
-        inspector.start()
-        processes.count_by(ranges)
-        draining.begin(ranges.share_of)
-        processes.start_readers_by(inspector.start_reader)
-        opened.callback(inspector.close)
+        inspector = _begin_inspector(ranges, opened)
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)
         parts = (*stores, audit, inspector, allowance, ranges, admin_group)
@@ -160,6 +156,18 @@ async def _run(
             daemon.notifier.ready()
 
         return await daemon.run(ready, take_signal)
+
+
+def _begin_inspector(ranges: UidRanges, opened: ExitStack) -> Inspector:
+    """Start what reads other processes, and the threads without mpsd's descriptors.  Raises UnusablePath."""
+    bare = begin_bare_threads()
+    draining.begin(ranges.share_of, bare)
+    inspector = Inspector(ranges=ranges, bare=bare)
+    inspector.start()
+    processes.count_by(ranges)
+    processes.start_readers_by(inspector.start_reader)
+    opened.callback(inspector.close)
+    return inspector
 
 
 def _watch_loop(opened: ExitStack) -> None:

@@ -90,7 +90,7 @@ class BareThreads:
                     if not requests.recv(1, socket.MSG_PEEK):
                         return
                     self._leave_to_another(end)
-                    found = socket.recv_fds(requests, 1, MOST_DESCRIPTORS)[1]
+                    found = socket.recv_fds(requests, 1, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)[1]
                     work = self._asked.get()
                 work(found)
 
@@ -114,6 +114,14 @@ class BareThreads:
                 time.sleep(_AGAIN_SECONDS)  # until mpsd can start one
             with self._lock:
                 is_needed = not self._waiting
+
+
+def begin_bare_threads() -> BareThreads | None:
+    """Start the first one, in the main thread; None where the kernel refuses, as a strict container can make it."""
+    try:
+        return BareThreads()
+    except (OSError, RuntimeError):
+        return None
 
 
 def _replace_all_but(end: int, wakes: int) -> None:

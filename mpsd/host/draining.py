@@ -69,12 +69,13 @@ _share_of: Callable[[int], int] = int  # a uid's own
 _bare: BareThreads | None = None
 
 
-def begin(share_of: Callable[[int], int]) -> None:
-    """Count the connections of a uid against this share from now on (UidRanges.share_of).  Call it before clients connect."""
+def begin(share_of: Callable[[int], int], bare: BareThreads | None) -> None:
+    """Count the connections of a uid against this share from now on (UidRanges.share_of).  Call it before clients connect.
+
+    bare: the threads that close them; None: threads of trio, which drop messages unseen.
+    """
     global _share_of, _bare
-    _share_of = share_of
-    with suppress(OSError, RuntimeError):  # then messages are dropped unseen
-        _bare = _bare or BareThreads()
+    _share_of, _bare = share_of, bare
 
 
 def drain_soon(socks: list[socket.socket]) -> None:

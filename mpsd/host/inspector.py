@@ -21,6 +21,7 @@ from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process, processes
+from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
 from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
@@ -44,13 +45,19 @@ class Unreadable(Exception):
 class Inspector:
     """Guards the inspector's process: started at the first request, replaced when it does not answer.  Any thread may use it.
 
-    program: mpsd-inspector; None: the one of this installation.  ranges: whose uids count as one user.
+    program: mpsd-inspector; None: the one of this installation.  ranges: whose uids count as one user.  bare: where the process
+    is started; None: in the calling thread, before clients are served.
     """
 
     def __init__(
-        self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS, ranges: UidRanges = NO_RANGES
+        self,
+        program: Path | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        ranges: UidRanges = NO_RANGES,
+        bare: BareThreads | None = None,
     ) -> None:
         self._ranges = ranges
+        self._bare = bare
         self._program = program or own_program("inspector")
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()  # protects the process; no other lock is taken while it is held
@@ -184,7 +191,7 @@ class Inspector:
     def _open(self) -> InspectorProcess:
         """Return the process, started if needed; with the lock held.  Raises OSError."""
         if self._process is None:
-            self._process = inspector_process.start(self._program, "--fd")
+            self._process = inspector_process.start(self._program, "--fd", self._bare)
         return self._process
 
     def _end(self) -> None:

@@ -1,14 +1,19 @@
 """Start and end a process of mpsd-inspector, which reads other processes for mpsd (native/include/mpsd_inspector.h)."""
 
+import errno
 import os
+import queue
 import socket
 from pathlib import Path
 
 from msgspec import Struct
 
+from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
+from mpsd.host.descriptors import close_all
 
 _SOCKET = 3
+_SPAWN_SECONDS = 5.0  # it takes a few milliseconds
 
 
 class InspectorProcess(Child, Struct, eq=False):
@@ -21,18 +26,17 @@ class InspectorProcess(Child, Struct, eq=False):
         Child.kill(self)
 
 
-def start(program: Path, mode: str) -> InspectorProcess:
+def start(program: Path, mode: str, bare: BareThreads | None = None) -> InspectorProcess:
     """Start the program; mode: `--fd` or `--direct`.  Raises OSError.
 
-    All of mpsd waits until the program is executed.  Once clients are served, an inspector starts every other process
-    (`Inspector.start_reader`, `start_program`): a client's file that mpsd has at that moment could delay the exec for ever.
+    All of mpsd waits until the program is executed.  The exec closes copies of what the calling thread has open, and waits for
+    the server of a client's file among them.  So once clients are served a bare thread calls it, or an inspector starts the
+    process (`Inspector.start_reader`, `start_program`).
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        nothing = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in range(_SOCKET)]
-        actions = [*nothing, (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET)]
         try:
-            pid = os.posix_spawn(program, [program.name, mode, str(_SOCKET)], {}, file_actions=actions)
+            pid = _spawn(program, mode, theirs.fileno()) if bare is None else _spawn_in(bare, program, mode, theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -43,3 +47,30 @@ def start(program: Path, mode: str) -> InspectorProcess:
         ours.close()  # this ends it
         os.waitpid(pid, 0)
         raise
+
+
+def _spawn(program: Path, mode: str, end: int) -> int:
+    nothing = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in range(_SOCKET)]
+    actions = [*nothing, (os.POSIX_SPAWN_DUP2, end, _SOCKET)]
+    return os.posix_spawn(program, [program.name, mode, str(_SOCKET)], {}, file_actions=actions, setsigmask=[])
+
+
+def _spawn_in(bare: BareThreads, program: Path, mode: str, end: int) -> int:
+    made: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+
+    def work(descriptors: list[int]) -> None:
+        try:
+            made.put(_spawn(program, mode, *descriptors))
+        except OSError as exc:
+            made.put(exc)
+        finally:
+            close_all(descriptors)
+
+    bare.start([end], work)
+    try:
+        answer = made.get(timeout=_SPAWN_SECONDS)
+    except queue.Empty:  # if it is started later, it ends: its socket is closed here
+        raise OSError(errno.ETIMEDOUT, "no thread could start it in time") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from mpsd.host import draining
+from mpsd.host.bare_threads import BareThreads
 from mpsd.model.process import Credentials
 from tests.unit.api.file_server import WRITE, open_as, serve
 
@@ -79,7 +80,7 @@ def map_to_write(place: Path) -> int:
 def main(place: str, other: str, control: str, count: str, whom: str) -> None:
     if _libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
         raise OSError(ctypes.get_errno(), "fusectl")
-    draining.begin(int)
+    draining.begin(int, BareThreads())
     draining.FUSE_CONNECTIONS = Path(control)
     draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
     servers = [Server(place, WRITE, keeps_writes=True, is_for_all=whom == "all")]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.host import draining
+from mpsd.host.bare_threads import BareThreads
 from mpsd.host.draining import MOST_STUCK
 from mpsd.host.polling import is_readable
 from mpsd.host.syscalls import file_system_of
@@ -26,7 +27,7 @@ PROGRAM = Path(__file__).with_name("stuck_drains.py")
 @pytest.mark.parametrize(("uid", "has_share"), [(0, False), (-1, False), (1000, True)])
 def test_only_users_have_file_servers_aborted(monkeypatch: pytest.MonkeyPatch, uid: int, has_share: bool) -> None:
     """Not root: root of a container could have all mounts of the host's root aborted.  Nor a TCP connection, uid -1."""
-    draining.begin(int)
+    draining.begin(int, BareThreads())
     monkeypatch.setattr(draining, "peer_credentials", lambda sock: Credentials(1, uid, uid))
     may_go, taken = threading.Event(), threading.Barrier(MOST_STUCK + 2)
 
@@ -73,7 +74,7 @@ def test_a_look_tells_the_file_systems_and_changes_nothing(tmp_path: Path) -> No
 def test_a_thread_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A thread that looked had copies of all of mpsd's descriptors, and to close one waits if it is a client's FUSE file: as
     long as its server liked, connections and GPU memory of others stayed open there."""
-    draining.begin(int)
+    draining.begin(int, BareThreads())
     may_go, waits = threading.Event(), threading.Event()
     close_all = draining.close_all
 
@@ -104,7 +105,7 @@ def test_who_has_few_connections_to_close_is_not_looked_at(monkeypatch: pytest.M
 
 
 def test_what_no_thread_takes_is_closed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    draining.begin(int)
+    draining.begin(int, BareThreads())
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
     with monkeypatch.context() as patch:
         patch.setattr(draining._bare, "start", _refuse)
