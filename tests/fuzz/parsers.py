@@ -40,6 +40,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/host/arrivals.py": "receives of strangers to close what comes, and reads none of it",
     "mpsd/host/bare_threads.py": "receives a descriptor that mpsd itself has sent, and no bytes that mean anything",
     "mpsd/host/draining.py": "receives of strangers to close what comes; reads the kernel's numbers of FUSE connections",
+    "mpsd/storage/database.py": "reads the struct flock that the kernel fills; SQLite reads the file",
     "mpsd/config/loading.py": "reads the configuration, which is root's; the tests have random ones",
     "mpsd/host/inotify.py": _KERNEL,
     "mpsd/host/mounts.py": "reads the line of one number in /proc/self/mountinfo, in which the kernel escapes names",

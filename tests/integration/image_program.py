@@ -376,8 +376,9 @@ def refusals(directory: str) -> None:
         said["same name"] = refusal(again.barrier)
         killed = arena.image("killed", directory)
         said["another process after a failure"] = killed._imager is not again._imager
-        variables = Path(f"/proc/{killed._imager._process.pid}/environ").read_bytes().split(b"\0")
-        said["below normal"] = b"CUDA_MPS_CLIENT_PRIORITY=1" in variables
+        while not (variables := Path(f"/proc/{killed._imager._process.pid}/environ").read_bytes()):
+            os.sched_yield()  # the kernel is about to set it
+        said["below normal"] = b"CUDA_MPS_CLIENT_PRIORITY=1" in variables.split(b"\0")
         said["wait before the barrier"] = refusal(killed.wait)
         os.kill(killed._imager._process.pid, signal.SIGKILL)
         said["killed imager"] = refusal(killed.barrier)
