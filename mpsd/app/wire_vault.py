@@ -17,7 +17,7 @@ from mpsd.vault.allocations import Allocations
 from mpsd.vault.arenas import Arenas
 from mpsd.vault.catalog import Catalog, VaultParts
 from mpsd.vault.descriptor_checks import check_exported, check_simulated
-from mpsd.vault.fencing import ArenaHolders
+from mpsd.vault.fencing import ArenaHolders, has_ended_wholly
 from mpsd.vault.lifecycle import Vault
 from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.writers import Writers
@@ -64,5 +64,5 @@ def join_vault(
     writers = Writers(catalog, store, allocations, holders, is_served)
     arenas = Arenas(catalog, store, allocations, writers, holders, reclaimer, lease_of)
     ours = processes.process_id(os.getpid())
-    before = store.begin(ours) if ours else None
+    before = store.begin(ours, processes.ticks_at(), has_ended_wholly) if ours else {}
     return Vault(arenas, catalog, store, keeper, holders, reclaimer, before)

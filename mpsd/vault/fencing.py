@@ -1,13 +1,13 @@
 """Track the processes that have an arena open: when each has ended, and none of its work can write any more.
 
-    lives --its pidfd is readable--> ended --neither mpsd nor an earlier mpsd holds its resources--> fenced
+    lives --its pidfd is readable--> ended --neither mpsd nor any earlier mpsd holds its resources--> fenced
 
 The work of a killed process continues for as long as mpsd holds what it needs (docs/ending.md), even after its pidfd is
 readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 import trio
@@ -17,6 +17,7 @@ from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
+from mpsd.host.polling import is_readable
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
@@ -53,8 +54,7 @@ class ArenaHolders:
         self._ended: set[ProcessId] = set()
         self._hurried: set[ProcessId] = set()  # a request waits for their end
         self._expelled: set[ProcessId] = set()  # fenced before their end
-        self._alone = trio.Event()  # no earlier mpsd holds anything any more
-        self._began = processes.ticks_at()  # of processes that start later, none ever did
+        self._before: list[tuple[int, trio.Event]] = []  # of each earlier mpsd: when the next one began; set: it has ended
         self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None
         self._gone: Gone | None = None
@@ -140,17 +140,22 @@ class ArenaHolders:
             self._hurried.add(process)
         self.release(process)
 
-    async def run(self, before: ProcessId | None, gone: Gone) -> None:
-        """Run until cancelled.  before: the earlier mpsd that held clients."""
+    async def run(self, before: Mapping[ProcessId, int], gone: Gone) -> None:
+        """Run until cancelled.
+
+        before: the earlier mpsds that may not have ended, each with the time, in clock ticks, until which it held clients.
+        """
         self._gone = gone
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            for daemon, until in before.items():
+                has_ended = trio.Event()
+                self._before.append((until, has_ended))
+                nursery.start_soon(_see_ended, daemon, has_ended)
             for each in self._early:
                 nursery.start_soon(self._wait, each)
             self._early.clear()
             try:
-                await _see_ended(before)
-                self._alone.set()
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
@@ -182,13 +187,30 @@ class ArenaHolders:
         if process in self._hurried or self._is_awaited(process):
             self._holding.release(process)
         await self._holding.wait_over(process)  # faults.hold_seconds at most
-        if process.start_time <= self._began:
-            await self._alone.wait()  # until the kernel has closed the descriptors of a killed mpsd
+        for until, has_ended in self._before:
+            if process.start_time <= until:  # a later one it never held
+                await has_ended.wait()  # until the kernel has closed the descriptors of a killed mpsd
         assert self._gone is not None, "told by run()"
         await self._gone(process, trio.current_time() - began)
 
 
-async def _see_ended(before: ProcessId | None) -> None:
-    if before is None or before.pid == os.getpid():
-        return
-    await wait_ended(before)  # for ever: until then it may hold what a dead client's work needs
+def has_ended_wholly(process: ProcessId) -> bool:
+    """Return whether the process has ended with all its threads; False if that is not known.
+
+    A thread that waits in the kernel keeps the descriptors of a killed process open.
+    """
+    try:
+        pidfd = processes.open_pidfd(process)
+    except OSError:
+        return False
+    if pidfd is None:
+        return True
+    try:
+        return is_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+async def _see_ended(daemon: ProcessId, has_ended: trio.Event) -> None:
+    await wait_ended(daemon)  # for ever: until then it may hold what a dead client's work needs
+    has_ended.set()

@@ -8,6 +8,7 @@ A keeper is started for the first descriptor that no other keeper has room for.
 """
 
 import math
+from collections.abc import Mapping
 
 import structlog
 import trio
@@ -39,7 +40,7 @@ class Vault(Struct):
     keeper: VaultKeepers
     holders: ArenaHolders
     reclaimer: Reclaimer
-    before: ProcessId | None  # the mpsd that had this vault before
+    before: Mapping[ProcessId, int]  # the mpsds that had this vault before, and have not ended; until when, in clock ticks
 
     def view(self) -> KeeperView:
         return KeeperView(self.keeper.state, tuple(self.keeper.pids), self.keeper.held)

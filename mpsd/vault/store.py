@@ -46,6 +46,10 @@ CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_ti
 CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
                      bytes INTEGER NOT NULL);
 """
+_EARLIER = """
+CREATE TABLE IF NOT EXISTS earlier (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, until INTEGER NOT NULL,
+                                    PRIMARY KEY (pid, start_time));
+"""
 _CHANGING = (
     "name", "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
@@ -72,7 +76,12 @@ class VaultStore:
         holds = "which GPU memory belongs to which arena"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
-        self._begin_boot(read_boot_id() if boot_id is None else boot_id)
+        try:
+            self._write([(_EARLIER, ())])  # the file of an mpsd that knew only the one before it lacks it
+            self._begin_boot(read_boot_id() if boot_id is None else boot_id)
+        except UnusablePath:
+            self.close()
+            raise
 
     # -- reading -------------------------------------------------------------------------------------------------------------
 
@@ -186,11 +195,18 @@ class VaultStore:
     def remove_all(self) -> None:
         self._write([(f"DELETE FROM {table}", ()) for table in ("arenas", "allocations", "holders", "states")])
 
-    def begin(self, daemon: ProcessId) -> ProcessId | None:
-        """Store that this daemon uses the file; return the one before."""
-        found = self._read("SELECT pid, start_time FROM daemon")
-        self._write([("INSERT OR REPLACE INTO daemon VALUES (1, ?, ?)", (daemon.pid, daemon.start_time))])
-        return ProcessId(*found[0]) if found else None
+    def begin(self, daemon: ProcessId, now: int, has_ended: Callable[[ProcessId], bool]) -> dict[ProcessId, int]:
+        """Store that this daemon uses the file from now on, in clock ticks.
+
+        Return the earlier ones that have not ended, each with the time until which it may have used the file.
+        """
+        before = self._read("SELECT pid, start_time, ? FROM daemon", (now,))
+        known = {ProcessId(pid, start): until for pid, start, until in (*before, *self._read("SELECT * FROM earlier"))}
+        left = {each: until for each, until in known.items() if each != daemon and not has_ended(each)}
+        rows = [("INSERT INTO earlier VALUES (?, ?, ?)", (each.pid, each.start_time, until)) for each, until in left.items()]
+        ours = ("INSERT OR REPLACE INTO daemon VALUES (1, ?, ?)", (daemon.pid, daemon.start_time))
+        self._write([("DELETE FROM earlier", ()), *rows, ours])
+        return left
 
     def keepers(self) -> dict[int, ProcessId]:
         """Return the keepers that were reached last, by number."""
@@ -228,7 +244,8 @@ class VaultStore:
         if self._read("SELECT id FROM boot") != [(boot_id,)]:
             started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
             unknown = ("UPDATE arenas SET pid_namespace = 0 WHERE pid_namespace IS NOT NULL", ())
-            self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keepers")), unknown, started])
+            of_processes = ("holders", "daemon", "earlier", "keepers")
+            self._write([*((f"DELETE FROM {table}", ()) for table in of_processes), unknown, started])
 
     def _write(self, writes: Iterable[Write]) -> int:
         """Write all or nothing; return the id of the last inserted row."""

@@ -72,7 +72,7 @@ class Machine:
     most: int = 4096
     program: Path = PROGRAM  # the program of its keepers
     boot: str = "this boot"
-    before: ProcessId | None = None  # the mpsd before
+    before: Mapping[ProcessId, int] = field(default_factory=dict)  # earlier mpsds, and until when each had the vault
     is_served: Callable[[int], bool] = lambda arena_id: False
     made: list[Vault] = field(default_factory=list)
 

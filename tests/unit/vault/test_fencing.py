@@ -2,7 +2,11 @@
 
 import os
 import signal
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO
 
 import pytest
 import trio
@@ -13,8 +17,10 @@ from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllo
 from mpsd.host import processes
 from mpsd.model.arena import Access, Arena
 from mpsd.model.process import ProcessId
+from mpsd.vault.fencing import has_ended_wholly
 from mpsd.vault.rules import spec
 from mpsd.vault.rules.settings import VaultSettings
+from mpsd.vault.store import VaultStore
 from tests.descriptors import descriptors
 from tests.unit.vault.machine import SPEC, STRANGER, USER, a_process, committed, opened, put, taken, until
 
@@ -250,7 +256,7 @@ async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(machine, writer
         arena = await opened(vault, writer.process)
     writer.collect()
     with a_process() as before:
-        machine.before = before.process
+        machine.before = {before.process: processes.ticks_at()}
         async with machine.vault() as vault:
             await until(lambda: vault.holders.has_ended(writer.process))
             with pytest.raises(ArenaBusy):
@@ -262,7 +268,7 @@ async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(machine, writer
 async def test_one_that_came_later_is_fenced_though_the_mpsd_before_does_not_end(machine, other):
     """A user's file server can keep a thread of it from ending: until that server ended no arena got another writer."""
     with a_process() as before:
-        machine.before = before.process
+        machine.before = {before.process: processes.ticks_at()}
         now = processes.ticks_at()
         async with machine.vault() as vault:
             await until(lambda: processes.ticks_at() > now + 1)  # else it may have begun in the same tick
@@ -335,3 +341,53 @@ async def test_arenas_that_a_process_has_closed_are_forgotten_while_it_has_anoth
                 await vault.arenas.remove(before.id)
             before = arena
         assert vault.catalog._opened == {writer.process: {arena.id: None}}
+
+
+LEADER_ENDS = """
+import ctypes, os, threading
+os.read(0, 1)
+threading.Thread(target=os.read, args=(0, 1)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+@contextmanager
+def half_ended() -> Iterator[tuple[ProcessId, IO[bytes]]]:
+    """A zombie of which a thread lives until this pipe is closed."""
+    with subprocess.Popen([sys.executable, "-c", LEADER_ENDS], stdin=subprocess.PIPE) as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+        assert made.stdin is not None
+        made.stdin.write(b"x")
+        made.stdin.flush()
+        yield process, made.stdin
+
+
+async def test_an_earlier_mpsd_is_waited_for_also_after_a_second_start(machine, writer, other):
+    """It had a client's GPU context, and a user's file server kept a thread of it: the mpsd after next did not know of it."""
+    async with machine.vault() as vault:
+        arena = await opened(vault, writer.process)
+    with half_ended() as (first, life), a_process() as second, a_process() as third:
+        await until(lambda: processes.state(first.pid) == "Z")
+        for daemon in (first, second.process):
+            _begin(machine, daemon)
+        second.kill()
+        machine.before = _begin(machine, third.process)
+        assert list(machine.before) == [first]
+        async with machine.vault() as vault:
+            writer.collect()
+            await until(lambda: vault.holders.has_ended(writer.process))
+            with pytest.raises(ArenaBusy):
+                await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
+            life.close()
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+        with a_process() as fourth:
+            assert list(_begin(machine, fourth.process)) == [third.process]
+
+
+def _begin(machine, daemon: ProcessId) -> dict[ProcessId, int]:
+    store = VaultStore(machine.directory / "vault.db", machine.boot)
+    try:
+        return store.begin(daemon, processes.ticks_at(), has_ended_wholly)
+    finally:
+        store.close()
