@@ -89,12 +89,19 @@ def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_contai
 
 
 def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> bool:
-    """Return whether `caller_of` finds an operator; it asks about the process only where the user can be one."""
+    """Return whether `caller_of` finds an operator; it asks about the process only where the user can be one.
+
+    It is asked for each connection of a storm, and the kernel takes milliseconds to write 65,536 groups: so a process that has
+    more than 256 gets no place of a member of the group.
+    """
     try:
         credentials = peer_credentials(connection)
-        if credentials.uid not in (ROOT_UID, os.geteuid()) and not _is_member(connection, credentials.gid, admin_gid):
+        is_ours = credentials.uid in (ROOT_UID, os.geteuid())
+        is_member = not is_ours and admin_gid in (credentials.gid, *_few_groups(connection))
+        if not is_ours and not is_member:
             return False
-        return caller_of(connection, admin_gid, trusts_containers=trusts_containers).is_owner
+        is_inside = trusts_containers or is_in_our_namespace(process_if_known(connection, credentials))
+        return Caller(credentials.uid, os.geteuid(), is_member, is_inside).is_owner
     except OSError:
         return False
 
@@ -126,11 +133,16 @@ def process_if_known(connection: socket.socket, credentials: Credentials) -> Pro
 def groups_of(connection: socket.socket) -> tuple[int, ...]:
     """Return the supplementary groups of the process that connected.  Raises OSError."""
     try:
-        return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, lib.SO_PEERGROUPS, _MOST_BYTES)))
+        return _few_groups(connection)
     except OSError as exc:
         if exc.errno != errno.ERANGE:
             raise
     return _many_groups(connection)
+
+
+def _few_groups(connection: socket.socket) -> tuple[int, ...]:
+    """Return the groups if they are at most 256.  Raises OSError, without reading any if they are more."""
+    return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, lib.SO_PEERGROUPS, _MOST_BYTES)))
 
 
 def _many_groups(connection: socket.socket) -> tuple[int, ...]:
