@@ -37,7 +37,7 @@ _ROOM_FOR_IDS = socket.CMSG_SPACE(12)  # SCM_CREDENTIALS
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
 _SHAKE_SECONDS = 0.05
-_NO_UID = -1  # of a TCP connection
+_NO_UID = 0xFFFFFFFF  # of a TCP connection
 _NO_SHARE = -1  # of root and of TCP connections: root's mounts serve the whole machine
 
 
