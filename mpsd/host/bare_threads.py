@@ -42,6 +42,7 @@ class BareThreads:
         self._lock = threading.Lock()  # protects the order of requests and the next two; no other lock is taken under it
         self._asked: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._waiting = 0  # threads
+        self.is_short = False  # no thread can be started now, and so none takes what is asked
         self._turn = threading.Lock()  # of the thread that takes what is asked next
         self._wakes = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # as trio has it
@@ -109,11 +110,13 @@ class BareThreads:
         while is_needed:
             try:
                 self._add_thread(end)
-                return
+                break
             except (OSError, RuntimeError):
+                self.is_short = True
                 time.sleep(_AGAIN_SECONDS)  # until mpsd can start one
             with self._lock:
                 is_needed = not self._waiting
+        self.is_short = False
 
 
 def begin_bare_threads() -> BareThreads | None:

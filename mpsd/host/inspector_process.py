@@ -4,6 +4,7 @@ import errno
 import os
 import queue
 import socket
+import threading
 from pathlib import Path
 
 from msgspec import Struct
@@ -56,11 +57,15 @@ def _spawn(program: Path, mode: str, end: int) -> int:
 
 
 def _spawn_in(bare: BareThreads, program: Path, mode: str, end: int) -> int:
+    if bare.is_short:  # each caller would wait in vain, and the event loop is one
+        raise OSError(errno.EAGAIN, "no thread can be started")
     made: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+    is_overdue = threading.Event()
 
     def work(descriptors: list[int]) -> None:
         try:
-            made.put(_spawn(program, mode, *descriptors))
+            if not is_overdue.is_set():  # else it would stay a zombie
+                made.put(_spawn(program, mode, *descriptors))
         except OSError as exc:
             made.put(exc)
         finally:
@@ -69,7 +74,8 @@ def _spawn_in(bare: BareThreads, program: Path, mode: str, end: int) -> int:
     bare.start([end], work)
     try:
         answer = made.get(timeout=_SPAWN_SECONDS)
-    except queue.Empty:  # if it is started later, it ends: its socket is closed here
+    except queue.Empty:  # if it is just being started, it ends: its socket is closed here
+        is_overdue.set()
         raise OSError(errno.ETIMEDOUT, "no thread could start it in time") from None
     if isinstance(answer, OSError):
         raise answer

@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("stuck_drains.py")
 
 @pytest.mark.parametrize(("uid", "has_share"), [(0, False), (0xFFFFFFFF, False), (1000, True)])
 def test_only_users_have_file_servers_aborted(monkeypatch: pytest.MonkeyPatch, uid: int, has_share: bool) -> None:
-    """Not root: root of a container could have all mounts of the host's root aborted.  Nor a TCP connection, which has the last uid."""
+    """Not root: root of a container could have all mounts of the host's root aborted.  Nor a TCP connection: the last uid."""
     draining.begin(int, BareThreads())
     monkeypatch.setattr(draining, "peer_credentials", lambda sock: Credentials(1, uid, uid))
     may_go, taken = threading.Event(), threading.Barrier(MOST_STUCK + 2)

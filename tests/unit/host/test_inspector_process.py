@@ -1,17 +1,20 @@
 """How a process of mpsd-inspector is started."""
 
 import os
+import queue
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from mpsd.host import inspector_process
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.programs import own_program
+from tests.integration.process import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("slow_exec.py")
@@ -41,6 +44,26 @@ def test_a_bare_thread_starts_it_with_nothing_of_mpsds(monkeypatch: pytest.Monke
 def test_a_failure_in_a_bare_thread_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         inspector_process.start(tmp_path / "none", "--fd", BareThreads())
+
+
+def test_where_no_thread_can_be_started_only_the_first_caller_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waited 5 s, also the event loop; the thread that came at last started a process for each, which stayed a zombie."""
+    spawned: list[object] = []
+    monkeypatch.setattr(inspector_process, "_SPAWN_SECONDS", 0.5)
+    monkeypatch.setattr(os, "posix_spawn", lambda *arguments, **more: spawned.append(arguments) or os.getpid())
+    bare, none = BareThreads(), OSError("can't start new thread")
+    with monkeypatch.context() as patch:
+        patch.setattr(bare, "_add_thread", Mock(side_effect=none))
+        with pytest.raises(TimeoutError):
+            inspector_process.start(own_program("inspector"), "--fd", bare)
+        monkeypatch.setattr(inspector_process, "_SPAWN_SECONDS", 60.0)
+        with pytest.raises(BlockingIOError):
+            inspector_process.start(own_program("inspector"), "--fd", bare)
+    wait_for("a thread", lambda: not bare.is_short)
+    done: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    bare.start([0], done.put)
+    done.get(timeout=10)  # after the one that came first
+    assert not spawned
 
 
 @pytest.mark.root
