@@ -107,7 +107,7 @@ def test_members_of_the_group_are_operators(group: grp.struct_group) -> None:
     for gid, groups in ((group.gr_gid, []), (ANOTHER, [7, group.gr_gid]), (ANOTHER, many)):
         with connected(ANOTHER, gid, groups) as made:
             assert peer_of(made, group.gr_gid).is_operator
-            assert is_operator(made, group.gr_gid)
+            assert is_operator(made, group.gr_gid) == (groups is not many), "so many are not read for each connection"
             assert not is_operator(made, None)
             assert not peer_of(made, None).is_operator
             assert not peer_of(made, group.gr_gid + 1).is_operator
