@@ -58,7 +58,8 @@ def build_package(lower: Path, dist: Path) -> Path:
     """Return the package that `make deb` builds in that release of the wheels in `dist`. Unavailable: not here."""
     python = (lower / "usr/bin/python3").readlink().name.removeprefix("python")
     fetch = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "download", "--only-binary=:all:"]
-    needs = ["--python-version", python, "-d", dist / f"needs-{python}", *dist.glob("*.whl"), "setuptools"]
+    pinned = ["--no-deps", "--require-hashes", "-r", ROOT / "constraints.txt"]
+    needs = ["--python-version", python, "-d", dist / f"needs-{python}", *pinned]
     done = subprocess.run([*fetch, *needs], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with open_debian(lower, dist) as debian:
