@@ -1,5 +1,6 @@
 """The suites of schedulers and packages: run by name, `-m engines`, since they need programs that not every machine has."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.integration.machine import ROOT
 
 REAPS = "while {patient}/sleep 1; do :; done"  # a shell that waits reaps every child: Slurm waits until a job has no process
 HERE = Path(__file__).resolve().parent
+# Read when grpc is imported.  With its handlers a fork beside a thread in gRPC ended the child: `user` of subprocess forks.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests/conftest.py looks for the marker
