@@ -20,8 +20,8 @@ def main(place: str, program: str, path: str) -> None:
     keeper.open()
     server = Server(place, WRITE, keeps_writes=True)
     try:
-        page = map_to_write(Path(place, "file"))
-        client = connection_with(Path(place, "file"))
+        page = map_to_write(Path(place))
+        client = connection_with(Path(place))
         ctypes.memmove(page, b"written", 7)
         server.fall_silent()
         keeper.hold("client.1.control", client)
