@@ -57,13 +57,8 @@ class ServiceStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         holds = "how many standbys each service is to have, and which processes are kept apart"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _ACTIVES)
         self._read = partial(read, self._db, path)
-        try:
-            self._write(_ACTIVES, ())  # the file of an mpsd that knew no actives lacks it
-        except UnusablePath:
-            self.close()
-            raise
 
     def load(self, arenas: Collection[int]) -> dict[int, tuple[ServiceSettings, Dealt | None]]:
         """Return the stored settings by arena, and what was dealt last, if anything.

@@ -74,10 +74,9 @@ class VaultStore:
         self._path = path
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         holds = "which GPU memory belongs to which arena"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _EARLIER)
         self._read = partial(read, self._db, path)
         try:
-            self._write([(_EARLIER, ())])  # the file of an mpsd that knew only the one before it lacks it
             self._begin_boot(read_boot_id() if boot_id is None else boot_id)
         except UnusablePath:
             self.close()
