@@ -23,7 +23,7 @@ from mpsd.api.event_bus import EventBus, Subscription
 from mpsd.api.fault_history import FaultLog, Reports
 from mpsd.api.ports import Ports
 from mpsd.errors import TooMany
-from mpsd.fairness.places import Hindrance, Places
+from mpsd.fairness.places import OPERATORS_SHARE, Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
@@ -33,7 +33,6 @@ from mpsd.wire.rpc import Request
 log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since each method has its own privilege
 MODE = 0o666
-_OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out
 _FIRST_SHARE = 8  # and one in so many for users without a connection: users must not lock each other out
 _FEW = 1
 # The uid that a connection counts against, and whether as an operator's: root of a container has an operator's uid, and must
@@ -55,7 +54,7 @@ class ApiSettings(Struct, frozen=True):
     @property
     def places(self) -> Places:
         most = self.max_connections
-        return Places(most, self.max_per_user, most // _OPERATORS_SHARE, most // _FIRST_SHARE, _FEW)
+        return Places(most, self.max_per_user, most // OPERATORS_SHARE, most // _FIRST_SHARE, _FEW)
 
 
 class _NoConnection:

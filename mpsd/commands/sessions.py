@@ -22,6 +22,7 @@ from mpsd.commands.language.board import Board
 from mpsd.commands.language.call import Answer
 from mpsd.commands.language.dispatch import dispatch
 from mpsd.commands.language.grammar import printable
+from mpsd.fairness.places import OPERATORS_SHARE
 from mpsd.fairness.rates import Rate, Rates
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
@@ -37,7 +38,6 @@ GREETING = b"mpsd-ui 1"
 MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
-_OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out
 _RUNNING_OF_USER = 4  # commands at once: a vendor daemon does one at a time, and one that starts a server may take a minute
 _LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one user's commands: 5 MB a day at most
 _USERS_IN_TOTAL = 16  # all users together may write as much as so many
@@ -50,7 +50,7 @@ class SessionSettings(Struct, frozen=True):
 
     @property
     def kept(self) -> int:
-        return self.max_sessions // _OPERATORS_SHARE
+        return self.max_sessions // OPERATORS_SHARE
 
 
 class _Session(Struct, eq=False):

@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
+OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out
 # One user alone gets four fifths of the shared places, two get four ninths each.
 _TIMES_FREE = 4
 

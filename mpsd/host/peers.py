@@ -84,8 +84,8 @@ def _pidfd_of(connection: socket.socket) -> int:
 def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:
     """Identify the peer of a command session, as `peer_of` does.  Raises OSError."""
     credentials = peer_credentials(connection)
-    is_inside = trusts_containers or is_in_our_namespace(process_if_known(connection, credentials))
-    return Caller(credentials.uid, os.geteuid(), _is_member(connection, credentials.gid, admin_gid), is_inside)
+    is_member = _is_member(connection, credentials.gid, admin_gid)
+    return _caller(connection, credentials, is_member=is_member, trusts_containers=trusts_containers)
 
 
 def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> bool:
@@ -100,10 +100,14 @@ def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_cont
         is_member = not is_ours and admin_gid in (credentials.gid, *_few_groups(connection))
         if not is_ours and not is_member:
             return False
-        is_inside = trusts_containers or is_in_our_namespace(process_if_known(connection, credentials))
-        return Caller(credentials.uid, os.geteuid(), is_member, is_inside).is_owner
+        return _caller(connection, credentials, is_member=is_member, trusts_containers=trusts_containers).is_owner
     except OSError:
         return False
+
+
+def _caller(connection: socket.socket, credentials: Credentials, *, is_member: bool, trusts_containers: bool) -> Caller:
+    is_inside = trusts_containers or is_in_our_namespace(process_if_known(connection, credentials))
+    return Caller(credentials.uid, os.geteuid(), is_member, is_inside)
 
 
 def is_in_our_namespace(process: ProcessId | None) -> bool:
