@@ -79,11 +79,10 @@ def test_a_held_client_keeps_nobody_waiting(machine: Machine) -> None:
 
 # hang.py without its own start; UID DOOR CONNECTIONS STAYS: each brings DESCRIPTORS of a file that never closes.
 HANG = (Path(__file__).parent / "guest" / "hang.py").read_text().rpartition("\nmain(")[0]
-BRINGS_FILES = (
+MOUNTS = (
     HANG
     + """
-DESCRIPTORS = 200
-uid, door, connections, kept = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), []
+uid, door = int(sys.argv[1]), sys.argv[2]
 try:
     device, place = mount(uid)
 except OSError as exc:
@@ -92,6 +91,13 @@ os.setgroups([])
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
 server = os.fork()
+"""
+)
+BRINGS_FILES = (
+    MOUNTS
+    + """
+DESCRIPTORS = 200
+connections, kept = int(sys.argv[3]), []
 if not server:
     sys.stdout = open(os.devnull, "w")
     serve(device)

@@ -12,22 +12,13 @@ import pytest
 from mpsd_client import Client, MpsdError, Selector, calls
 
 from tests.hostile.attacker import NOBODY, PYTHON
-from tests.hostile.test_slow_closes import HANG
+from tests.hostile.test_slow_closes import MOUNTS
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
 
 BRINGS_A_FILE = (
-    HANG
+    MOUNTS
     + """
-uid, door = int(sys.argv[1]), sys.argv[2]
-try:
-    device, place = mount(uid)
-except OSError as exc:
-    raise SystemExit(f"skip: {exc}")
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-server = os.fork()
 if not server:
     serve(device)  # prints the thread that waits
 os.close(device)
