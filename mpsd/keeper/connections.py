@@ -46,7 +46,7 @@ class KeeperClient:
         self._max = max_descriptors
         self._socket: socket.socket | None = None
         self._sequence = 0
-        self._catching_up = trio.Lock()  # only one task may wait for a socket, and there are two public ones
+        self._catching_up = trio.Lock()  # only one task may wait for a socket, and two public methods do
         self._process: Child | None = None
         self._unreachable: list[ProcessId] = []
         self.pid = 0  # of the keeper that answered last; 0: none has
@@ -70,9 +70,9 @@ class KeeperClient:
         return False
 
     def find_unreachable(self) -> None:
-        """Find an earlier mpsd's keeper whose socket was removed.  Call it before `open`.
+        """Find an earlier mpsd's keeper after its socket was removed.  Call it before `open`.
 
-        It ends with `stop`: if it ended earlier, clients whose connections it holds would run without MPS.
+        It ends with `stop`: if it ended earlier, the clients of the connections that it holds would run without MPS.
         """
         self._unreachable = list(find_unreachable(self._program, self._path).values())
         for keeper in self._unreachable:
@@ -157,7 +157,7 @@ class KeeperClient:
                 self._process.kill()
             if self._process.has_ended(_END_SECONDS):
                 self._process.reap()
-            else:  # it closes a client's file, whose server does not answer: it ends when that does, and init takes it
+            else:  # it closes a client's file, and the file server does not answer: it ends when that does, and init takes it
                 log.error("keeper.kept_waiting", pid=self._process.pid)
                 os.close(self._process.pidfd)
             self._process = None

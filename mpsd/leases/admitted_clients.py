@@ -35,14 +35,14 @@ class AdmittedClients:
 
     def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: LeaseEvents, quotas: QuotaLimits) -> None:
         self.grants: dict[ProcessId, Grant] = {}
-        self.retained: dict[ProcessId, int] = {}  # ended clients whose memory is not free, with the ids of their leases
+        self.retained: dict[ProcessId, int] = {}  # ended clients that still have memory, with the ids of their leases
         self._store = store
         self._account = account
         self._dealer = dealer
         self._news = news
         self._quotas = quotas
         self._known: dict[ProcessId, _Known] = {}
-        self._slots: Counter[int] = Counter()  # by the uid whose share they are of
+        self._slots: Counter[int] = Counter()  # by the uid of their share
 
     def restore(
         self,

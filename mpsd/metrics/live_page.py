@@ -195,7 +195,7 @@ def read_token(path: str) -> str:
 
 
 def _static_page() -> HttpAnswer:
-    """Return the page, with a policy that runs nothing but its own script and asks nobody but this server."""
+    """Return the page, with a policy that runs nothing but its own script and asks no other server."""
     text = _FILE.read_text(encoding="utf-8")
     hashes = {kind: f"'sha256-{b64encode(sha256(code.encode()).digest()).decode()}'" for kind, code in _INLINE.findall(text)}
     policy = (

@@ -36,7 +36,7 @@ from mpsd.relay.vendor_connection import connect, until_read
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
 _WINDOW_TURNS = 10  # of a client's patience: so long one may keep other users out; a handshake takes milliseconds (measured)
-_OWN_USER_SECONDS = 30.0  # so long it may keep out those of its own user
+_OWN_USER_SECONDS = 30.0  # so long it may keep out clients of the same user
 _OFFENDER_SHARE = 10  # a client that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
@@ -177,7 +177,7 @@ class Conversations(Struct):
                     return end
                 finally:
                     domain.guard.forget_arrival(pid, arrival)
-                    # `_link` and `_detach` judge a client that mpsd disconnected; whose fault a silent domain is, none knows.
+                    # `_link` and `_detach` judge a client that mpsd disconnected; no one knows which client silenced a domain.
                     if end not in _WHY_DETACHED and not domain.silenced.is_set():
                         kept_out = right.kept_out_seconds()
                         linked, arriving = min(kept_out, arriving_since) - before, max(kept_out - arriving_since, 0.0)
@@ -186,7 +186,7 @@ class Conversations(Struct):
     def _count_stay(self, caller: ClientConnection, domain: Domain, linked: float, arriving: float) -> None:
         """Count the time in which its connection, and then its arrival, kept other users out, less what an offender gets.
 
-        A single stay is no offence.  The time in which the domain sets its limits, or starts a server, does not count.
+        A single stay is not an offence.  The time in which the domain sets its limits, or starts a server, does not count.
         """
         longest = self.settings.turn_seconds * _WINDOW_TURNS
         free = longest / _OFFENDER_SHARE
@@ -284,7 +284,7 @@ class Conversations(Struct):
     async def _link(self, caller: ClientConnection, domain: Domain, backend: socket.socket, right: Pass) -> LinkSide:
         """Run the link, until the client keeps others out for too long.
 
-        A domain that falls silent meanwhile counts as ended, if the client can use another domain.
+        A domain that falls silent in that time counts as ended, if the client can use another domain.
         """
         share = _OFFENDER_SHARE if self._offences(caller) else 1
         patience = self.settings.turn_seconds / share
@@ -328,7 +328,7 @@ class Conversations(Struct):
     async def _until_overdue(self, caller: ClientConnection, domain: Domain, right: Pass, patience: float) -> bool:
         """Return when others wait for the client to leave and it has had its time: once to get a channel, and once with it.
 
-        The time in which the domain answers nobody does not count; with a channel, for no longer than a domain may be silent:
+        The time in which the domain answers no client does not count; with a channel, no longer than a domain may be silent:
         the client may have sent what silences it, and cannot be linked again to find out.  Return whether that was so.
         """
         link, since = caller.link, trio.current_time()

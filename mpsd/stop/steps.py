@@ -88,7 +88,7 @@ class Steps:
     """Guards that frozen processes are thawed, and that a process that was left gets no further step.
 
     whole: freezes all of them at once; None: one by one.  servers_now: asks again which servers have work of these processes.
-    release: called for each process whose work has ended.
+    release: called for each process once its work has ended.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
 async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid: int) -> str:
     """End the client's work on a server; return why that failed.
 
-    Empty on success, or if the client has no work in the domain: a signal then harms no other client.
+    Empty on success, or if no work of the client is in the domain: a signal then harms no other client.
     """
     if _may_signal(domain):
         return ""

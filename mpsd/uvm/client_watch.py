@@ -46,7 +46,7 @@ _OVERDUE_SECONDS = 0.05  # if it tries still later, the context of a short job m
 _LATE_SECONDS = 0.1
 _LATE_FOR_SECONDS = 10.0
 _UNREAD_SECONDS = 0.5  # after a read that took too long, as on a busy machine; twice as long after each further one
-_MOST_UNREAD = 6  # a client may make all reads of it wait
+_MOST_UNREAD = 6  # a client may make all of mpsd's reads wait
 _OFTEN_SECONDS = 0.25
 _SELDOM_SECONDS = 10.0
 _FLOOD_SECONDS = 0.1  # between two observations of one client; its queue fills in that time
@@ -68,7 +68,7 @@ class WatchParts(Struct, frozen=True):
     inspector: Inspector
     publish: Callable[[Observation], None]
     in_thread: InThread  # the kernel may delay the caller
-    close: InThread  # in threads of its own: a thousand clients that died must not keep the next one without a shield
+    close: InThread  # in separate threads: a thousand clients that died must not keep the next one without a shield
     tell_absent: Callable[[str], None]
     tell_end: Callable[[ProcessId, str, bool], None]  # of a client that asked for a context: its domain, whether it had one
     served: trio.Lock = field(default_factory=trio.Lock)  # of the user: who takes served faults, which come without end
@@ -115,7 +115,7 @@ class Watch(Struct, eq=False):
         """
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
         self.connections += 1
-        self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # what was missed before was no context
+        self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # before that it had no context to miss
         self.wake()
 
     def note_leaving(self) -> None:
