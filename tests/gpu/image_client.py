@@ -16,6 +16,7 @@ import random
 import select
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,15 +100,18 @@ class Worker:
         steps = self._steps - before
         barrier = taking.barrier()
         expected = self.sample(number)
-        self.step()
+        resumed, before, never = time.monotonic(), self._steps, threading.Event()
+        while not taking.wait_for_answer(never, 0, 0):
+            self.step()
+        ended = time.monotonic()
         image = taking.wait()
         return {
             "stall_ms": barrier.stall_seconds * 1e3,
             "staged_bytes": barrier.staged_bytes,
             "direct_bytes": barrier.direct_bytes,
             "prepared_s": prepared,
-            "total_s": time.monotonic() - began,
-            "speed": steps / prepared / rate,
+            "total_s": ended - began,
+            "speed": (steps + self._steps - before) / (prepared + ended - resumed) / rate,
             "new_bytes": image.new_bytes,
             "is_right": _is_image(directory, image.name, expected),
         }

@@ -244,6 +244,33 @@ def early(_: int) -> dict[str, Any]:
     return {"staged": staged // BLOCK_BYTES, "wrong": sum(scene.saved[block] != expected[block] for block in BLOCKS)}
 
 
+def restless(_: int) -> dict[str, Any]:
+    """Change some blocks all the time: they are copied once, after the barrier, and expected once."""
+    scene = Scene()
+    expected_bytes: list[int] = []
+    image = Taking(scene.copier, scene.memory, scene.save, expected_bytes.append)
+    hash_blocks, changing, words = scene.copier.hash, BLOCKS[:4], itertools.count(100)
+
+    def busy(table: int, count: int, out: int, to: int = 0, parts: int = 1) -> None:
+        for block in changing:
+            scene.client.write(block, next(words))
+        hash_blocks(table, count, out, to, parts)
+
+    scene.copier.hash = busy  # type: ignore[method-assign]
+    image.prepare()
+    copied, scene.copier.hash = sorted(scene.saved), hash_blocks  # type: ignore[method-assign]
+    expected = scene.client.contents()
+    staged, direct = image.stage()
+    image.finish()
+    return {
+        "copied": copied == BLOCKS[4:],
+        "staged": staged // BLOCK_BYTES,
+        "direct": direct,
+        "expected": sum(expected_bytes) // BLOCK_BYTES,
+        "right": scene.saved == expected,
+    }
+
+
 def fail(_: int) -> dict[str, Any]:
     """Let the store fail, then a call of the driver; report the slots that are free then, and the next image."""
     scene = Scene()
@@ -315,7 +342,7 @@ def lose_what_was_staged(_: int) -> dict[str, Any]:
 
 VERBS = {"lost": lose_what_was_staged, "shared": shared}
 VERBS |= {"fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
-VERBS |= {"barrier": write_at_the_barrier, "changing": write_what_kept_changing, "early": early}
+VERBS |= {"barrier": write_at_the_barrier, "changing": write_what_kept_changing, "early": early, "restless": restless}
 
 if __name__ == "__main__":
     print(json.dumps(VERBS[sys.argv[1]](int(sys.argv[2]))))

@@ -71,6 +71,10 @@ def test_what_was_expected_to_change_and_did_not_is_not_staged(machine: Machine)
     assert run(machine, "early") == {"staged": 1, "wrong": 0}
 
 
+def test_blocks_that_change_all_the_time_are_copied_once(machine: Machine) -> None:
+    assert run(machine, "restless") == {"copied": True, "staged": 4, "direct": 0, "expected": 7, "right": True}
+
+
 def test_blocks_that_an_earlier_image_has_are_not_copied_again_unless_they_change(machine: Machine) -> None:
     assert run(machine, "shared") == {"copied": True, "saved": True, "right": True, "hashes": True}
 

@@ -1,6 +1,7 @@
 """Taking an image while its arena is being written.
 
-    prepare   blocks are copied to the host while the client runs, and again while fewer change each time;
+    prepare   blocks are copied to the host while the client runs, and again while fewer change each time; not those that
+              change all the time;
     stage     the client stands still: the blocks that kept changing are copied inside the GPU, and those of the others with
               other bytes than the saved ones;
     finish    the client runs: the staged copies go to the host.
@@ -39,7 +40,8 @@ ROUNDS = 4  # of copies before the barrier
 LEAST_ROOM = 32  # blocks
 SUMS = SUMS_BYTES // 8
 MOST_RATE = 7e9  # bytes a second: a client that needs all of the GPU's memory bandwidth keeps 0.97 of its speed
-SPARE = 4  # the part of the GPU's free memory that staging leaves to others
+SPARE = 8  # the part of the GPU's free memory that staging leaves to others
+WATCH = 20  # the part of the time of their copying that blocks are watched before it
 
 BLOCK = numpy.uint64(BLOCK_BYTES)
 Save = Callable[[int, bytes, memoryview], None]  # an offset, the sums of the bytes, the bytes
@@ -158,6 +160,11 @@ class Copier:
             ended.release()
 
 
+def _most_room() -> int:
+    """Return how many blocks the current GPU has room for, beside what it leaves to others."""
+    return free_bytes() // SPARE * (SPARE - 1) // BLOCK_BYTES
+
+
 class BlockTable:
     """The addresses of blocks in the GPU's memory, and room for their hashes there and in the host; made before the barrier."""
 
@@ -207,10 +214,11 @@ class Taking:
         self._offsets = numpy.zeros(0, numpy.uint64)  # of all blocks
         self._saved = numpy.zeros((0, SUMS), numpy.uint64)  # the hashes of the bytes of each that were saved last
         self._is_saved = numpy.zeros(0, bool)
+        self._is_expected = numpy.zeros(0, bool)  # announced, and not copied yet
         self._staged = numpy.zeros(0, numpy.int64)  # numbers of blocks
         self._staged_at = numpy.zeros(0, numpy.int64)  # the place of each
         self._staged_hashes = numpy.zeros((0, SUMS), numpy.uint64)
-        self._changing = numpy.zeros(0, numpy.int64)  # numbers of the blocks that changed while they were copied last
+        self._changing = numpy.zeros(0, numpy.int64)  # numbers of the blocks that had changed when the copies were prepared
 
     def _look(self) -> None:
         """Note the blocks of the arena's allocations; what is saved of those that remain stays saved."""
@@ -219,11 +227,13 @@ class Taking:
         self._allocations = dict(self._memory.allocations)
         places = sorted((offset, offset + size) for offset, (size, _) in self._allocations.items())
         offsets = [at for first, end in places for at in range(first, end, BLOCK_BYTES)]
-        before, old = self._offsets, (self._saved, self._is_saved)
+        before, old = self._offsets, (self._saved, self._is_saved, self._is_expected)
         self._offsets = numpy.array(offsets, numpy.uint64)
-        self._saved, self._is_saved = numpy.zeros((len(offsets), SUMS), numpy.uint64), numpy.zeros(len(offsets), bool)
+        self._saved = numpy.zeros((len(offsets), SUMS), numpy.uint64)
+        self._is_saved, self._is_expected = (numpy.zeros(len(offsets), bool) for _ in range(2))
         _, here, there = numpy.intersect1d(self._offsets, before, return_indices=True)
-        self._saved[here], self._is_saved[here] = old[0][there], old[1][there]
+        for new, each in zip((self._saved, self._is_saved, self._is_expected), old, strict=True):
+            new[here] = each[there]
         self._changing = numpy.zeros(0, numpy.int64)
         if self._table:
             self._table.close()
@@ -239,8 +249,8 @@ class Taking:
         """Tell of each block whether its saved bytes have another hash than now."""
         return ~self._is_saved[numbers] | (now != self._saved[numbers]).any(axis=1)
 
-    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE, *, is_expected: bool = False) -> None:
-        """Save these blocks from these addresses.  is_expected: their bytes were announced before."""
+    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE) -> None:
+        """Save these blocks from these addresses."""
 
         def done(index: int, sums: bytes, data: memoryview) -> None:
             number = numbers[index]
@@ -248,14 +258,15 @@ class Taking:
             self._save(int(self._offsets[number]), sums, data)
             self._saved[number], self._is_saved[number] = numpy.frombuffer(sums, numpy.uint64), True
 
-        self._expect(0 if is_expected else len(numbers) * BLOCK_BYTES)
+        self._expect(int((~self._is_expected[numbers]).sum()) * BLOCK_BYTES)
+        self._is_expected[numbers] = False
         self._copier.save(addresses.tolist(), done, rate=rate)
 
-    def _copy_from_arena(self, numbers: Any, rate: float = MOST_RATE, *, is_expected: bool = False) -> None:
-        self._copy(numbers, self._memory.base + self._offsets[numbers], rate, is_expected=is_expected)
+    def _copy_from_arena(self, numbers: Any, rate: float = MOST_RATE) -> None:
+        self._copy(numbers, self._memory.base + self._offsets[numbers], rate)
 
     def _share_known(self) -> Any:
-        """Take the blocks that the store has from an earlier image; return the numbers of the others.
+        """Take the blocks that the store has from an earlier image; return the hashes of all.
 
         A block may change after this hash: the barrier compares it with the block that was taken, as with a copy."""
         every = numpy.arange(len(self._offsets))
@@ -263,34 +274,43 @@ class Taking:
         now = self._hashes(every)
         known = [self._share(int(offset), sums.tobytes()) for offset, sums in zip(self._offsets, now, strict=True)]
         self._is_saved = numpy.array(known, bool)
+        self._is_expected = ~self._is_saved
         self._saved[self._is_saved] = now[self._is_saved]
-        return every[~self._is_saved]
+        return now
 
     def prepare(self) -> int:
-        """Copy all blocks that no earlier image has, and those that change meanwhile as long as they become fewer.
+        """Copy all blocks that no earlier image has, and those that change meanwhile as long as they become fewer.  Those that
+        change all the time wait for the barrier, if the GPU has room for them.
 
         Return the bytes that were dirty at last: about as many are copied at the barrier."""
         self._look()
-        dirty = self._share_known()
-        is_expected = True
+        every, now, before = numpy.arange(len(self._offsets)), self._share_known(), math.inf
         for _ in range(ROUNDS):
-            self._copy_from_arena(dirty, is_expected=is_expected)
-            is_expected = False
-            before, every = len(dirty), numpy.arange(len(self._offsets))
-            dirty = every[self._differ(every, self._hashes(every))]
-            if not len(dirty) or len(dirty) > before // 2:
+            dirty = every[self._differ(every, now)]
+            settled = numpy.setdiff1d(dirty, self._restless(dirty, now[dirty]), assume_unique=True)
+            if not len(settled) or 2 * len(settled) > before:
                 break
-        self._changing = dirty
-        self._make_room(len(dirty))
-        return len(dirty) * BLOCK_BYTES
+            self._copy_from_arena(settled)
+            before, now = len(settled), self._hashes(every)
+        self._changing = every[self._differ(every, now)]
+        self._make_room(len(self._changing))
+        return len(self._changing) * BLOCK_BYTES
+
+    def _restless(self, numbers: Any, before: Any) -> Any:
+        """Return those of these blocks that have no longer the hash of before, as far as there is room for their copies on the
+        GPU: at the barrier they would have changed again."""
+        most = _most_room()
+        if most:
+            time.sleep(len(numbers) * BLOCK_BYTES / MOST_RATE / WATCH)
+            numbers = numbers[(self._hashes(numbers) != before).any(axis=1)]
+        return numbers[:most]
 
     def _make_room(self, blocks: int) -> None:
         """Allocate memory for twice the blocks that are dirty now, as far as the GPU has room to spare."""
-        most = free_bytes() // SPARE * (SPARE - 1) // BLOCK_BYTES
-        wanted = min(max(2 * blocks, LEAST_ROOM), most)
+        wanted = min(max(2 * blocks, LEAST_ROOM), len(self._offsets) + LEAST_ROOM, _most_room())
         if wanted > 0:
             self._staging = DeviceMemory(wanted * BLOCK_BYTES)
-        self._staged_places = self._copier.table(numpy.zeros(max(0, wanted), numpy.uint64))
+        self._staged_places = self._copier.table(numpy.zeros(wanted, numpy.uint64))
 
     @property
     def room_bytes(self) -> int:

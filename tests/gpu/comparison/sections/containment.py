@@ -70,7 +70,7 @@ KINDS = (
 WORDS = tuple(filter(None, os.environ.get("CONTAINMENT_CLASSES", "").split(",")))
 STOCK = os.environ.get("CONTAINMENT_STOCK") != "0"
 WITHOUT_PC = ("trap", "trap_all", "breakpoint", "assert_fail", "cluster_trap", "graph_trap")
-AHEAD = 3  # PyTorch is started for so many trials to come
+AHEAD = 6  # PyTorch is started for so many trials to come: on 16 cores that takes as long as six trials
 UNDISTURBED_SECONDS = 8.0  # longer than any trial, and alone: more steps
 SLOWEST_SECONDS = 8.0
 JUDGED = 8  # the last trials, whose verdict can still come

@@ -40,8 +40,8 @@ def run(stage: Stage) -> None:
     for gib in _numbers("IMAGES_GIB", SIZES[:1] if few else SIZES):
         size = gib * vault.unit(stage)
         for permille in _numbers("IMAGES_PERMILLE", PERMILLES[-2:] if few else PERMILLES):
-            disk, most = shutil.disk_usage(place).free, size + size * permille // 1000  # what has changed is stored twice
-            if most + SPARE > disk or 2 * size > vault.free_bytes(stage.mpsd):
+            disk = shutil.disk_usage(place).free
+            if size + SPARE > disk or 2 * size > vault.free_bytes(stage.mpsd):
                 what = f"{vault.size_text(stage, size)}, {permille / 10:g} % dirty: left out"
                 stage.add(what, remark=f"{disk >> 30} GiB are free on the disk")
                 continue
