@@ -52,6 +52,11 @@ with restore_arena("kept", sys.argv[2], directory=sys.argv[1], imager=imager) as
 """
 
 
+def has_modules(pid: int) -> bool:
+    """Return whether the process has loaded what restores: mpsd's binding to C is among that."""
+    return "/mpsd/_native" in Path(f"/proc/{pid}/maps").read_text()
+
+
 def contexts(machine: Machine) -> dict[int, int]:
     """Return how many contexts each process has."""
     found = json.loads(machine.run("status", "--json", program=TOOL).stdout)
@@ -68,6 +73,7 @@ def test_an_imager_has_its_context_before_it_is_asked_for_an_image(machine: Mach
         ours.send(json.dumps({"do": "warm", "arena": "", "directory": ""}).encode())
         if gpus == 1:
             wait_for("its context", lambda: contexts(machine).get(imager.pid) == 1)
+        wait_for("its modules", lambda: has_modules(imager.pid))
         ours.close()
         assert imager.wait(20) == 0
         assert imager.pid not in contexts(machine)

@@ -28,6 +28,8 @@ def warm(first: SimpleQueue[dict[str, Any]]) -> None:
             import_module("mpsd.images.imager.restoring")
         asked = first.get()  # as long as the process wants
         gpu = device.prepare()
+        if asked["do"] == "warm":  # the main thread loads nothing yet
+            import_module("mpsd.images.imager.restoring")
         if gpu is not None and asked.get("arena") and asked["do"] == "warm":
             _keep_room(gpu, asked)
     except (*FAILURES, ImportError) as exc:
