@@ -3,8 +3,9 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-# The everyday tests mostly wait: as many run at once as there are processors, up to eight.
+# The tests mostly wait: as many run at once as there are processors, up to eight.
 JOBS ?= auto
+AT_ONCE = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile
 # Each process that runs tests imports all of them: 20 s of a processor if pytest keeps none of what it compiled, 6 s if it does.
 unexport PYTHONDONTWRITEBYTECODE
 TABLE_FLAGS ?=
@@ -95,10 +96,10 @@ run: build ## a one-minute scene: two tenants, one faults, the other goes on
 	@$(VENV)/bin/python clients/demo/two_tenants.py
 
 test: build dev ## the everyday tests, a few minutes; JOBS=1: one after the other
-	@$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_FLAGS)
+	@$(VENV)/bin/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
 
 test-slow: build dev ## the slow ones; no test selected is no failure
-	@$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) || test $$? -eq 5
+	@$(VENV)/bin/python -m pytest -m slow $(AT_ONCE) $(PYTEST_FLAGS) || test $$? -eq 5
 
 test-kmod: build dev ## the kernel module, built and run in virtual machines: downloads and compiles for minutes
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
