@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mpsd.model.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
+from mpsd.errors import NotAllowed
+from mpsd.model.lease import DomainPolicy, Lease, LeaseSpec, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
 from tests.unit.api.fake_daemon import OPERATOR, OWNER
@@ -100,6 +101,43 @@ async def test_leases_are_given_back_by_name(tmp_path: Path, short_dir: Path) ->
         assert [lease.owner_uid for lease in console.daemon.fakes.leases.made.values() if lease.spec.name == "job"] == [2000]
         done = await console.run("lease", "release", "job", "--owner", "1000", peer=OPERATOR)
         assert (done.status, "has no lease with the name job (NO_SUCH_LEASE)" in done.err) == (1, True)
+
+
+async def test_leases_of_a_name_are_given_back_though_one_has_ended_since(tmp_path: Path, short_dir: Path) -> None:
+    """A container's root has root's uid, so its leases can have the name of a job's."""
+    async with open_console(tmp_path, short_dir) as console:
+        leases = console.daemon.fakes.leases
+        for _ in range(3):
+            await console.answer("lease", "create", "job", "--user", "1000", "--sm", "1%", peer=OPERATOR)
+        listed = leases.leases()
+        leases.leases = lambda: listed  # type: ignore[method-assign]
+        leases.release(3)
+        out = await console.answer("lease", "release", "job", peer=OPERATOR)
+        assert out == "lease 4 is released; no client had it\nlease 5 is released; no client had it\n"
+        assert "job" not in {lease.spec.name for lease in leases.made.values()}
+        done = await console.run("lease", "release", "job", peer=OPERATOR)
+        assert (done.status, done.out, "(NO_SUCH_LEASE)" in done.err) == (1, "", True)
+
+
+async def test_a_refusal_keeps_no_other_lease_of_the_name(tmp_path: Path, short_dir: Path) -> None:
+    """It is reported before a lease that has ended: Slurm's Epilog takes NO_SUCH_LEASE for all of the name."""
+    async with open_console(tmp_path, short_dir) as console:
+        leases = console.daemon.fakes.leases
+        for _ in range(3):
+            await console.answer("lease", "create", "job", "--user", "1000", "--sm", "1%", peer=OPERATOR)
+        listed, release = leases.leases(), leases.release
+        leases.leases = lambda: listed  # type: ignore[method-assign]
+
+        def refuse(lease_id: int) -> Lease:
+            if lease_id == 4:
+                raise NotAllowed("not now")
+            return release(lease_id)
+
+        leases.release = refuse  # type: ignore[method-assign]
+        release(3)
+        for out in ("lease 5 is released; no client had it\n", ""):
+            done = await console.run("lease", "release", "job", peer=OPERATOR)
+            assert (done.status, done.out, "not now (NOT_ALLOWED)" in done.err) == (1, out, True)
 
 
 async def test_leases_are_given_back_by_the_uid_that_mpsd_sees(tmp_path: Path, short_dir: Path) -> None:

@@ -102,11 +102,29 @@ def renew(session: Session) -> int:
 
 def release(session: Session) -> int:
     word: int | str = session.asked.lease
-    ids = [word] if isinstance(word, int) else _ids_of(session, word)
-    leases = [session.ask(calls.lease_release(each)) for each in ids]
-    said = "\n".join(f"lease {lease.id} is released; {_those_who_run(lease)}" for lease in leases)
-    session.out.document(leases[0] if isinstance(word, int) else leases, lambda: said)
+    if isinstance(word, int):
+        lease = session.ask(calls.lease_release(word))
+        session.out.document(lease, lambda: _end(lease))
+        return 0
+    leases, refusals = _release_each(session, _ids_of(session, word))
+    if leases:
+        session.out.document(leases, lambda: "\n".join(map(_end, leases)))
+    left = [refused for refused in refusals if refused.code != ErrorCode.NO_SUCH_LEASE]
+    if left or not leases:
+        raise (left or refusals)[0]
     return 0
+
+
+def _release_each(session: Session, ids: Sequence[int]) -> tuple[list[Lease], list[Refused]]:
+    """Release each lease, also after a refusal: a lease may have ended since it was listed, and a process that gave its own
+    lease the same name must not keep an operator from releasing the others."""
+    leases, refusals = [], []
+    for each in ids:
+        try:
+            leases.append(session.ask(calls.lease_release(each)))
+        except Refused as refused:
+            refusals.append(refused)
+    return leases, refusals
 
 
 def _ids_of(session: Session, name: str) -> list[int]:
@@ -117,6 +135,10 @@ def _ids_of(session: Session, name: str) -> list[int]:
         code = ErrorCode.NO_SUCH_LEASE
         raise Refused(code, code.name, f"user {session.user_name(owner)} has no lease with the name {name}")
     return found
+
+
+def _end(lease: Lease) -> str:
+    return f"lease {lease.id} is released; {_those_who_run(lease)}"
 
 
 def _those_who_run(lease: Lease) -> str:
