@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mpsd_client import Lease, calls
+from mpsd_client import Lease, Selector, calls
 
 from tests.integration.machine import ROOT, Machine
+from tests.integration.process import wait_for
 
 pytestmark = pytest.mark.root
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c")
@@ -33,6 +34,16 @@ with Client(sys.argv[1]) as mpsd:
             pass
 print("done", flush=True)
 """
+# mpsctl, whose `lease release` begins late for job 6, as on a busy machine, and fails while the file `refuse` is there.
+SLOW = """\
+#!/bin/sh
+if [ "$SLURM_JOB_ID $2" = "6 release" ]; then
+	touch {place}/began
+	while [ ! -e {place}/go ]; do sleep 0.05; done
+fi
+[ "$2" != release ] || [ ! -e {place}/refuse ] || exit 3
+exec {root}/.venv/bin/mpsctl "$@"
+"""
 
 
 class Node:
@@ -40,24 +51,37 @@ class Node:
 
     def __init__(self, machine: Machine, place: Path, pipe: Path) -> None:
         self._machine = machine
-        self.jobs, self._scripts = place / "jobs", place / "slurm"
+        self.place, self.jobs, self._scripts = place, place / "jobs", place / "slurm"
         self.jobs.mkdir()
         self._scripts.mkdir()
         for each in ("prolog", "epilog", "epilog-snippet", "functions"):
             (self._scripts / each).symlink_to(ROOT / "clients/slurm" / each)
-        settings = f"CUDA_MPS_PIPE_DIRECTORY={pipe}\nMPSD_JOBS={self.jobs}\nMPSCTL={ROOT}/.venv/bin/mpsctl\n"
+        mpsctl = place / "mpsctl"
+        mpsctl.write_text(SLOW.format(place=place, root=ROOT))
+        mpsctl.chmod(0o755)
+        settings = f"CUDA_MPS_PIPE_DIRECTORY={pipe}\nMPSD_JOBS={self.jobs}\nMPSCTL={mpsctl}\n"
         (self._scripts / "settings").write_text(f"{settings}PATH={ROOT}/clients/control:$PATH\n")
 
-    def run(self, script: str, job: int) -> None:
+    def begin(self, script: str, job: int) -> "subprocess.Popen[bytes]":
         facts = {
             "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "64321", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10", "SLURM_JOB_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1",
         }  # fmt: skip
-        subprocess.run([self._scripts / script], env=facts, check=True, timeout=60)
+        return subprocess.Popen([self._scripts / script], env=facts)
+
+    def run(self, script: str, job: int) -> None:
+        assert self.begin(script, job).wait(60) == 0
 
     def leases(self, job: int) -> list[Lease]:
         with self._machine.mpsd() as root:
             return [each for each in root.pages(calls.lease_list()) if each.name == f"slurm-{job}"]
+
+    def token(self, job: int) -> str:
+        return next(line for line in (self.jobs / str(job)).read_text().splitlines() if "MPSD_LEASE" in line).partition("=")[2]
+
+    def lock_is_waited_for(self) -> bool:
+        inode = (self.jobs / "lock").stat().st_ino
+        return any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
 
     def clear(self) -> None:
         with self._machine.mpsd() as root:
@@ -94,3 +118,31 @@ def test_leases_of_a_containers_root_do_not_keep_that_of_a_job(shared: Machine, 
             attacker.kill()
     assert node.leases(5) == []
     assert [path.name for path in node.jobs.iterdir() if path.name not in ("lock", "why")] == []
+
+
+def test_the_new_lease_of_a_requeued_job_is_not_taken_for_its_old_one(shared: Machine, node: Node) -> None:
+    """Another job's Prolog had found what the job left, and released by its name when the job had a lease again."""
+    with shared.mpsd() as root:
+        root.ask(calls.lease_create("slurm-5", Selector.of_token("the-old-token-of-job-5"), sm_percent=10))
+    (node.jobs / "5.left").touch()
+    other = node.begin("prolog", 6)
+    wait_for("job 6's Prolog to find what job 5 left", lambda: (node.place / "began").exists())
+    requeued = node.begin("prolog", 5)
+    wait_for("job 5's Prolog to wait or to end", lambda: node.lock_is_waited_for() or requeued.poll() is not None)
+    (node.place / "go").touch()
+    assert (other.wait(60), requeued.wait(60)) == (0, 0)
+    assert [each.selector.value for each in node.leases(5)] == [node.token(5)]
+    assert [path.name for path in node.jobs.iterdir() if path.suffix] == []
+
+
+def test_what_a_job_left_is_its_own_again_when_it_is_requeued(shared: Machine, node: Node) -> None:
+    """The old lease stays, as mpsd does not answer for a moment; the next job's Prolog released the new one too."""
+    (node.jobs / "5.left").touch()
+    (node.place / "refuse").touch()
+    node.run("prolog", 5)
+    (node.place / "refuse").unlink()
+    [lease] = node.leases(5)
+    node.run("prolog", 7)
+    assert node.leases(5) == [lease]
+    node.run("epilog", 5)
+    assert node.leases(5) == []
