@@ -180,23 +180,25 @@ install: $(if $(WHEELS),,programs) ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, 
 	@umask 022 && $(MAKE) -s --no-print-directory install-files
 
 # What root runs later must not be the builder's, nor anybody's: the owner and the umask of the build are not taken over.  Nor
-# may another user replace a directory on the way: in one with the sticky bit only those of their own.
-PLACES = PREFIX BINDIR SYSCONFDIR UNITDIR TMPFILESDIR DATADIR
-REFUSE_OTHERS = [ -z "$$(find "$$each" -maxdepth 0 \( ! -uid 0 -o ! -type l -perm /022 ! -perm -1000 \) 2>/dev/null)" ] || { \
-	echo "$$each, where $$place leads, belongs to another user, or others may write to it: chown root $$each; chmod go-w $$each" >&2; exit 1; }
+# may another user replace a directory on the way: in one with the sticky bit only those of their own.  Below these places the
+# files that are kept or written in place, and a directory that another program reads, are judged too.
+PLACES = $(PREFIX) $(BINDIR) $(SYSCONFDIR) $(UNITDIR) $(TMPFILESDIR) $(DATADIR)
+KEPT = $(SYSCONFDIR)/mpsd/mpsd.toml $(SYSCONFDIR)/default/mpsd $(SYSCONFDIR)/logrotate.d $(GENERATED:%=$(DATADIR)/%)
+refuse_others = [ "$$(id -u)" != 0 ] || [ "$(DESTDIR)" ] || .ci/refuse-others $(1)
+# Root runs what is in an environment, and keeps it: one that others own a part of or can write to is removed before.
+roots_own = [ "$$(id -u)" != 0 ] || { [ -d $(1) ] && [ ! -L $(1) ] && \
+	others=$$(find $(1) \( ! -uid 0 -o ! -type l -perm /022 \) -print -quit) && [ -z "$$others" ]; } || { rm -rf $(1) && mkdir -m 755 $(1); }
 # Nothing is fetched but what CONSTRAINTS names, by its hash: not for the build either.
 PINNED = $(if $(CONSTRAINTS),--no-deps --no-build-isolation)
 # A program may be running, so a new file takes its name: nothing is written in place.
 place = install -m $(1) $(2) $(3).new && mv -fT $(3).new $(3)
 install-files:
-	@[ "$$(id -u)" != 0 ] || [ "$(DESTDIR)" ] || for place in $(foreach each,$(PLACES),$($(each))); do \
-		place=$$(realpath -m "$$place") link=$$(realpath -ms "$$place"); \
-		for each in "$$place" "$$link"; do while :; do $(REFUSE_OTHERS); [ "$$each" != / ] || break; each=$$(dirname "$$each"); done; done; \
-	done
+	@$(call refuse_others,$(PLACES) $(KEPT))
 	@install -d $(DESTDIR)$(PREFIX)
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
 	@.ci/step "compiling the front end for $(PREFIX)" $(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
 	@strip clients/control/build/install/$(PROGRAM)
+	@$(call roots_own,$(DESTDIR)$(PREFIX)/venv)
 	@$(call make_venv,$(DESTDIR)$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
 	@[ -z "$(CONSTRAINTS)" ] || .ci/step "installing what $(CONSTRAINTS) names" $(INSTALLED_PIP) --require-hashes -r $(CONSTRAINTS)
@@ -231,6 +233,7 @@ install-files:
 
 uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses it, unless FORCE=1
 	@[ -z "$(DESTDIR)" ] || { echo "nothing is removed: below DESTDIR=$(DESTDIR) only rm does that; without DESTDIR, this machine's is removed" >&2; exit 1; }
+	@$(call refuse_others,$(PLACES))
 	@[ "$(FORCE)" ] || clients/debian/in-use $(PREFIX)/venv || { \
 		echo "nothing is removed: end them first (echo quit | $(PROGRAM)), or make uninstall FORCE=1" >&2; exit 1; }
 	@if [ -e $(BINDIR)/$(PROGRAM) ] && grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then rm -f $(BINDIR)/$(PROGRAM); fi

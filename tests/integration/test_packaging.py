@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,28 +113,99 @@ def test_the_vendors_program_makes_way_and_comes_back(programs: None, place: Pat
         pytest.param(0o777, 0, "parent", id="everybody's"),
         pytest.param(0o1777, 65534, "parent", id="another user's, with the sticky bit"),
         pytest.param(0o755, 65534, "link", id="another user's, behind a link"),
+        pytest.param(0o755, 65534, "two", id="another user's, with a link in it that a link leads to"),
     ],
 )
 def test_nothing_is_installed_below_what_others_may_replace(place: Path, mode: int, uid: int, through: str) -> None:
-    """Its owner would replace the directory, and root would run the owner's programs."""
+    """Its owner would replace the directory, or the link in it, and root would run the owner's programs."""
     parent = place / "parent"
     (parent / "opt").mkdir(parents=True)
     (place / "link").symlink_to(parent)
+    (place / "roots/opt").mkdir(parents=True)
+    (parent / "onwards").symlink_to("../roots")
+    (place / "two").symlink_to("parent/../parent/onwards")
     parent.chmod(mode)
     os.chown(parent, uid, uid)
     done = run("make", "install-files", f"PREFIX={place / through / 'opt'}", *elsewhere(place), cwd=ROOT)
     assert done.returncode != 0
-    assert f"chown root {parent}; chmod go-w" in done.stderr
+    assert f"chown -h root {parent}; chmod go-w" in done.stderr
     assert not list((parent / "opt").iterdir())
+    (parent / "opt/venv").mkdir()
+    done = run("make", "uninstall", f"PREFIX={place / through / 'opt'}", *elsewhere(place), cwd=ROOT)
+    assert (done.returncode != 0, f"chown -h root {parent}" in done.stderr) == (True, True)
+    assert (parent / "opt/venv").exists()
 
 
 @pytest.mark.root
-def test_other_places_than_the_prefix_are_judged_too(place: Path) -> None:
-    os.chown(place / "bin", 65534, 65534)
+@pytest.mark.parametrize("left", ["bin", "etc/mpsd/mpsd.toml", "share/man/man1"])
+def test_other_places_than_the_prefix_are_judged_too(place: Path, left: str) -> None:
+    """And what is below them: root keeps a configuration that it finds, and writes through a link that is the manual page."""
+    (place / left).mkdir(parents=True, exist_ok=True)
+    os.chown(place / left, 65534, 65534)
     done = run("make", "install-files", f"PREFIX={place / 'opt'}", *elsewhere(place), cwd=ROOT)
     assert done.returncode != 0
-    assert f"chown root {place / 'bin'}" in done.stderr
+    assert f"chown -h root {place / left}" in done.stderr
     assert not (place / "opt").exists()
+
+
+PYTHON = """\
+#!/bin/sh
+case $2 in
+venv) ls -A {venv} >{place}/cleared; exit 1 ;;
+*) echo the same ;;
+esac
+"""
+
+
+def of_another(venv: Path) -> None:
+    os.chown(venv / "lib/their.pth", 65534, 65534)
+
+
+def for_all(venv: Path) -> None:
+    (venv / "lib/their.pth").chmod(0o666)
+
+
+def link(venv: Path) -> None:
+    venv.rename(venv.parent / "precious")
+    venv.symlink_to(venv.parent / "precious")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(of_another, id="a file of another user"),
+        pytest.param(for_all, id="a file that others can write"),
+        pytest.param(link, id="a link"),
+        pytest.param(None, id="all root's"),
+    ],
+)
+def test_an_environment_of_others_is_neither_run_nor_kept(place: Path, change: Callable[[Path], None] | None) -> None:
+    """As where another user had installed, and root took the directory over: root ran the user's programs, and emptied what a
+    link leads to.  An environment that is root's is kept."""
+    venv = place / "opt/venv"
+    python = '#!/bin/sh\ntouch "${0%/*}/../../ran"\necho the same\n'
+    for path, text in (
+        (place / "python3", PYTHON.format(venv=venv, place=place)),
+        (venv / "bin/python", python),
+        (venv / "lib/their.pth", ""),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    if change is not None:
+        change(venv)
+    words = [f"PREFIX={place / 'opt'}", *elsewhere(place), f"PYTHON={place / 'python3'}", "CONSTRAINTS=", "WHEELS=/nowhere"]
+    done = run("make", "install-files", *words, cwd=ROOT)
+    if change is None:
+        assert (place / "opt/ran").exists(), done
+        assert (venv / "lib/their.pth").exists()
+    else:
+        assert (place / "cleared").read_text() == "", done
+        assert not (place / "opt/ran").exists()
+        assert not venv.is_symlink()
+    if change is link:
+        assert (place / "opt/precious/lib/their.pth").exists()
 
 
 def elsewhere(place: Path) -> list[str]:
@@ -217,7 +289,7 @@ def test_the_check_asks_for_no_capability_that_the_unit_withholds() -> None:
 
 
 def test_the_ci_and_the_needs_are_good_shell() -> None:
-    for script in (".ci/run", ".ci/as-user", ".ci/needs", "tests/check"):
+    for script in (".ci/run", ".ci/as-user", ".ci/needs", ".ci/refuse-others", "tests/check"):
         done = run("bash", "-n", str(ROOT / script))
         assert (done.returncode, done.stderr) == (0, "")
         assert os.access(ROOT / script, os.X_OK)
