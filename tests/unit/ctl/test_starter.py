@@ -53,6 +53,15 @@ def test_a_file_is_ones_own_and_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_file_that_cannot_be_renamed_does_not_grow_for_ever(tmp_path: Path) -> None:
+    """Another user made PATH.1 a directory, as in /tmp."""
+    path = tmp_path / "llm-1.log"
+    (tmp_path / "llm-1.log.1").mkdir()
+    for text in (b"first " * 10, b"second " * 10, b"third " * 10):
+        assert write(text, "file", str(path), "100") == b""
+    assert path.read_bytes() == b"third " * 10
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -63,14 +63,26 @@ def _open(path: str) -> tuple[int, int]:
 
 
 def _begin_anew(path: str, fd: int) -> tuple[int, int]:
-    """Rename the full file to PATH.1 and open a new one; continue with the old file if that fails."""
+    """Rename the full file to PATH.1 and open a new one; continue with the old file if that fails.  One that cannot be renamed
+    is emptied: another user may have made PATH.1 a directory, as in /tmp, and the file must not fill the disk."""
     try:
         os.replace(path, f"{path}.1")
+    except OSError:
+        _empty(fd)
+        return fd, 0
+    try:
         made = _open(path)
     except OSError:
         return fd, 0
     os.close(fd)
     return made
+
+
+def _empty(fd: int) -> None:
+    try:
+        os.ftruncate(fd, 0)
+    except OSError:
+        pass  # no regular file: it keeps nothing
 
 
 def _write(fd: int, data: bytes) -> tuple[int, OSError | None]:
