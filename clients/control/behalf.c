@@ -16,12 +16,12 @@ extern char **environ;
 
 #define SYSTEM_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-/* Silently another configuration, or another program, would be worse than none. */
-static const char *const refused[] = { "MPSD_PYTHON", "MPSD_CONFIG" };
+/* Silently another configuration, another program, or a GPU in place of the simulator, would be worse than none. */
+static const char *const refused[] = { "MPSD_PYTHON", "MPSD_CONFIG", "MPSD_BACKEND" };
 
 /* Numbers, devices and directories, which the daemon judges by itself; nothing that is loaded or run. */
 static const char *const kept[] = {
-	"CUDA_MPS_", "CUDA_VISIBLE_DEVICES=", "CUDA_DEVICE_ORDER=", "CUDA_DEVICE_MAX_CONNECTIONS=", "MPSD_BACKEND=", "SUDO_",
+	"CUDA_MPS_", "CUDA_VISIBLE_DEVICES=", "CUDA_DEVICE_ORDER=", "CUDA_DEVICE_MAX_CONNECTIONS=", "SUDO_",
 };
 
 /* The user for whom sudo runs this program as root; NULL: not run by sudo. */

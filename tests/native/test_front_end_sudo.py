@@ -14,8 +14,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("start", ["-d", "-f"])
-@pytest.mark.parametrize("name", ["MPSD_PYTHON", "MPSD_CONFIG"])
-def test_root_takes_no_program_and_no_file_from_who_called_sudo(installed: Installed, start: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["MPSD_PYTHON", "MPSD_CONFIG", "MPSD_BACKEND"])
+def test_root_takes_no_program_file_or_backend_from_who_called_sudo(installed: Installed, start: str, name: str) -> None:
     """`sudo -E`.  Ignored silently, mpsd would run with another configuration than was asked for."""
     mark = installed.venv / "ran"
     program = installed.venv / "mine"
