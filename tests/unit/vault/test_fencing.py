@@ -372,6 +372,7 @@ async def test_an_earlier_mpsd_is_waited_for_also_after_a_second_start(machine, 
         for daemon in (first, second.process):
             _begin(machine, daemon)
         second.kill()
+        await until(lambda: has_ended_wholly(second.process))
         machine.before = _begin(machine, third.process)
         assert list(machine.before) == [first]
         async with machine.vault() as vault:
