@@ -37,7 +37,11 @@ class ClientFacts:
         found = await self._inspector.facts(process.pid, _VARIABLES)
         if trouble := cgroups.trouble(process.pid):
             raise Unreadable(trouble)
-        if found is None or not processes.is_alive(process):
+        if not processes.is_alive(process):
+            return NOTHING
+        if processes.lacks_first_thread(process):
+            raise Unreadable(f"pid {process.pid} has ended its first thread, which has what it was started with")
+        if found is None:
             return NOTHING
         for name, value in found.variables.items():
             if len(value) > _READ_CHARACTERS:

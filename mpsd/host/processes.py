@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from mpsd.errors import ProtocolError
 from mpsd.fairness.uid_ranges import UidRanges
@@ -21,7 +22,9 @@ from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
 
-_FLAGS, _START_TIME = 9, 22  # fields of /proc/PID/stat, proc(5)
+_FLAGS, _THREADS, _START_TIME, _PENDING = 9, 20, 22, 31  # fields of /proc/PID/stat, proc(5)
+_KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
+_MOST_THREADS = 512  # of a process without its first one; with more it counts as alive
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 _GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
@@ -38,7 +41,7 @@ def process_id(pid: int) -> ProcessId | None:
         if exc.errno in _HIDDEN:
             return None
         raise
-    if fields is None or _is_ending(fields):
+    if fields is None or _is_ending(pid, fields):
         return None
     return ProcessId(pid, int(fields[_START_TIME - 3]))
 
@@ -74,11 +77,20 @@ def is_alive(process: ProcessId) -> bool:
     """Return whether the process lives; True if unknown: its resources may be reused only after it has certainly ended."""
     try:
         fields = _stat(process.pid)
+        if fields is None or _is_ending(process.pid, fields):
+            return False
     except OSError:
         return True
-    if fields is None or _is_ending(fields):
-        return False
     return int(fields[_START_TIME - 3]) == process.start_time
+
+
+def lacks_first_thread(process: ProcessId) -> bool:
+    """Return whether the thread has ended that shows the memory of a process: its environment then reads as empty."""
+    try:
+        fields = _stat(process.pid)
+    except OSError:
+        return False
+    return fields is None or _is_over(fields)
 
 
 def state(pid: int) -> str:
@@ -272,10 +284,35 @@ def _stat(pid: int) -> list[bytes] | None:
             return None
         raise
     fields = text[text.rfind(b")") + 2 :].split()  # the command name may contain spaces and parentheses
-    return fields if len(fields) > _START_TIME - 3 else None
+    return fields if len(fields) > _PENDING - 3 else None
 
 
-def _is_ending(fields: list[bytes]) -> bool:
+def _is_ending(pid: int, fields: list[bytes]) -> bool:
+    """Return whether the process is ending, of which these are the fields.  Raises OSError if that is not known.
+
+    Its first thread may end alone, and the others go on: then each is looked at.
+    """
+    if not _is_over(fields):
+        return False
+    if int(fields[_THREADS - 3]) == 1:
+        return True
+    try:
+        with os.scandir(f"/proc/{pid}/task") as threads:
+            numbers = [int(each.name) for each in islice(threads, _MOST_THREADS + 1)]
+    except OSError as exc:
+        if exc.errno in _GONE:
+            return True
+        raise
+    return len(numbers) <= _MOST_THREADS and not any(map(_goes_on, numbers))
+
+
+def _goes_on(thread: int) -> bool:
+    """Return whether a thread neither ends nor was killed.  Raises OSError."""
+    fields = _stat(thread)
+    return fields is not None and not _is_over(fields) and not int(fields[_PENDING - 3]) & _KILLED
+
+
+def _is_over(fields: list[bytes]) -> bool:
     return fields[0] in (b"Z", b"X") or bool(int(fields[_FLAGS - 3]) & _PF_EXITING)
 
 

@@ -13,6 +13,7 @@ from mpsd_client import Refused, calls, values
 from tests.hostile.attacker import NOBODY, PYTHON, attack
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
+from tests.leaderless import leaderless
 
 SLEEP = "/bin/sleep"
 # Lives on after SIGTERM, as a program of root's.
@@ -28,6 +29,14 @@ def test_a_name_protects_nobody(shared: Machine, name: str) -> None:
         done = mpsd.ask(calls.client_stop(process.pid))
     assert [each.has_ended for each in done.processes] == [True]
     assert process.wait() == -signal.SIGKILL
+
+
+def test_a_process_is_ended_also_without_its_first_thread(shared: Machine) -> None:
+    """Any program may end its first thread, and go on with the others."""
+    with leaderless(user=NOBODY) as process, shared.mpsd() as mpsd:
+        done = mpsd.ask(calls.client_stop(process.pid))
+        assert [each.has_ended for each in done.processes] == [True]
+        assert process.wait(10) == -signal.SIGKILL
 
 
 def test_those_that_clients_need_are_known_by_mpsds_records(shared: Machine) -> None:

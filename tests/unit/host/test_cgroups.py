@@ -17,6 +17,7 @@ from mpsd.host.inspector import Unreadable
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
 from mpsd.model.process import Credentials, ProcessId
 from tests.inspecting import INSPECTOR
+from tests.leaderless import leaderless
 
 ID = "9ec39b91f3d70e1beff50a308f77067065ea6be0d91a3378375056cd4422cf3d"
 OTHER = "4f797c539e6c745de61a93ca3ff892358ecbcaccd8414d5db545c38428142970"
@@ -200,6 +201,15 @@ async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.
         monkeypatch.undo()
         assert await facts.read(process)
     assert cgroups.trouble(process.pid) == "", "it has ended"
+
+
+async def test_a_process_without_its_first_thread_is_not_read() -> None:
+    """Its environment reads as empty: without its token, and what lifts its limits, it ran unlimited."""
+    with leaderless(env={TOKEN_VARIABLE: "t" * 20}) as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+        with pytest.raises(Unreadable, match="has ended its first thread"):
+            await ClientFacts(INSPECTOR).read(process)
 
 
 async def test_what_mpsd_keeps_of_a_process_is_short_and_a_longer_token_is_none() -> None:

@@ -16,6 +16,7 @@ from mpsd.host.descriptors import SPARE_DESCRIPTORS
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
+from tests.leaderless import leaderless
 
 
 @pytest.fixture
@@ -81,6 +82,23 @@ def test_a_process_of_which_nothing_is_known_has_not_ended(child, monkeypatch: p
         for ask in (lambda: processes.process_id(made.pid), lambda: processes.open_pidfd(process)):
             with pytest.raises(OSError, match="Too many open files"):
                 ask()
+
+
+async def test_a_process_lives_without_its_first_thread() -> None:
+    """It goes on computing: its place and its limits are not given away."""
+    with leaderless() as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+        assert processes.is_alive(process)
+        assert processes.lacks_first_thread(process)
+        made.kill()
+        with trio.fail_after(10):
+            await wait_ended(process)
+        assert not processes.is_alive(process)
+
+
+def test_a_living_process_has_its_first_thread(child) -> None:
+    assert not processes.lacks_first_thread(child[1])
 
 
 async def test_the_end_of_a_process_is_seen_also_without_a_descriptor(child) -> None:
