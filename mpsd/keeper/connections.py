@@ -167,7 +167,7 @@ class KeeperClient:
         while self._socket is not None:
             try:
                 await trio.lowlevel.wait_readable(self._socket)
-                reply = parse_reply(self._socket.recv(REPLY_BYTES, socket.MSG_DONTWAIT))
+                reply = parse_reply(self._socket.recv(REPLY_BYTES))
             except BlockingIOError:
                 continue
             except (OSError, trio.ClosedResourceError, ProtocolError):
@@ -235,7 +235,7 @@ class KeeperClient:
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         request = self._pack(op, name, generation, size)
         try:
-            self._socket.sendmsg([request], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._socket.sendmsg([request], rights, socket.MSG_NOSIGNAL)
         except OSError as exc:
             self._lose(op, os.strerror(exc.errno or 0))
 
@@ -253,6 +253,7 @@ class KeeperClient:
         if self._socket is None:
             raise KeeperFailed(f"no connection to the keeper at {self._path}")
         sequence = self._next_sequence()
+        self._socket.settimeout(_SECONDS)
         try:
             self._socket.send(pack_request(op, sequence, name), socket.MSG_NOSIGNAL)
             while True:
@@ -262,6 +263,8 @@ class KeeperClient:
                     return reply, found.descriptors.take()
         except (OSError, ProtocolError) as exc:
             raise KeeperFailed(f"the keeper at {self._path} did not answer {op.name}: {exc}") from None
+        finally:
+            self._socket.settimeout(0)  # with a timeout Python waits also in a call with MSG_DONTWAIT
 
 
 def _make_room(end: socket.socket) -> None:

@@ -1,5 +1,6 @@
 """mpsd's side of the keeper, against the real keeper."""
 
+import errno
 import os
 import resource
 import select
@@ -200,6 +201,22 @@ async def test_the_event_loop_goes_on_while_a_successor_is_sought(short_dir, mon
     assert client.is_there
     assert client.held() == []
     client.stop()
+
+
+def test_a_keeper_that_does_not_keep_up_is_lost_without_a_wait(short_dir, monkeypatch):
+    """The event loop gives it descriptors."""
+    monkeypatch.setattr(connections, "_SECONDS", 3600.0)
+    client = KeeperClient(INSPECTOR, PROGRAM, short_dir / "keeper", 64)
+    client.open()
+    os.kill(client.pid, signal.SIGSTOP)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            while not logs:
+                client.drop("domain.1.default")
+    finally:
+        os.kill(client.pid, signal.SIGKILL)
+        client.stop()
+    assert [(entry["event"], entry["why"]) for entry in logs] == [("keeper.lost", os.strerror(errno.EAGAIN))]
 
 
 async def test_the_successor_of_a_stopped_keeper_costs_no_descriptor(client, monkeypatch):
