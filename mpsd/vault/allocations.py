@@ -187,9 +187,11 @@ class Allocations:
         """Have the keeper hold the state and the layout, whose serial comes with it, while the caller stores them; after an
         error they are dropped again.
 
-        One put has both: a comparison with the keepers that came between two would drop the first, which nothing names yet."""
+        Both count before the keeper takes them: other requests may run.  One put has both: a comparison with the keepers that
+        came between two would drop the first, which nothing names yet.
+        """
         catalog, arena, items = self._catalog, entry.arena, list[Item]()
-        kept, serial, more = None, None, int(state is not None and entry.row.state is None)
+        kept, serial, more, growth = None, None, int(state is not None and entry.row.state is None), 0
         if state is not None:
             catalog.account.check_growth(arena, 0, more, catalog.bounds(arena))
             kept = KeptState(catalog.next_serial(), generation, size)
@@ -198,7 +200,9 @@ class Allocations:
             catalog.account.check_layout(arena, layout.bytes, catalog.bounds(arena))
             serial = catalog.next_serial()
             items.append(Item(layout_name(serial), layout.descriptor, layout.bytes))
+            growth = max(0, layout.bytes - arena.layout_bytes)
         catalog.account.move(arena, 0, more)
+        catalog.account.count_layout(arena, growth)
         try:
             if items:
                 await self._keeper.put(items, entry.newest_name)
@@ -208,6 +212,8 @@ class Allocations:
             catalog.account.move(arena, 0, -more)
             self._reclaimer.drop(arena, [each.name for each in items])
             raise
+        finally:
+            catalog.account.count_layout(arena, -growth)  # once it is stored, it counts by its arena
 
     async def state(self, entry: LiveArena) -> tuple[KeptState, int] | None:
         """Return the state with a descriptor.  Its generation is that in the file: in which it was made."""

@@ -102,6 +102,10 @@ class ArenaAccount:
             self._by_lease[arena.gpu, arena.lease_id] += growth_bytes
         self._allocations[share] += allocations
 
+    def count_layout(self, arena: Arena, growth_bytes: int) -> None:
+        """Count so much for a layout that the keeper is about to get; negative: count it no longer."""
+        self._layouts[self.share(arena)] += growth_bytes
+
     # -- checks ------------------------------------------------------------------------------------------------------------
 
     def check_arena(self, arena: Arena, bounds: Bounds) -> None:

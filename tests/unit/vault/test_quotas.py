@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from mpsd.errors import BadRequest, NoRoom, NoSuchDevice
+from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NoSuchDevice
 from mpsd.model.arena import GRANULE
 from mpsd.vault.rules.settings import VaultSettings
 from tests.unit.vault.machine import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put, until
@@ -135,3 +135,50 @@ async def test_the_layouts_of_one_user_keep_no_other_waiting(machine, writer, mo
                     await until(lambda: "one" in reading)
             finally:
                 over.set()
+
+
+async def test_two_who_commit_layouts_at_once_do_not_pass_their_bound_together(machine, writer, monkeypatch):
+    """Each fits alone: 64 commits at once had 1 GiB of layouts, of the 128 MiB that a user may have."""
+    machine.settings = VaultSettings(layout_bytes=80)  # a user may have an eighth
+    asked, refused = [], []
+    async with machine.vault() as vault:
+        arenas = [await opened(vault, writer.process, replace(SPEC, name=name)) for name in ("first", "second")]
+        keep = vault.keeper.put
+
+        async def keep_once_both_are_counted(*arguments) -> None:
+            asked.append(arguments)
+            await until(lambda: len(asked) + len(refused) == 2)
+            await keep(*arguments)
+
+        async def commit(arena) -> None:
+            try:
+                await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
+            except NoRoom:
+                refused.append(arena)
+
+        monkeypatch.setattr(vault.keeper, "put", keep_once_both_are_counted)
+        async with trio.open_nursery() as nursery:
+            for arena in arenas:
+                nursery.start_soon(commit, arena)
+        assert len(refused) == 1
+        monkeypatch.undo()
+        [kept] = {each.id for each in arenas} - {each.id for each in refused}
+        await vault.arenas.commit(kept, 1, writer.process, memory(b"one of 10b"))
+        with pytest.raises(NoRoom):
+            await vault.arenas.commit(refused[0].id, 1, writer.process, memory(b"1"))
+
+
+async def test_a_layout_that_the_keeper_did_not_take_counts_no_longer(machine, writer, monkeypatch):
+    machine.settings = VaultSettings(layout_bytes=80)
+    async with machine.vault() as vault:
+        arena = await opened(vault, writer.process)
+
+        async def fail(*arguments) -> None:
+            raise KeeperFailed("it does not answer")
+
+        monkeypatch.setattr(vault.keeper, "put", fail)
+        with pytest.raises(KeeperFailed):
+            await vault.arenas.commit(arena.id, 1, writer.process, memory(b"one of 10b"))
+        monkeypatch.undo()
+        other = await opened(vault, writer.process, replace(SPEC, name="other"))
+        await vault.arenas.commit(other.id, 1, writer.process, memory(b"one of 10b"))
