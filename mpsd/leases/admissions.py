@@ -119,7 +119,7 @@ class Admissions:
         return self._have_wait(process, client, lease)
 
     async def wait(self, entry: WaitQueueEntry, told: Callable[[str], None]) -> Grant:
-        """Wait until it is admitted.  Raise Refused."""
+        """Wait until it is admitted.  Raise Refused.  If the caller is cancelled, it has to `catch_up`."""
         said = ""
         entry.callers += 1
         try:
@@ -269,17 +269,17 @@ class Admissions:
         if may_be_told(settings) and not self.line.has_place_for(uid, settings):
             raise self._refused(process, client.credentials, NO_PLACE)
         entry = WaitQueueEntry(self._client_waiting(process, client, lease), uid, lease.id if lease else None, client)
-        self.line.join(entry, settings)
-        self.advance()
+        if self.line.join(entry, settings):  # without a place it is not considered
+            self.advance()
         if entry.outcome is None:
             self._news.queued(process, client.credentials, entry.lease_id, entry.reason)
         return entry
 
     def _give_up(self, entry: WaitQueueEntry) -> None:
         self._leave(entry)
+        self._is_stale = True  # others may have the amounts that were set aside for it
         if entry.client is not None and entry.client.identity.process is not None:
             self._news.left(entry.client.identity.process, entry.client.credentials, entry.lease_id)
-        self.advance()
 
     def _leave(self, entry: WaitQueueEntry) -> None:
         if self.line.leave(entry, self._quotas.settings):

@@ -177,7 +177,10 @@ class LeaseBook:
         if isinstance(answer, Grant):
             return answer
         self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)
-        return await self._admissions.wait(answer, told)
+        try:
+            return await self._admissions.wait(answer, told)
+        finally:
+            self._catch_up()  # if it gave up, others may go in
 
     def grant_of(self, process: ProcessId) -> Grant | None:
         return self._clients.grants.get(process)
@@ -277,7 +280,8 @@ class LeaseBook:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Admit what can go in now: while `run` runs, once for all leases and processes that end in the same moment.
+        """Admit what can go in now: while `run` runs, once for all leases and processes that end in the same moment, and for
+        all clients that stop waiting in it.
 
         To look through a full queue takes milliseconds, and one user's processes can end by the thousand.
         """

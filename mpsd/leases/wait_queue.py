@@ -93,12 +93,14 @@ class WaitQueue:
             return False
         return not hindrance_of_slots(settings.max_queue, own, total, is_operator)
 
-    def join(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> None:
+    def join(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> bool:
+        """Add the entry; return whether it has a place."""
         if self.has_place_for(entry.uid, settings):
             self._place(entry)
-        else:
-            entry.blocked = entry.reason = NO_PLACE
-            self._outside[entry.waiting.key] = entry
+            return True
+        entry.blocked = entry.reason = NO_PLACE
+        self._outside[entry.waiting.key] = entry
+        return False
 
     def leave(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> bool:
         """Remove the entry; return True if another entry, which is to be considered, got its place at once."""

@@ -34,7 +34,10 @@ class ClientShare(Struct):
 
 
 class SmPool(Struct):
-    """Guards what the leases of one group on the same GPUs, or one lease, have reserved and their clients hold."""
+    """Guards what the leases of one group on the same GPUs, or one lease, have reserved and their clients hold.
+
+    The sums change with each lease and client: thousands of clients may ask for them in one moment.
+    """
 
     gpus: tuple[str, ...]
     owner: Owner | None
@@ -42,28 +45,21 @@ class SmPool(Struct):
     clients: dict[ProcessId, ClientShare] = field(default_factory=dict)
     dealt: dict[int, float] = field(default_factory=dict)  # percent of a part, by the last deal
     absent: dict[int, "Absent"] = field(default_factory=dict)  # of a group's leases, by id
+    reserved: int = 0
+    debt: int = 0
+    _held: int = 0
+    _kept: int = 0
 
     @property
     def is_empty(self) -> bool:
         return not self.leases and not self.clients
 
     def taken(self) -> int:
-        held = kept = debt = 0
-        for holding in self.clients.values():
-            if holding.is_kept:
-                kept += min(holding.share, holding.part)
-                debt += max(0, holding.share - holding.part)
-            else:
-                held += holding.share
-        return max(sum(self.leases.values()), held + debt) + kept
+        return max(self.reserved, self._held + self.debt) + self._kept
 
     def free(self) -> int:
         """Return what a client of its leases may still start with."""
-        held = sum(each.share for each in self.clients.values() if not each.is_kept)
-        return sum(self.leases.values()) - held - self.debt()
-
-    def debt(self) -> int:
-        return sum(max(0, each.share - each.part) for each in self.clients.values() if each.is_kept)
+        return self.reserved - self._held - self.debt
 
     def held(self) -> dict[int, list[int]]:
         """Return the shares of the clients, by lease."""
@@ -77,25 +73,40 @@ class SmPool(Struct):
         taken = self.taken()
         return {scope: taken for gpu in self.gpus for scope in sm_scopes(self.owner, gpu)} if taken else {}
 
+    def add_lease(self, lease_id: int, amount: int) -> None:
+        self.leases[lease_id] = amount
+        self.reserved += amount
+
     def end_lease(self, lease_id: int) -> list[ProcessId]:
         """Remove the lease; return its clients, which keep what they have."""
-        self.leases.pop(lease_id, None)
+        self.reserved -= self.leases.pop(lease_id, 0)
         self.dealt.pop(lease_id, None)
         self.absent.pop(lease_id, None)
         kept = [process for process, each in self.clients.items() if each.lease_id == lease_id and not each.is_kept]
         for process in kept:
+            self._count(self.clients[process], -1)
             self.clients[process].is_kept = True
+            self._count(self.clients[process], 1)
         return kept
 
     def add_client(self, process: ProcessId, holding: ClientShare) -> None:
         self.clients[process] = holding
+        self._count(holding, 1)
         if not holding.is_kept and holding.lease_id in self.absent:
             self.absent[holding.lease_id].take()
 
     def end_client(self, process: ProcessId, now: float) -> None:
         holding = self.clients.pop(process)
+        self._count(holding, -1)
         if not holding.is_kept and holding.lease_id in self.absent:
             self.absent[holding.lease_id].add(now)
+
+    def _count(self, holding: ClientShare, sign: int) -> None:
+        if holding.is_kept:
+            self._kept += sign * min(holding.share, holding.part)
+            self.debt += sign * max(0, holding.share - holding.part)
+        else:
+            self._held += sign * holding.share
 
     def recent(self, lease_id: int, since: float) -> int:
         """Return how many parts of this lease have lost their process only after `since`."""

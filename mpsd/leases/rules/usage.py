@@ -67,7 +67,7 @@ class Account:
         """Enter a lease that becomes active."""
         key = pool_key(lease, gpus)
         pool = self.pools.setdefault(key, SmPool(gpus, owner))
-        pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
+        pool.add_lease(lease.id, to_millionths(lease.spec.sm_percent))
         if is_group(key):
             self._has_group_grown = True
             pool.absent[lease.id] = Absent(lease.spec.processes, now)
@@ -156,7 +156,7 @@ class Account:
         pool = self.pools[key]
         held = pool.held()
         members = [describe(lease_id, held.get(lease_id, ())) for lease_id in pool.leases]
-        return Group(to_percent(sum(pool.leases.values())), members, to_percent(pool.debt()))
+        return Group(to_percent(pool.reserved), members, to_percent(pool.debt))
 
     def _keep(self, process: ProcessId) -> None:
         """Count the memory for the client itself, since its lease no longer counts; the pool counts its share."""

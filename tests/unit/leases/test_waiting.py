@@ -9,7 +9,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from mpsd.errors import NoRoom, Refused, TooMany
 from mpsd.leases.rules import queue
 from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.leases.rules.sm_pools import ClientShare
 from mpsd.model.lease import LeaseState, Refusal
+from mpsd.model.process import ProcessId
 from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, by_token, by_uid, ids, process, spec
 
 
@@ -310,3 +312,50 @@ async def test_processes_that_end_together_cost_one_look_at_the_queue(tmp_path, 
         await wait_all_tasks_blocked()
         assert all(each.grant for each in waiting)
         assert plans() <= 4
+
+
+class Sums(dict[ProcessId, ClientShare]):
+    """The clients of a pool; counts how often they are looked through."""
+
+    looks = 0
+
+    def values(self):
+        self.looks += 1
+        return super().values()
+
+
+async def test_clients_that_stop_waiting_together_cost_one_look_at_the_queue(tmp_path, plans, autojump_clock: MockClock):
+    """Those of one user who wait for a group of shares: each end with a look of its own made mpsd stand still for 7 s."""
+    world = World(tmp_path, AdmissionSettings(user_queue=100))
+    world.book.create(ROOT, spec(100, by_uid(BOB), group="g", processes=200))
+    for pid in range(200):
+        await world.admit(pid, BOB)
+    [pool] = world.book._account.pools.values()
+    async with world.running() as nursery:
+        crowd = [Arrival(world, nursery, 1000 + each, BOB) for each in range(300)]
+        await wait_all_tasks_blocked()
+        assert world.book.queued == 100
+        last = Arrival(world, nursery, 2000, BOB)
+        await wait_all_tasks_blocked()
+        plans()
+        pool.clients = counted = Sums(pool.clients)
+        for each in crowd:
+            each.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert [entry.process for entry in world.book.queue()] == [process(last.pid)]
+        assert plans() <= 3  # one of them is `queue` here
+        assert counted.looks == 0
+        assert last.told[-1] == "other members hold all shares of its group"
+
+
+async def test_a_client_that_finds_no_place_costs_no_look_at_the_queue(world, plans, autojump_clock: MockClock):
+    world.change(default="refuse", user_queue=2)
+    async with world.running() as nursery:
+        for pid in range(2):
+            Arrival(world, nursery, pid)
+        await wait_all_tasks_blocked()
+        plans()
+        outside = [Arrival(world, nursery, pid) for pid in range(2, 50)]
+        await wait_all_tasks_blocked()
+        assert {each.told[-1] for each in outside} == {"the queue has no place for its user"}
+        assert plans() <= 1  # of the task that looks at times

@@ -111,7 +111,9 @@ A, B, C = (ProcessId(pid, 1) for pid in (1, 2, 3))
 
 
 def a_pool(reserved: dict[int, int], *clients: tuple[ProcessId, ClientShare]) -> SmPool:
-    pool = SmPool(("GPU-a",), None, dict(reserved))
+    pool = SmPool(("GPU-a",), None)
+    for lease_id, amount in reserved.items():
+        pool.add_lease(lease_id, amount)
     for process, holding in clients:
         pool.add_client(process, holding)
     return pool
@@ -135,7 +137,7 @@ def test_what_was_inherited_is_the_others_loss_and_counts_once() -> None:
     pool = a_pool({1: 30, 2: 30, 3: 30}, (A, ClientShare(1, 45, 30)), (B, ClientShare(2, 45, 30)))
     assert (pool.taken(), pool.free()) == (90, 0)
     pool.end_lease(1)
-    assert (pool.taken(), pool.free(), pool.debt()) == (90, 0, 15)
+    assert (pool.taken(), pool.free(), pool.debt) == (90, 0, 15)
     pool.end_client(A, 0.0)
     assert (pool.taken(), pool.free()) == (60, 15)
 
@@ -163,7 +165,7 @@ def test_no_end_makes_a_pool_take_more_and_it_never_takes_less_than_is_used(even
     for what, number, amount in events:
         before = pool.taken()
         if what == "lease" and number not in pool.leases:
-            pool.leases[number] = amount
+            pool.add_lease(number, amount)
             assert pool.taken() <= before + amount
         elif what == "end lease":
             pool.end_lease(number)
@@ -176,6 +178,16 @@ def test_no_end_makes_a_pool_take_more_and_it_never_takes_less_than_is_used(even
             pool.end_client(list(pool.clients)[number], 0.0)
             assert pool.taken() <= before
         assert pool.taken() >= max(sum(pool.leases.values()), sum(each.share for each in pool.clients.values()))
+        assert (pool.taken(), pool.free()) == sums_of(pool)
+
+
+def sums_of(pool: SmPool) -> tuple[int, int]:
+    """Return what is taken and what is free, from all leases and clients (the table in sm_pools.py)."""
+    kept = [each for each in pool.clients.values() if each.is_kept]
+    reserved = sum(pool.leases.values())
+    held = sum(each.share for each in pool.clients.values() if not each.is_kept)
+    debt = sum(max(0, each.share - each.part) for each in kept)
+    return max(reserved, held + debt) + sum(min(each.share, each.part) for each in kept), reserved - held - debt
 
 
 def test_parts_are_absent_from_the_time_that_their_process_left() -> None:
