@@ -7,6 +7,7 @@ pidfd has it, from Linux 6.15 on.  Before that, an end that was not seen in time
 import fcntl
 import os
 import struct
+from contextlib import nullcontext
 
 import trio
 from msgspec import Struct
@@ -73,9 +74,10 @@ def _told_by(pidfd: int) -> ProcessExit | None:
     return decode(exit_code) if mask & _INFO_EXIT else None
 
 
-async def wait_ended(process: ProcessId) -> ProcessExit | None:
+async def wait_ended(process: ProcessId, turns: trio.Semaphore | None = None) -> ProcessExit | None:
     """Return when the process has ended, with its ending if known.  Waits as long as it lives.
 
+    turns: how many tasks that wait with it go on in one turn of the event loop: to find an ending takes some system calls.
     If mpsd has no descriptor left, it checks the process now and then until it gets one: that mpsd cannot watch a process does
     not mean that it has ended.
     """
@@ -91,6 +93,7 @@ async def wait_ended(process: ProcessId) -> ProcessExit | None:
             return None
         try:
             await until_ended(pidfd)
-            return how_ended(pidfd, process)
+            async with turns or nullcontext():
+                return how_ended(pidfd, process)
         finally:
             os.close(pidfd)

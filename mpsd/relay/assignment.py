@@ -29,6 +29,7 @@ log = structlog.get_logger()
 _T = TypeVar("_T")
 _MOST_WISHES = 1024
 _LONGEST_PAUSE_SECONDS = 30.0  # between two attempts to read a client
+_ENDS = 64  # processes whose end is acted on in one turn of the event loop: one user's can wait by the thousand
 
 
 class Admission(Protocol):
@@ -70,6 +71,7 @@ class Assignment(Struct):
     is_per_gpu: bool
     reader: ClientFacts
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
+    _ends: trio.Semaphore = field(default_factory=partial(trio.Semaphore, _ENDS))
     _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process with the same lease or cgroup
 
     def wish(self, process: ProcessId, uid: int | None, domain: str) -> None:
@@ -104,7 +106,7 @@ class Assignment(Struct):
         trouble: MpsdError | None = None
         async with trio.open_nursery() as nursery:
             if process is not None:
-                nursery.start_soon(_cancel_when_gone, process, nursery.cancel_scope)
+                nursery.start_soon(self._cancel_when_gone, process, nursery.cancel_scope)
             try:
                 found.append(await self._wait_for_place(caller, unread, wish))
             except (Stopping, Refused) as exc:
@@ -115,6 +117,10 @@ class Assignment(Struct):
         if not found and process is not None:
             self.admission.leave(process)  # it may have been admitted at the moment of its end
         return found[0] if found else None
+
+    async def _cancel_when_gone(self, process: ProcessId, scope: trio.CancelScope) -> None:
+        await wait_ended(process, self._ends)
+        scope.cancel()
 
     async def _read(self, caller: ClientConnection) -> str:
         """Read what it was started with, anew for each of its connections; return why that failed, or an empty text."""
@@ -230,8 +236,3 @@ def named(visible: str, gpus: frozenset[str]) -> frozenset[str]:
             return frozenset()
         found.update(meant)
     return frozenset(found)
-
-
-async def _cancel_when_gone(process: ProcessId, scope: trio.CancelScope) -> None:
-    await wait_ended(process)
-    scope.cancel()
