@@ -18,7 +18,7 @@ from mpsd.leases.rules import queue
 from mpsd.leases.rules.admission import hindrance_of, may_be_told, refusal_of
 from mpsd.leases.rules.budgets import ScopeLimits, client_amounts, first_blocked, lease_amounts, shortage
 from mpsd.leases.rules.initial_share import Dealer
-from mpsd.leases.rules.matching import place_of, places_of
+from mpsd.leases.rules.matching import is_among, place_of, places_of
 from mpsd.leases.rules.queue import QueueEntry, QueuePlan, Waiting
 from mpsd.leases.rules.usage import Account
 from mpsd.leases.wait_queue import NO_PLACE, Client, WaitQueue, WaitQueueEntry
@@ -79,7 +79,7 @@ class Admissions:
         """Match the waiting clients again: some may now use this lease."""
         place = place_of(lease)
         for entry in self.line.everybody():
-            if entry.client is not None and place in entry.client.places:
+            if entry.client is not None and is_among(place, entry.client.places):
                 self._match_again(entry, entry.client)
                 self._is_stale = True
 

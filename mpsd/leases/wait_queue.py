@@ -6,6 +6,7 @@ place is refused (lease_book.py).  A client is refused too if the settings allow
 without a place, not listed and not considered, until a place is free.  The connections that the relay takes bound their number.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 
@@ -15,7 +16,6 @@ from msgspec.structs import replace
 from mpsd.errors import Refused
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.leases.rules.budgets import Scope
-from mpsd.leases.rules.matching import Place
 from mpsd.leases.rules.queue import Demand, Waiting
 from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.model.lease import Grant, Identity
@@ -30,7 +30,7 @@ class Client(Struct, frozen=True):
 
     identity: Identity
     credentials: Credentials
-    places: frozenset[Place]
+    places: "array[int]"
 
 
 class WaitQueueEntry(Struct, eq=False):

@@ -1,12 +1,13 @@
 """Which lease is a client's."""
 
+import tracemalloc
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.leases.rules.matching import LeaseIndex, match, place_of, places_of, why
+from mpsd.leases.rules.matching import LeaseIndex, is_among, match, place_of, places_of, why
 from mpsd.model.lease import Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 
@@ -155,4 +156,20 @@ def test_the_index_agrees_with_the_table(made: list[tuple[Selector, int, bool]])
     good = [one for one in here.values() if is_for(one.spec.selector, one.owner_uid)]
     expected = min(good, key=lambda one: (precision(one.spec.selector), -one.id), default=None)
     assert index.match(CLIENT) == expected
-    assert expected is None or place_of(expected) in places_of(CLIENT)
+    assert expected is None or is_among(place_of(expected), places_of(CLIENT))
+
+
+def test_the_places_of_a_long_path_take_little_memory() -> None:
+    """One user's 2,500 waiting clients had 0.4 GB of prefixes: of a path of 64 directories each 167 KB."""
+    path = "/user.slice/user-1000.slice/user@1000.service" + "".join(f"/{number:02}{'a' * 61}" for number in range(61))
+    identity = Identity(ProcessId(42, 7), ALICE, cgroups=(path,))
+    places_of(identity)  # what the first call keeps in caches is not counted
+    tracemalloc.start()
+    try:
+        places = places_of(identity)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert is_among(place_of(lease(1, Selector(SelectorKind.CGROUP, path))), places)
+    assert not is_among(place_of(lease(1, Selector(SelectorKind.CGROUP, f"{path}/deeper"))), places)
+    assert kept < 20_000
