@@ -14,6 +14,8 @@ from mpsd.images.rules.safetensors import Header
 from mpsd.images.rules.tensors import Tensor, memory_as_tensors, read_layout
 
 _FORMATS: Mapping[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of memoryview
+_MOST_STRIDED_BYTES = 4 << 30  # of a tensor with strides, which is put into the host's memory as a whole
+_MOST_ROWS = 1 << 26  # each is a write: some minutes
 Told = Callable[[int], None]
 
 
@@ -34,6 +36,8 @@ def export(image: ImageReader, arena: int, path: Path, *, is_raw: bool, told: To
     for name, each in tensors.items():
         if each.data_bytes > facts.content_bytes:  # its strides repeat elements
             raise BadRequest(f"tensor {name:.80}: it has {each.data_bytes} bytes, the whole arena {facts.content_bytes}")
+        if why := _why_not(each):
+            raise BadRequest(f"tensor {name:.80} is not dense in the arena, and {why}: export the memory with --raw")
     header = Header(tensors, metadata)
     free = os.statvfs(path.parent)
     if len(header.data) + header.data_bytes > free.f_bavail * free.f_frsize:  # else the file would fill the disk for a moment
@@ -48,6 +52,16 @@ def export(image: ImageReader, arena: int, path: Path, *, is_raw: bool, told: To
             except BadRequest as exc:
                 raise BadRequest(f"tensor {name:.80}: {exc}") from None
     return len(header.data) + header.data_bytes
+
+
+def _why_not(tensor: Tensor) -> str:
+    """Return why the strides of the tensor would take too much memory or time; empty if they do not."""
+    if tensor.is_dense or not tensor.data_bytes:
+        return ""
+    size, rows = max(tensor.span_bytes, tensor.data_bytes), tensor.in_words().row_count
+    if size > _MOST_STRIDED_BYTES:
+        return f"takes {size} bytes there or in the file, the limit is {_MOST_STRIDED_BYTES}"
+    return f"has {rows} rows, the limit is {_MOST_ROWS}" if rows > _MOST_ROWS else ""
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 The layout is what a program committed: untrusted.  Pure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -66,16 +66,32 @@ class Tensor(Struct, frozen=True):
             return self
         return Tensor(self.offset, "uint64", (*self.shape, 2), (*(2 * each for each in self.strides), 1))
 
-    def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (first element, count, stride) of each row along the last dimension, in row-major order."""
-        return self._rows(0, 0) if self.shape else iter([(0, 1, 1)])
+    @property
+    def row_count(self) -> int:
+        return prod(size for size, _ in self._dimensions()[:-1])
 
-    def _rows(self, dimension: int, at: int) -> Iterator[tuple[int, int, int]]:
-        if dimension == len(self.shape) - 1:
-            yield at, self.shape[-1], self.strides[-1]
-            return
-        for place in range(self.shape[dimension]):
-            yield from self._rows(dimension + 1, at + place * self.strides[dimension])
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (first element, count, stride) of each row along the last dimension, in row-major order.
+
+        Dimensions of size 1 do not count: the last would make each element a row.
+        """
+        *outer, (count, stride) = self._dimensions() or [(1, 1)]
+        for first in _places(outer):
+            yield first, count, stride
+
+    def _dimensions(self) -> list[tuple[int, int]]:
+        """Return size and stride of each dimension with another size than 1."""
+        return [each for each in zip(self.shape, self.strides, strict=True) if each[0] != 1]
+
+
+def _places(dimensions: Sequence[tuple[int, int]], at: int = 0) -> Iterator[int]:
+    """Yield the number of each element in these dimensions, in row-major order."""
+    if not dimensions:
+        yield at
+        return
+    (size, stride), *inner = dimensions
+    for place in range(size):
+        yield from _places(inner, at + place * stride)
 
 
 class _Layout(Struct):

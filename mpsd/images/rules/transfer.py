@@ -36,6 +36,7 @@ from mpsd.images.rules.naming import check_name
 VERSION = 1
 MOST_NAME = 100  # of an image that is received: its partial images have longer names
 PARTIAL = ".partial"
+MOST_BLOCKS = 1 << 21  # of an offer: 4 TiB, more than the GPUs of a machine have; each takes some 200 bytes here
 
 
 class OfferedArena(Struct, frozen=True):
@@ -101,8 +102,11 @@ def check_offer(offer: Offer) -> None:
     check_facts([each.facts for each in offer.arenas])
     if offer.epoch is not None:
         check_epoch(offer.epoch)
-    for each in offer.arenas:
-        size = BlockNumbers(each.facts).count * HASH_BYTES
+    blocks = [BlockNumbers(each.facts).count for each in offer.arenas]
+    if sum(blocks) > MOST_BLOCKS:
+        raise BadRequest(f"image {offer.name} has {sum(blocks)} blocks, an image that is received {MOST_BLOCKS} at most")
+    for each, count in zip(offer.arenas, blocks, strict=True):
+        size = count * HASH_BYTES
         if len(each.ids) != size or len(each.origins) not in (0, size):
             raise BadRequest(f"arena {each.facts.name}: the sender does not name each of its blocks")
 

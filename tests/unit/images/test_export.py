@@ -15,7 +15,7 @@ from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.export import export
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.refusals import ImageDamaged
-from mpsd.images.rules.tensors import ITEM_BYTES
+from mpsd.images.rules.tensors import ITEM_BYTES, Tensor
 from mpsd.images.store import Images
 from tests.seeds import seeds
 from tests.unit.images.making import facts, flip
@@ -65,6 +65,9 @@ CASES: dict[str, Spec] = {
     "with gaps": (64, "int16", [5, 7], [100, 2]),
     "repeated": (64, "int64", [5, 7], [0, 1]),
     "repeated along the last": (64, "int64", [5, 7], [3, 0]),
+    "a last dimension of one": (64, "int16", [40, 1], [3, 1]),
+    "dimensions of one between": (64, "int64", [1, 4, 1, 3, 1], [7, 9, 5, 2, 8]),
+    "all repeated": (64, "int16", [3, 1], [0, 0]),
     "four dimensions": (128, "uint8", [2, 3, 4, 5], [60, 1, 15, 3]),
 }
 
@@ -134,6 +137,7 @@ def test_raw_memory_needs_no_layout(images: Images, tmp_path: Path) -> None:
         (layout({"w": (-START - 1, "uint8", [1], [1])}), "negative"),
         (layout({"w": (0, "uint8", [-1], [1])}), "negative"),
         (layout({"w": (0, "uint8", [1 << 30, 1 << 30], [0, 0])}), "larger"),
+        (layout({"w": (0, "uint8", [2, 2], [5 << 30, 1])}), "tensor w is not dense.*takes 5368709122 bytes.*--raw"),
         (layout({"w": (-1, "uint8", [4], [1])}), "tensor w: no block"),
         (layout({"w": (BLOCKS * BLOCK_BYTES - 2, "uint8", [4], [1])}), "tensor w: no block"),
         (layout({"__metadata__": (0, "uint8", [4], [1])}), "__metadata__"),
@@ -144,6 +148,21 @@ def test_a_layout_that_cannot_be_exported_leaves_no_file(text: bytes, why: str, 
     with pytest.raises(BadRequest, match=why):
         exported(images, tmp_path / "out.safetensors", text)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["state"]
+
+
+def test_strides_that_make_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch, images: Images, tmp_path: Path) -> None:
+    """Each is a write: a tensor of 2^31 rows kept the program busy for an hour."""
+    monkeypatch.setattr("mpsd.images.export._MOST_ROWS", 11)
+    with pytest.raises(BadRequest, match=r"tensor w is not dense.*has 12 rows, the limit is 11.*--raw"):
+        exported(images, tmp_path / "out.safetensors", layout({"w": (0, "uint8", [3, 4, 2], [100, 9, 2])}))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["state"]
+
+
+def test_a_dimension_of_one_makes_no_rows() -> None:
+    """10^10 places of one element each were 10^10 rows."""
+    many = Tensor(0, "uint8", (10**10, 1), (2, 1))
+    assert many.row_count == 1
+    assert next(many.rows()) == (0, 10**10, 2)
 
 
 def test_a_damaged_image_is_not_exported(images: Images, path: Path, tmp_path: Path) -> None:

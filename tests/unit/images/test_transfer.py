@@ -257,6 +257,15 @@ def test_no_sender_fills_the_receivers_memory(there: Images) -> None:
     assert f"length <= {MOST_ALLOCATIONS}" in answer.why
 
 
+def test_an_offer_of_too_many_blocks_is_refused(there: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a gigabyte of hashes, all different, took 8 GB of the receiver's memory."""
+    monkeypatch.setattr("mpsd.images.rules.transfer.MOST_BLOCKS", 3, raising=False)
+    arenas = [OfferedArena(facts(1, 2, name=name), bytes(range(32))) for name in ("a", "b")]
+    answer = offered(there, Offer(VERSION, "first", "", 1.0, tuple(arenas)))
+    assert isinstance(answer, NotTaken)
+    assert "image first has 4 blocks, an image that is received 3 at most" in answer.why
+
+
 def test_no_sender_makes_a_partial_image(images: Images, there: Images) -> None:
     """Its number would leave no name for those of the image that it says it is a part of."""
     answer = offered(there, Offer(VERSION, f"first.partial-{10 ** 70}", "first.partial", 1.0, (OfferedArena(facts(), b""),)))
