@@ -94,6 +94,10 @@ class WrongSpeaker(ProtocolError):
     """Another process than the one that connected sends on its connection."""
 
 
+class FatalMessage(ProtocolError):
+    """A client's message that the vendor's daemon would not survive."""
+
+
 class KeeperFailed(MpsdError):
     code = ErrorCode.KEEPER_FAILED
 

@@ -14,7 +14,7 @@ import trio
 from msgspec import Struct, field
 
 from mpsd.domains.placement_waits import Reason
-from mpsd.errors import MpsdError, WrongSpeaker
+from mpsd.errors import FatalMessage, MpsdError, WrongSpeaker
 from mpsd.fairness.places import Places
 from mpsd.fairness.turns import Turns
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
@@ -314,7 +314,9 @@ class Relay(Struct):
                 waits = self._wait(caller.connection, Note(caller.number, caller.door, greeting))
                 if not waits:
                     _log_evicted(caller.credentials, "too many connections, and it never sent a message")
-        except WrongSpeaker as exc:
+        except (WrongSpeaker, FatalMessage) as exc:
+            if isinstance(exc, FatalMessage):
+                self.conversations.offences.note(caller.process, caller.credentials.uid)
             await self.conversations.refusals.hold(caller, None, str(exc))
         except MpsdError as exc:
             log.warning("relay.dropped", **who, why=str(exc))

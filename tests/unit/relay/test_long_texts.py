@@ -1,0 +1,38 @@
+"""Texts in a client's message that the vendor's daemon does not survive."""
+
+import struct
+
+import pytest
+
+from mpsd.errors import FatalMessage
+from mpsd.relay import message
+from mpsd.relay.forwarding import Forwarding
+from tests.running import running
+from tests.unit.relay.test_forwarding import PATIENCE, pair, well
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_passed_on"),
+    [
+        pytest.param(b"\1\0\0\0" + b"x" * 4093, True, id="the longest that a vendor daemon survives"),
+        pytest.param(b"\1\0\0\0" + b"x" * 4094, False, id="a byte more"),
+        pytest.param(b"\1\0\0\0" + b"x" * 4094 + b"\0", False, id="with an end"),
+        pytest.param((b"x" * 4000 + b"\0") * 3, True, id="several texts"),
+        pytest.param(struct.pack("<5000Q", *range(5000)), True, id="numbers"),
+    ],
+)
+async def test_a_text_that_ends_a_vendor_daemon_is_not_passed_on(sent: bytes, is_passed_on: bool) -> None:
+    """Driver 580's daemon dies of a command of 4,094 bytes, with the clients of other users."""
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    link = Forwarding(link_client, False)
+    client.send(sent)
+    if is_passed_on:
+        async with running(link.run, link_domain, PATIENCE, well):
+            assert (await message.receive(domain)).data == sent  # type: ignore[union-attr]
+    else:
+        with pytest.raises(FatalMessage, match="text of 4094 bytes"):
+            await link.run(link_domain, PATIENCE, well)
+        with pytest.raises(BlockingIOError):
+            domain.recv(1)
+    for end in (client, link_client, link_domain, domain):
+        end.close()
