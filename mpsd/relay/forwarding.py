@@ -200,7 +200,7 @@ class Forwarding(Struct):
                 self._set_turn(_Turn.CLIENT)
                 try:
                     with self.track.passing(TO_CLIENT):
-                        await send(self.client, message, self._as_sender(message.credentials))
+                        await self._send_to_client(message)
                         take(domain)
                     self._remember(message.data)  # not before: if this is cancelled, another domain's has to be sent
                     self.greeted_at = min(self.greeted_at, trio.current_time())
@@ -211,6 +211,12 @@ class Forwarding(Struct):
                 self._end = LinkSide.CLIENT
             else:
                 self._trouble = exc
+
+    async def _send_to_client(self, message: Message) -> None:
+        try:
+            await send(self.client, message, self._as_sender(message.credentials))
+        except ProcessLookupError:  # the daemon has died since, and the kernel takes only the pid of a living process
+            await send(self.client, message, None)
 
     async def _watch_turns(
         self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope

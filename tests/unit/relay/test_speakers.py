@@ -3,15 +3,17 @@
 import array
 import os
 import socket
+import sys
 
 import pytest
+import trio
 
 from mpsd.domains.refuser import REFUSER_UID
 from mpsd.errors import WrongSpeaker
 from mpsd.host import processes
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
-from mpsd.relay.forwarding import Forwarding
+from mpsd.relay.forwarding import Forwarding, LinkSide
 from tests.running import running
 from tests.unit.relay.test_forwarding import PATIENCE, PRIVILEGED, pair, well
 
@@ -74,4 +76,19 @@ async def test_what_a_client_said_before_it_ended_reaches_its_domain(monkeypatch
     await link.run(link_domain, PATIENCE, well)
     assert (await message.receive(domain)).data == b"goodbye"
     for end in (link_client, link_domain, domain):
+        end.close()
+
+
+@pytest.mark.skipif(not PRIVILEGED, reason="only root may send other ids")
+async def test_the_last_message_of_a_daemon_that_has_died_arrives() -> None:
+    """The kernel refuses credentials of a dead process (ESRCH): the client was held for ever."""
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    says = "import socket; socket.socket(fileno=0).send(b'last words')"
+    await trio.run_process([sys.executable, "-c", says], stdin=domain)
+    domain.close()
+    assert await Forwarding(link_client, True).run(link_domain, PATIENCE, well) is LinkSide.DOMAIN
+    got = await message.receive(client)
+    assert got is not None
+    assert got.data == b"last words"
+    for end in (client, link_client, link_domain):
         end.close()
