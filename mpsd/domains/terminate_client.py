@@ -4,20 +4,26 @@ import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
+from mpsd.host import processes
 from mpsd.model.domain import DomainState
 
+_STOPPED = "Tt"  # by a signal, or under a debugger: proc(5)
 log = structlog.get_logger()
 
 
 async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:
     """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
-    mpsd does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
+    mpsd does not ask for a client that is stopped: its co-runners would stand still, and its domain take no further client.  It
+    does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
     """
     if domain.state is DomainState.FAULT:
         raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no GPU work left")
     if domain.state is DomainState.CONTAINED:
         raise VendorFailed(contained(domain))
+    if (how := processes.state(client_pid)) in _STOPPED:
+        advice = "let its debugger continue it" if how == "t" else f"continue it first (kill -CONT {client_pid})"
+        raise VendorFailed(f"client {client_pid} is stopped, and its server would wait for it: {advice}")
     try:
         answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
     finally:

@@ -180,7 +180,7 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
         return
     refusals = []
     if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
-        await case.send(Step.THAW, signal.SIGCONT)
+        await case.send(Step.THAW, signal.SIGCONT)  # one that a debugger stopped stays so: then it is not terminated
     for domain, server_pid in case.servers:
         if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
             refusals.append(refusal)
