@@ -71,7 +71,7 @@ class Domain:
     sentinel: SentinelPort = field(default_factory=NoSentinel)
     silenced: trio.Event = field(default_factory=trio.Event)  # set: the vendor daemon did not answer mpsd, or cannot
     hindrance: str = ""  # why the vendor daemon cannot answer, by its processes and files (vital_signs.py)
-    blocked_by: int = 0  # the stopped client that its server waits for
+    blocked_by: tuple[int, int] | None = None  # pid and uid of the stopped client that its server waits for
     _silent_since: float = math.inf  # when mpsd asked the first unanswered question (trio time)
     unanswered_since: float = math.inf  # the same, for a pending question or a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: the view may be out of date
@@ -97,7 +97,7 @@ class Domain:
         return DomainView(
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
             self.key, self.is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
-            self._ends_at(), bool(self.blocked_by),
+            self._ends_at(), self.blocked_by and self.blocked_by[1],
         )  # fmt: skip
 
     def _ends_at(self) -> float | None:
@@ -283,7 +283,7 @@ class Domain:
         self.contexts.clear()
         self._ready_since.clear()
         self.guard.forget()
-        self.key, self.hindrance, self.blocked_by = "", "", 0
+        self.key, self.hindrance, self.blocked_by = "", "", None
         self.silenced = trio.Event()
         self._silent_since = self.unanswered_since = math.inf
         self.joined_uid = self.applied_defaults = None

@@ -95,13 +95,13 @@ def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
 
 def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Ask the server of a stopped client, and report one for which the server waits."""
-    before, domain.blocked_by = domain.blocked_by, finding.client if finding.why else 0
+    before, owner = domain.blocked_by, processes.owner(finding.client) if finding.client and finding.why else None
+    domain.blocked_by = (finding.client, owner[0]) if owner else None
     if finding.client and not finding.why:
         domain.mark_stale()
-    if domain.blocked_by in (0, before):
+    if domain.blocked_by in (None, before):
         return
-    owner = processes.owner(finding.client)
-    facts = {"pid": finding.client, "uid": owner[0] if owner else None, "domain": domain.name}
+    facts = {"pid": finding.client, "uid": domain.blocked_by[1], "domain": domain.name}
     log.error("client.stopped", **facts, why=finding.why)
     publish("client.stopped", facts)
 
@@ -110,7 +110,8 @@ def _signs(domain: Domain, with_clients: bool = False) -> Signs:
     daemon = domain.control.process.pid if domain.control.process else 0
     control = [("vendor daemon", daemon)] if daemon else []
     servers = (("vendor server", pid) for pid in domain.servers)
-    clients = sorted(domain.client_pids) if with_clients else ()
+    # Those by the log too: a client may be stopped before the server has listed it, and then the server answers no more.
+    clients = sorted(domain.client_pids | {each.pid for each in domain.connected}) if with_clients else ()
     return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering, daemon)
 
 

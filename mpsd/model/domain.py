@@ -51,7 +51,7 @@ class DomainView(Struct, frozen=True):
     users: frozenset[int] = frozenset()  # of its clients, as far as mpsd knows them
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
     ends_at: float | None = None  # when mpsd ends the clients of a CONTAINED one (seconds since the epoch); None: never
-    is_blocked: bool = False  # its server waits for a client that is stopped: all its clients' work stands still
+    blocked_uid: int | None = None  # whose stopped client its server waits for: all its clients' work stands still
 
 
 class Defaults(Struct, frozen=True):

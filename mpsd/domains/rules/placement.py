@@ -9,7 +9,7 @@ The rules, in order (docs/domains.md, "Placement"):
 4. if none is left, or others of its service are in all of them: create one while the bound of each of its GPUs allows it,
    in place of a spare of other GPUs if need be, or wait for one that is starting; the last quarter of a GPU's domains is for
    users without one, so a user who has a domain there gets none of them, unless it is an operator.  If one server serves all
-   users, a user who has clients in a domain joins none of the others then;
+   users, a user who has clients in a domain joins none of the others then; domains that another user closed do not count;
 5. else one where others of its service are;
 6. else wait, and give the reason.
 
@@ -161,9 +161,28 @@ def _has_enough(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rul
         left = rules.max_domains - len(taken)
         if left > kept or (left <= 0 and not (kept and rules.is_multiuser)):
             continue
-        if any(_is_of(ask, domain, rules) for domain in taken):
+        if any(_is_charged(ask, domain, taken, rules) for domain in taken):
             return True
     return False
+
+
+def _is_charged(ask: PlacementRequest, domain: DomainView, taken: Sequence[DomainView], rules: Rules) -> bool:
+    """Return whether the domain counts against this user's share.
+
+    If users share domains, one user can block a domain in which other users have clients.  A blocked domain counts against the
+    user whose stopped client blocks it.  If mpsd does not know that user, the domain counts against a user who is alone
+    there, or has clients in several such domains.
+    """
+    if not _is_of(ask, domain, rules):
+        return False
+    if not rules.is_multiuser or domain.state is DomainState.READY:
+        return True
+    share_of = rules.ranges.share_of
+    if domain.blocked_uid is not None:
+        return share_of(domain.blocked_uid) == share_of(ask.uid)
+    unexplained = [each for each in taken if each.state is not DomainState.READY and each.blocked_uid is None]
+    is_alone = len({share_of(uid) for uid in domain.users}) <= 1
+    return is_alone or sum(_is_of(ask, each, rules) for each in unexplained) > 1
 
 
 def _is_of(ask: PlacementRequest, domain: DomainView, rules: Rules) -> bool:
@@ -175,9 +194,9 @@ def _is_of(ask: PlacementRequest, domain: DomainView, rules: Rules) -> bool:
 
 def _is_own_doing(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) -> bool:
     """Whether this user's own clients fill, faulted, stopped or wore out a domain, so that it takes no further one."""
+    taken = [domain for domain in domains if domain.clients]
     return any(
-        _is_of(ask, domain, rules) and domain.clients and (domain.state in _CLOSED_BY_CLIENTS or domain.is_worn)
-        for domain in domains
+        _is_charged(ask, domain, taken, rules) and (domain.state in _CLOSED_BY_CLIENTS or domain.is_worn) for domain in taken
     )
 
 

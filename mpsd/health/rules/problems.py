@@ -76,7 +76,7 @@ def warnings(facts: HealthFacts) -> list[str]:
     blocked = (
         f"domain {view.name}: {view.trouble} (`client.stopped` in mpsd.log has its pid; docs/sentinel.md)"
         for view in facts.domains
-        if view.is_blocked
+        if view.blocked_uid is not None
     )
     mute = (_mute(view) for view in _mute_ones(facts) if facts.placement != Join(view.name))
     return [*blocked, *mute, *facts.unprotected]

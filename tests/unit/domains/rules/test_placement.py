@@ -107,6 +107,31 @@ def test_where_one_server_serves_all_users_each_has_a_share_too(domains, uid, ru
     assert place(PlacementRequest(uid, GPU), domains, rules) == expected
 
 
+def closed(number, users, state=SILENT, by=None):
+    return replace(view(f"d{number}", state, clients=2, uid=0, users=users), blocked_uid=by)
+
+
+EVES = [closed(n, (666,), by=666) for n in range(2, 7)]
+FAULTED = [closed(n, (666, n), FAULT) for n in range(2, 7)]
+
+
+@pytest.mark.parametrize(
+    ("domains", "uid", "expected"),
+    [
+        pytest.param([closed(1, (7, 666), by=666), *EVES], 7, Create(GPU), id="another user's stopped client"),
+        pytest.param([closed(1, (7, 666), by=666), *EVES], 666, KEPT, id="its own"),
+        pytest.param([closed(1, (7, 666), by=7), *EVES], 7, KEPT, id="its own, beside another's client"),
+        pytest.param([closed(1, (7, 666), FAULT), *FAULTED], 7, Create(GPU), id="not known: in one of these"),
+        pytest.param([closed(1, (7, 666), FAULT), *FAULTED], 666, KEPT, id="not known: in several of these"),
+        pytest.param([closed(1, (7,), FAULT), *FAULTED], 7, KEPT, id="not known: alone there"),
+        pytest.param([view("d1", clients=2, users=(7, 8)), *EVES], 7, Join("d1"), id="one that is well counts"),
+    ],
+)
+def test_a_domain_that_another_user_closed_counts_against_no_other_share(domains, uid, expected):
+    """One user silenced three quarters of the domains; each other user with a client in one of them could start no other."""
+    assert place(PlacementRequest(uid, GPU), domains, MULTIUSER) == expected
+
+
 A, B, C = "GPU-a", "GPU-b", "GPU-c"
 
 
