@@ -56,10 +56,10 @@ class Separation(Protocol):
         """Return the seconds that it has to wait; 0: it may start."""
 
     def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """Note that it connects to the domain; called for each of its connections, when its turn has come."""
+        """Note that it connects to the domain; called for each connection, when its turn has come."""
 
     def hung_up(self, process: ProcessId) -> None:
-        """Note that one of its connections has ended."""
+        """Note that a connection has ended."""
 
 
 class Assignment(Struct):
@@ -115,7 +115,7 @@ class Assignment(Struct):
         if trouble:
             raise trouble
         if not found and process is not None:
-            self.admission.leave(process)  # it may have been admitted at the moment of its end
+            self.admission.leave(process)  # it may have been admitted as it ended
         return found[0] if found else None
 
     async def _cancel_when_gone(self, process: ProcessId, scope: trio.CancelScope) -> None:
@@ -123,7 +123,7 @@ class Assignment(Struct):
         scope.cancel()
 
     async def _read(self, caller: ClientConnection) -> str:
-        """Read what it was started with, anew for each of its connections; return why that failed, or an empty text."""
+        """Read what it was started with, anew for each connection; return why that failed, or an empty text."""
         if caller.process is None:
             return ""
         try:

@@ -27,7 +27,7 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
 
 
 class Tensor(Struct, frozen=True):
-    """A tensor: `offset` of its first element in the arena's window, in bytes; shape and strides in elements."""
+    """A tensor.  offset: of the first element, in bytes, in the arena's window.  shape, strides: in elements."""
 
     offset: int
     dtype: str
@@ -40,7 +40,7 @@ class Tensor(Struct, frozen=True):
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of its elements, without gaps."""
+        """The bytes of all elements, without gaps."""
         return prod(self.shape) * self.item_bytes
 
     @property

@@ -58,7 +58,7 @@ class SmPool(Struct):
         return max(self.reserved, self._held + self.debt) + self._kept
 
     def free(self) -> int:
-        """Return what a client of its leases may still start with."""
+        """Return what a client of these leases may still start with."""
         return self.reserved - self._held - self.debt
 
     def held(self) -> dict[int, list[int]]:

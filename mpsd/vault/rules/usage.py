@@ -18,7 +18,7 @@ _USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 
 class Bounds(Struct, frozen=True):
-    """The bounds of one arena. gpu_bytes: the memory of its GPU. lease_bytes: the limit of its lease there; None: no limit."""
+    """The bounds of one arena. gpu_bytes: the memory of the GPU. lease_bytes: the limit of the lease there; None: no limit."""
 
     settings: VaultSettings
     gpu_bytes: int
@@ -166,7 +166,7 @@ class ArenaAccount:
             raise NoRoom(f"a layout of {size} bytes: those of {whose} may have {_size(own)} (vault.layouts)")
 
     def _amounts(self, arena: Arena, bounds: Bounds) -> tuple[tuple[str, int, int | None], ...]:
-        """Return for each bound: the name of its owner, the used bytes, the limit."""
+        """Return for each bound: the name of the owner, the used bytes, the limit."""
         gpu, uid, lease = arena.gpu, self.share(arena), arena.lease_id
         of_lease = 0 if lease is None else self._by_lease[gpu, lease]
         return (
