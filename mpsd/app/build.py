@@ -68,9 +68,8 @@ def _build_pool(found: Startup, registry: ServiceRegistry) -> Pool:
     vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
-    store, public = found.store, found.public.publish
     return Pool(
-        pool_settings, vendor, found.devices, defaults, store, public, live,
+        pool_settings, vendor, found.devices, defaults, found.store, found.public, live,
         domains_of_others=registry.domains_of_others, ranges=found.ranges,
     )  # fmt: skip
 

@@ -112,7 +112,7 @@ def _take_over_clients(pool: Pool, domain: Domain, found: Mapping[ProcessId, int
 async def _serve(pool: Pool, domain: Domain) -> None:
     """Follow the logs and keep the view up to date while the vendor daemon lives."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.hear)
+        nursery.start_soon(follow_logs, domain, pool.store, pool.public, pool.hear)
         nursery.start_soon(_keep_fresh, pool, domain)
         if domain.guard.is_on:
             nursery.start_soon(domain.guard.hold_adopted, domain.control)

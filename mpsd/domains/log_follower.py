@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -23,7 +24,6 @@ from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 Hear = Callable[[Domain, News], None]
-Publish = Callable[[Domain, str, LogLine | str], None]  # of a line of the domain's log of that name
 LOG_NAMES = ("control.log", "server.log")
 _POLL_SECONDS = 0.25
 _AGAIN_SECONDS = 5.0  # after the logs could not be read, as without a free descriptor
@@ -32,6 +32,16 @@ _RATE = Rate(burst=4 << 20, per_second=256 << 10)  # bytes of one log: 20,000 of
 _LINE_COST = 100  # bytes that each line counts in addition to its text
 _REPORT_SECONDS = 10.0
 _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow the handshakes that cause them
+
+
+class PublicLines(Protocol):
+    """Takes the lines of domains; a thread writes them (public_log.py)."""
+
+    def publish(self, domain: Domain, name: str, line: LogLine | str) -> None:
+        """Take a line of the domain's log of that name."""
+
+    def when_written(self, act: Callable[[], None]) -> None:
+        """Call this in the event loop once the lines before are written."""
 
 
 async def keep_log_room(domain: Domain) -> None:
@@ -44,18 +54,18 @@ async def keep_log_room(domain: Domain) -> None:
 async def follow_logs(
     domain: Domain,
     positions: SqliteStore,
-    publish: Publish,
+    public: PublicLines,
     hear: Hear,
 ) -> None:
     """Follow the logs until cancelled.  While they cannot be read, mpsd only asks the domain now and then.
 
-    Every line is published once, in its file's order, except those of mpsd's own commands.  hear: called
-    with the events that the lines report.
+    Every line is published once, in its file's order, except those of mpsd's own commands.  If mpsd is killed before it has
+    noted that lines are written, the next mpsd publishes them again.  hear: called with the events that the lines report.
     """
     logged = Once()
     while True:
         try:
-            await _follow(domain, positions, publish, hear)
+            await _follow(domain, positions, public, hear)
         except OSError as exc:
             if logged.is_new(str(exc)):
                 log.error("logs.unreadable", domain=domain.name, why=str(exc), effect="its faults are noticed late")
@@ -65,16 +75,16 @@ async def follow_logs(
 async def _follow(
     domain: Domain,
     positions: SqliteStore,
-    publish: Publish,
+    public: PublicLines,
     hear: Hear,
 ) -> None:
     directory = domain.control.log_directory
     own = OwnCommands()
     with contextlib.ExitStack() as stack:
         changed = _watch(directory, stack)
-        logs = [_Log(domain, name, positions, own, publish, hear) for name in LOG_NAMES]
+        logs = [_Log(domain, name, positions, own, public, hear) for name in LOG_NAMES]
         for each in logs:
-            stack.callback(each.file.close)
+            stack.callback(each.close)
         while True:
             has_more = is_flooded = False
             for each in logs:
@@ -82,7 +92,7 @@ async def _follow(
                 has_more |= each.read()
                 is_flooded |= each.left_out > 0
                 if each.file.position != before:
-                    positions.save_log_position(str(each.path), each.file.position)
+                    public.when_written(functools.partial(each.save, each.file.position))
                 await each.room.follow(each.file.position)
                 each.report_left_out()
             if not has_more:
@@ -97,16 +107,26 @@ class _Log:
     counted there."""
 
     def __init__(
-        self, domain: Domain, name: str, positions: SqliteStore, own: OwnCommands, publish: Publish, hear: Hear
+        self, domain: Domain, name: str, positions: SqliteStore, own: OwnCommands, public: PublicLines, hear: Hear
     ) -> None:
         self.path = domain.control.log_directory / name
         self.file = GrowingFile(self.path, positions.log_position(str(self.path)) or 0)
         self.room = _Room(self.path)
         self.left_out = 0  # lines since the last report
         self._domain, self._name, self._own = domain, name, own
-        self._publish, self._hear = publish, hear
+        self._publish, self._hear = public.publish, hear
+        self._positions, self._is_open = positions, True
         self._rates = Rates(_RATE)
         self._reported_at = -math.inf
+
+    def close(self) -> None:
+        self.file.close()
+        self._is_open = False
+
+    def save(self, position: int) -> None:
+        """Note that the lines before this position are written; not once the domain may have ended and been forgotten."""
+        if self._is_open:
+            self._positions.save_log_position(str(self.path), position)
 
     def read(self) -> bool:
         """Take as many lines as one turn of the event loop has time for; return whether there may be more."""

@@ -18,11 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.retained_memory import RetainedMemory
-from mpsd.domains.rules.log_lines import LogLine, News
+from mpsd.domains.rules.log_lines import News
 from mpsd.domains.rules.names import name_of, number_of
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
@@ -88,7 +89,7 @@ class Pool:
     devices: tuple[Device, ...]
     defaults: Defaults
     store: SqliteStore
-    publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
+    public: PublicLines
     run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (lifecycle.py)
     domains: dict[str, Domain] = field(default_factory=dict)
     client_adopted: Signal[[ProcessId, Domain]] = field(default_factory=Signal)  # a client that an earlier mpsd admitted

@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import LogLine
 from mpsd.errors import UnusablePath
@@ -69,6 +71,10 @@ class PublicLog:
             text = line.text.replace(str(domain.control.pipe_directory), self._public_pipe)
             line = f"[{line.stamp} {line.source} {line.pid:5d}] {text}"
         self._append(name, f"{line} (domain {domain.name})")
+
+    def when_written(self, act: Callable[[], None]) -> None:
+        """Call this in the event loop once the thread has written, or lost, the lines before; never if the queue is full."""
+        self._background.put(partial(_act_in_loop, trio.lowlevel.current_trio_token(), act))
 
     def _append(self, name: str, line: str) -> None:
         data = (visible(line, keep="\n\t") + "\n").encode(errors="replace")  # it may contain a client's name
@@ -139,6 +145,11 @@ class PublicLog:
         while self._files:
             with suppress(OSError):  # a file server reports the lines that it lost; the number is free in any case
                 os.close(self._files.popitem()[1])
+
+
+def _act_in_loop(loop: trio.lowlevel.TrioToken, act: Callable[[], None]) -> None:
+    with suppress(trio.RunFinishedError):
+        loop.run_sync_soon(act)
 
 
 def _is_removed(file: int) -> bool:

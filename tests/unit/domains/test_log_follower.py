@@ -85,6 +85,8 @@ class Followed:
         self.published: list[str] = []
         self.stale = 0
         self.position = 0
+        self.is_written = True
+        self.unwritten: list[Callable[[], None]] = []
         control = SimpleNamespace(log_directory=directory)
         self.domain: Any = SimpleNamespace(
             name="d1", control=control, guard=SimpleNamespace(is_on=True), mark_stale=self._mark_stale
@@ -103,11 +105,16 @@ class Followed:
         with self.path.open("ab") as file:
             file.write(data)
 
-    async def follow(self) -> None:
-        def publish(domain: Any, name: str, line: Any) -> None:
-            self.published.append(line if isinstance(line, str) else line.text)
+    def publish(self, domain: Any, name: str, line: Any) -> None:
+        self.published.append(line if isinstance(line, str) else line.text)
 
-        await follow_logs(self.domain, self, publish, lambda domain, news: None)
+    def when_written(self, act: Callable[[], None]) -> None:
+        self.unwritten.append(act)
+        if self.is_written:
+            act()
+
+    async def follow(self) -> None:
+        await follow_logs(self.domain, self, self, lambda domain, news: None)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -186,3 +193,22 @@ async def test_logs_that_cannot_be_read_are_tried_again(tmp_path: Path, monkeypa
         async with running(followed.follow):
             await until(lambda: followed.published == ["x"])
     assert [line["event"] for line in lines] == ["logs.unreadable"]
+
+
+async def test_a_line_counts_as_published_once_it_is_written(tmp_path: Path) -> None:
+    """mpsd that was killed before that lost the lines: the next one had its position behind them."""
+    followed = Followed(tmp_path)
+    followed.is_written = False
+    followed.write(b"one\n")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(followed.follow)
+        await until(lambda: followed.published == ["one"])
+        await until(lambda: bool(followed.unwritten))
+        assert followed.position == 0
+        followed.unwritten.pop()()
+        assert followed.position == 4
+        followed.write(b"two\n")
+        await until(lambda: bool(followed.unwritten))
+        nursery.cancel_scope.cancel()
+    followed.unwritten.pop()()
+    assert followed.position == 4, "the domain may be forgotten, and a later one of its name begin a file"

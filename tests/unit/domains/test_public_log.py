@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from mpsd.domains import public_log
 from mpsd.domains.public_log import PublicLog
@@ -118,3 +119,18 @@ def test_no_caller_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     may_write.set()
     log.close()
     assert (tmp_path / "control.log").read_text().splitlines()[0].endswith("] 0")
+
+
+async def test_what_waits_for_a_line_acts_once_it_is_in_the_file(log: PublicLog, tmp_path: Path) -> None:
+    found: list[str] = []
+    acted = trio.Event()
+
+    def act() -> None:
+        found.append((tmp_path / "log/control.log").read_text())
+        acted.set()
+
+    log.write("a line")
+    log.when_written(act)
+    with trio.fail_after(EVENT_SECONDS):
+        await acted.wait()
+    assert found[0].endswith("] a line\n")

@@ -13,6 +13,7 @@ from tests.gpu.comparison.system import System, SystemFailed
 CLIENTS = 8
 AWAY_SECONDS = 0.5
 READY_SECONDS = 10.0
+LISTED_SECONDS = 5.0
 PERCENT = "50.0"
 MEMBER = "a client of the new daemon"
 COUNTING = ("counter", "--seconds", "600", "--ms", "50")
@@ -66,8 +67,10 @@ def _kill_and_restart(stage: Stage, system: System) -> Aftermath:
     started = _restart(system)
     ready = ninth.wait_for("ready", READY_SECONDS)
     lived = _count_counting(clients)
-    after = _pairs(system)
-    is_member = ninth.is_running and ninth.pid in {pid for _, pid in after}
+    after, until = _pairs(system), time.monotonic() + LISTED_SECONDS
+    while ready and not any(pid == ninth.pid for _, pid in after) and time.monotonic() < until:
+        after = _pairs(system)
+    is_member = ninth.is_running and any(pid == ninth.pid for _, pid in after)
     found = Aftermath(
         started,
         lived,
