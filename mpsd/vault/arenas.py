@@ -184,17 +184,23 @@ class Arenas:
     # -- holders ---------------------------------------------------------------------------------------------------------
 
     async def open(
-        self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None] = lambda: None
+        self,
+        arena_id: int,
+        access: Access,
+        process: ProcessId,
+        wait_seconds: float,
+        check: Callable[[], None] = lambda: None,
+        uid: int | None = None,
     ) -> Arena:
         """Open the arena.  The writer may open it again.  If another process writes, wait until that one is fenced.
 
-        check: raises if the process may not open it, also by a mode that was changed in the meantime.  Raises ArenaBusy,
-        ArenaSealed.
+        check: raises if the process may not open it, also by a mode that was changed in the meantime.  uid: with which it
+        connected; None: that of its program now.  Raises ArenaBusy, ArenaSealed.
         """
         await self._begin()
         entry = self._catalog.find_id(arena_id)
         before = int(entry.is_held_by(process))
-        arena = await self._writers.open(entry, access, process, wait_seconds, check)
+        arena = await self._writers.open(entry, access, process, wait_seconds, check, uid)
         entry.openings[process] = entry.openings.get(process, before) + 1
         return arena
 
@@ -260,6 +266,10 @@ class Arenas:
     def hurry(self, process: ProcessId) -> None:
         """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
         self._holders.hurry(process)
+
+    def uid_of(self, process: ProcessId) -> int:
+        """Return the uid with which a holder connected.  Raise BadRequest if the process has no arena open."""
+        return self._holders.uid_of(process)
 
     # -- contents --------------------------------------------------------------------------------------------------------
 

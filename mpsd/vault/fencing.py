@@ -63,14 +63,18 @@ class ArenaHolders:
     def count(self) -> int:
         return len(self._waits)
 
-    def add(self, process: ProcessId) -> None:
-        """Wait for the process's end.  Raise BadRequest if it has ended, NotAllowed if it was expelled, or TooMany."""
+    def add(self, process: ProcessId, uid: int | None) -> None:
+        """Wait for the process's end.  Raise BadRequest if it has ended, NotAllowed if it was expelled, or TooMany.
+
+        uid: with which it connected; None: that of its program now.
+        """
         self._check_not_expelled(process)
         if process in self._ended:  # its end would not be reported again
             raise BadRequest(f"pid {process.pid} has ended")
         if process in self._waits:
             return
-        uid = self._check_room(process)
+        uid = _charged(process, uid)
+        self._check_room(uid)
         if not processes.is_alive(process):
             raise BadRequest(f"pid {process.pid} has ended")
         self._begin(_Wait(process, uid))
@@ -85,9 +89,8 @@ class ArenaHolders:
         if process in self._expelled:
             raise NotAllowed(f"pid {process.pid} was fenced, and opens no arena any more: it has to end")
 
-    def _check_room(self, process: ProcessId) -> int:
-        """Return the uid that the process counts against.  Raise TooMany."""
-        uid = processes.charged_uid(process.pid)
+    def _check_room(self, uid: int) -> None:
+        """Raise TooMany if one more process of this user would be one too many."""
         if len(self._waits) >= MOST_HOLDERS:
             raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
         own = self._count(uid, self._waits)
@@ -95,11 +98,10 @@ class ArenaHolders:
             raise TooMany(kept)
         if uid != _ROOT and own >= MOST_OF_USER:
             raise TooMany(f"{MOST_OF_USER} processes of user {self._share_of(uid)} have arenas open, and no more may")
-        return uid
 
-    def check_reader(self, arena: Arena, process: ProcessId) -> None:
+    def check_reader(self, arena: Arena, process: ProcessId, uid: int | None) -> None:
         """Check whether the process may be one more reader of the arena, with those of other users.  Raise TooMany."""
-        uid = processes.charged_uid(process.pid)
+        uid = _charged(process, uid)
         check_readers(arena, self._count(uid, arena.readers), is_preferred=uid in (_ROOT, arena.owner_uid))
 
     def _count(self, uid: int, among: Iterable[ProcessId]) -> int:
@@ -107,10 +109,19 @@ class ArenaHolders:
         share = self._share_of(uid)
         return sum(self._share_of(self._waits[each].uid) == share for each in among if each in self._waits)
 
-    def restore(self, process: ProcessId) -> None:
-        """Wait for a process of an earlier mpsd; it may have ended since."""
+    def restore(self, process: ProcessId, owner_uid: int) -> None:
+        """Wait for a process of an earlier mpsd; it may have ended since.
+
+        owner_uid: of the arena.  It counts for a program of root's: the uid with which the process connected is not stored.
+        """
         if process not in self._waits:
-            self._begin(_Wait(process, processes.charged_uid(process.pid)))
+            self._begin(_Wait(process, processes.charged_uid(process.pid) or owner_uid))
+
+    def uid_of(self, process: ProcessId) -> int:
+        """Return the uid with which a holder connected.  Raise BadRequest if the process has no arena open."""
+        if (wait := self._waits.get(process)) is None:
+            raise BadRequest(f"pid {process.pid} has no arena open")
+        return wait.uid
 
     def remove(self, process: ProcessId) -> None:
         """Stop waiting for a process without open arenas."""
@@ -122,7 +133,7 @@ class ArenaHolders:
 
     def expel(self, process: ProcessId) -> None:
         """Expel a process that was fenced and may still live: it can open no arena, and mpsd waits for its end in any case."""
-        self.restore(process)
+        self.restore(process, _ROOT)
         self._expelled.add(process)
 
     def has_ended(self, process: ProcessId) -> bool:
@@ -192,6 +203,11 @@ class ArenaHolders:
                 await has_ended.wait()  # until the kernel has closed the descriptors of a killed mpsd
         assert self._gone is not None, "told by run()"
         await self._gone(process, trio.current_time() - began)
+
+
+def _charged(process: ProcessId, uid: int | None) -> int:
+    """Return the uid that a process counts against: it may run a program of root's by now, and a user may start one."""
+    return uid or processes.charged_uid(process.pid)
 
 
 def has_ended_wholly(process: ProcessId) -> bool:

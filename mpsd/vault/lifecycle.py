@@ -53,7 +53,7 @@ class Vault(Struct):
         self.reclaimer.forget(self.store.removed())
         for entry in self.catalog.by_id.values():
             for process in filter(None, (entry.arena.writer, *entry.arena.readers)):
-                self.holders.restore(process)
+                self.holders.restore(process, entry.arena.owner_uid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.watch)
             nursery.start_soon(self.reclaimer.run)

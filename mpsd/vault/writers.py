@@ -48,19 +48,25 @@ class Writers:
     # -- opening and promotion -------------------------------------------------------------------------------------------
 
     async def open(
-        self, entry: LiveArena, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None]
+        self,
+        entry: LiveArena,
+        access: Access,
+        process: ProcessId,
+        wait_seconds: float,
+        check: Callable[[], None],
+        uid: int | None,
     ) -> Arena:
         if access is Access.WRITE:
-            return await self._open_to_write(entry, process, wait_seconds, check)
+            return await self._open_to_write(entry, process, wait_seconds, check, uid)
         check()
         arena = entry.arena
         if process == arena.writer or process in arena.readers:
             return arena
-        self._holders.check_reader(arena, process)
-        return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
+        self._holders.check_reader(arena, process, uid)
+        return self._admit(entry, Access.READ, process, uid, readers=(*arena.readers, process), unheld_since=None)
 
     async def _open_to_write(
-        self, entry: LiveArena, process: ProcessId, wait_seconds: float, check: Callable[[], None]
+        self, entry: LiveArena, process: ProcessId, wait_seconds: float, check: Callable[[], None], uid: int | None
     ) -> Arena:
         """Wait until the process is the writer; requests are served in order.  Raise ArenaBusy, ArenaSealed or NoSuchArena."""
         ticket = object()
@@ -80,7 +86,7 @@ class Writers:
                     if arena.writer is None and entry.queue[0] is ticket:
                         readers = without(arena.readers, process)
                         facts = {"generation": arena.generation + 1, "readers": readers, "unheld_since": None}
-                        return self._admit(entry, Access.WRITE, process, writer=process, **facts)
+                        return self._admit(entry, Access.WRITE, process, uid, writer=process, **facts)
                     if arena.writer is not None and self._catalog.settings.is_prompt:
                         self._holders.release(arena.writer)
                     await entry.changed.wait()
@@ -95,9 +101,9 @@ class Writers:
         does = "has ended, and its work on the GPU not yet" if self._holders.has_ended(arena.writer) else "writes it"
         return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
 
-    def _admit(self, entry: LiveArena, access: Access, process: ProcessId, **facts: object) -> Arena:
+    def _admit(self, entry: LiveArena, access: Access, process: ProcessId, uid: int | None, **facts: object) -> Arena:
         """Enter a holder.  Raise BadRequest for a process that has ended, NotAllowed for one that was expelled, or TooMany."""
-        self._holders.add(process)
+        self._holders.add(process, uid)
         row = entry.with_facts(**facts)
         self._store.hold(row, process, access)
         self._catalog.note_open(process, row.arena)

@@ -176,7 +176,7 @@ async def open_arena(call: Call[OpenArena]) -> Map:
         if refusal is not None:
             raise refusal
 
-    arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds, check)
+    arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds, check, call.peer.uid)
     openings = arenas.openings(arena.id, process)
     if not ask.takes:
         return {**arena_results.arena(arena), "openings": openings}

@@ -66,6 +66,7 @@ class FakeArenas:
     made: dict[int, Arena] = field(default_factory=dict)
     memory: dict[int, FakeMemory] = field(default_factory=dict)
     opened: Counter[tuple[int, ProcessId]] = field(default_factory=Counter)
+    charged: dict[ProcessId, int | None] = field(default_factory=dict)
     waiting: int = 0  # for a process to be fenced
     _changed: trio.Event = field(default_factory=trio.Event)
     _next_id: int = 1
@@ -121,9 +122,11 @@ class FakeArenas:
         return self._keep(arena, "created")
 
     async def open(
-        self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None] = lambda: None
+        self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float, check: Callable[[], None] = lambda: None,
+        uid: int | None = None,
     ) -> Arena:
         self.opened[arena_id, process] += 1
+        self.charged[process] = uid
         with trio.move_on_after(wait_seconds):
             while access is Access.WRITE and self.find_id(arena_id).writer not in (None, process):
                 self.waiting += 1

@@ -90,6 +90,15 @@ async def test_who_has_it_open_goes_on_when_the_mode_is_changed(tmp_path: Path) 
         assert await outcome(member, "arena.take", id=1) == HIDDEN
 
 
+async def test_a_holder_counts_against_the_user_of_its_connection(tmp_path: Path) -> None:
+    """Its program may be another user's by now."""
+    async with open_daemon(tmp_path) as daemon:
+        add_processes(daemon)
+        for peer in (OWNER, MEMBER):
+            await (await daemon.call_as(peer)).ask("arena.open", name="1000:weights", access="read")
+        assert sorted(map(str, daemon.fakes.arenas.charged.values())) == sorted(map(str, (OWNER.uid, MEMBER.uid)))
+
+
 async def test_a_holder_is_a_process_and_not_a_connection(tmp_path: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
         add_processes(daemon)

@@ -8,7 +8,17 @@ import pytest
 import trio.testing
 from msgspec.structs import replace
 
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
+from mpsd.errors import (
+    ArenaBusy,
+    ArenaSealed,
+    BadRequest,
+    NoRoom,
+    NoSuchArena,
+    NotAllowed,
+    StaleGeneration,
+    TooMany,
+    UnusablePath,
+)
 from mpsd.host import descriptors as host_descriptors
 from mpsd.host.descriptors import close_all
 from mpsd.model.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
@@ -355,3 +365,15 @@ async def test_no_arena_is_larger_than_its_gpu(machine, writer):
         arena = await opened(vault, writer.process)
         with pytest.raises(BadRequest, match="for arena model: GPU 0"):
             await vault.arenas.change(arena.id, total + GRANULE, None, None)
+
+
+async def test_what_becomes_roots_counts_against_the_user_who_connected(machine, writer, other, monkeypatch):
+    """A child opens the arena by the connection that it has inherited; its parent has executed a program of root's."""
+    monkeypatch.setattr("mpsd.vault.fencing.MOST_OF_USER", 1)
+    monkeypatch.setattr("mpsd.host.processes.charged_uid", lambda pid: STRANGER if pid == writer.process.pid else 0)
+    async with machine.vault() as vault:
+        arena = await opened(vault, writer.process)
+        with pytest.raises(TooMany, match=f"user {STRANGER}"):
+            await vault.arenas.open(arena.id, Access.READ, other.process, 0, uid=STRANGER)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0, uid=0)
+        assert vault.arenas.uid_of(other.process) == 0
