@@ -49,7 +49,7 @@ def build_faults(
 ) -> Faults:
     config, outbox = found.config, Outbox()
     since = time.monotonic_ns() if found.store.domains() else None
-    describe = partial(_describe, book, facts)
+    describe = partial(_describe, book, pool, facts)
     asked = settings.faults(config)
     incidents = Incidents(
         pool, found.fault_store, asked, describe, events.publish, attachments.guard, outbox, watches_since=since
@@ -66,10 +66,12 @@ def build_faults(
     return Faults(incidents, outbox, sources, kernel_log, core_dumps, reactions, attachments, policy)
 
 
-def _describe(book: LeaseBook, facts: ClientFacts, process: ProcessId) -> Party:
+def _describe(book: LeaseBook, pool: Pool, facts: ClientFacts, process: ProcessId) -> Party:
     """Return a client's facts for people; call it while the client lives."""
     identity, grant = book.identity_of(process), book.grant_of(process)
     uid = book.uid_of(process)
+    if uid is None:
+        uid = next((domain.uids[process] for domain in pool.domains.values() if process in domain.uids), None)
     if uid is None and (owner := processes.owner(process.pid)) is not None:
         uid = owner[0]
     paths = identity.cgroups if identity else cgroups.paths(process.pid)

@@ -11,11 +11,12 @@ from mpsd.app.startup import Startup
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
-from mpsd.errors import NoSuchClient, VendorFailed
+from mpsd.errors import NoSuchClient, NotAllowed, VendorFailed
 from mpsd.faults.incidents import SUSPECT_SECONDS
+from mpsd.host.ownership import ANOTHERS, is_anothers, on_account_of
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
-from mpsd.model.stop import Asker, Manner, Target, TargetKind
+from mpsd.model.stop import Manner, Target, TargetKind
 from mpsd.notify import Outbox
 from mpsd.services.coordinator import Coordinator, ServiceParts
 from mpsd.services.enlistment import Enlistment, FindPlace, Place
@@ -24,8 +25,6 @@ from mpsd.services.requests import ServiceRequests
 from mpsd.services.server_watch import Servers
 from mpsd.stop.stopper import Stopper
 from mpsd.vault.lifecycle import Vault
-
-_OPERATOR = Asker(None, 0)
 
 
 def build_services(
@@ -57,9 +56,9 @@ def build_services(
     return ServiceRequests(coordinator, enlistment, Servers(coordinator, pool), vault.arenas.ready)
 
 
-def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[object]]:
-    async def end(process: ProcessId) -> None:
-        """End a process; raises MpsdError if it still lives.
+def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId, int | None], Awaitable[object]]:
+    async def end(process: ProcessId, uid: int | None) -> None:
+        """End a process of this user, by the uid with which it connected; raises MpsdError if it still lives.
 
         A domain that may be about to fault is waited for: its vendor daemon hangs when it is asked to end a client then
         (measured).
@@ -69,8 +68,10 @@ def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[obj
                 await pool.changed()
         target = Target(TargetKind.PID, str(process.pid), process.start_time)
         try:
-            report = await stopper.stop(target, Manner(), _OPERATOR)
+            report = await stopper.stop(target, Manner(), on_account_of(uid))
         except NoSuchClient:
+            if is_anothers(process, uid):
+                raise NotAllowed(ANOTHERS) from None
             return  # it has already ended
         left = [each.why for each in report.stopped if not each.has_ended]
         if left:

@@ -14,20 +14,20 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
+from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault, NotAllowed
 from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
 from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
 from mpsd.host import processes
+from mpsd.host.ownership import ANOTHERS, is_anothers, on_account_of
 from mpsd.host.polling import until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
 from mpsd.model.process import ProcessId
-from mpsd.model.stop import Asker, Manner, Report, Target, TargetKind
+from mpsd.model.stop import Manner, Report, Target, TargetKind
 from mpsd.notify import Changed
 from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
-_OPERATOR = Asker(None, 0)
 _MOST = 256  # running reactions, waiting reactions, and remembered incidents
 
 
@@ -49,6 +49,7 @@ class Reactions:
         self._incidents, self._pool, self._stopper = incidents, pool, stopper
         self._publish, self._release, self._holds = publish, release, holds
         self._done: dict[int, set[Act]] = {}
+        self._strangers: dict[ProcessId, int | None] = {}  # not met before their faults: their uids then
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
         self._revised = Changed()  # any incident
@@ -60,8 +61,11 @@ class Reactions:
         """
         done = self._done[incident.number] = self._done.pop(incident.number, set())
         for act in plan(incident, self._incidents.settings, frozenset(done), processes.is_alive):
-            if isinstance(act, Freeze):
-                _freeze(incident, act.process)
+            if not isinstance(act, Drain):
+                self._note_stranger(act.process)
+            if isinstance(act, Freeze) and not self._freeze(incident, act.process):
+                done.add(act)
+                continue
             try:
                 self._send.send_nowait((incident, act))
                 done.add(act)
@@ -137,10 +141,13 @@ class Reactions:
             if not processes.is_alive(process):  # as when the module kills it
                 return
             if has_stopped and self._holds(process):
+                self._check_theirs(process)
                 told = _kill_held(pidfd)
             else:
                 told = await self._end_frozen(incident, process, pidfd)
             self._incidents.note(incident, f"pid {process.pid}, whose fault was contained, {told}")
+        except NotAllowed as exc:
+            self._incidents.note(incident, f"pid {process.pid}, whose fault was contained, could not be ended: {exc}")
         except (OSError, MpsdError) as exc:
             self._tell_left(incident, process, str(exc))
         finally:
@@ -169,8 +176,9 @@ class Reactions:
         except NoSuchClient:  # it is not a client any more
             return self._kill(process, pidfd)
         finally:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+            if not is_anothers(process, self._uid(process)):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         told = _describe(report)
         if any(not each.has_ended for each in report.stopped):
             self._tell_left(incident, process, told)
@@ -181,13 +189,39 @@ class Reactions:
 
     def _kill(self, process: ProcessId, pidfd: int) -> str:
         """Kill a process without GPU work, and release its GPU address space at once."""
+        self._check_theirs(process)
         self._release(process)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return "was ended by SIGKILL"
 
     async def _stop(self, process: ProcessId) -> Report:
+        self._check_theirs(process)
         target = Target(TargetKind.PID, str(process.pid), process.start_time)
-        return await self._stopper.stop(target, Manner(), _OPERATOR)
+        return await self._stopper.stop(target, Manner(), on_account_of(self._uid(process)))
+
+    def _uid(self, process: ProcessId) -> int | None:
+        """Return the uid of a client when it connected, or of another process when its fault was heard of; None: not known."""
+        party = self._incidents.parties.find(process)
+        return self._strangers.get(process) if party is None else party.uid
+
+    def _note_stranger(self, process: ProcessId) -> None:
+        if self._incidents.parties.find(process) is None and process not in self._strangers:
+            self._strangers[process] = processes.sole_uid(process.pid)
+        while len(self._strangers) > _MOST:
+            del self._strangers[next(iter(self._strangers))]
+
+    def _check_theirs(self, process: ProcessId) -> None:
+        """Raise NotAllowed if the process runs another user's program by now: no fault of a user's ends that."""
+        if is_anothers(process, self._uid(process)):
+            raise NotAllowed(ANOTHERS)
+
+    def _freeze(self, incident: Incident, process: ProcessId) -> bool:
+        """Send SIGSTOP now; the process may have ended.  Returns False if the process is left running."""
+        if is_anothers(process, self._uid(process)):
+            log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=ANOTHERS)
+            return False
+        _freeze(incident, process)
+        return True
 
     async def _end_now(self, process: ProcessId, pidfd: int) -> str:
         """End a process: through the stopper if it has GPU work, otherwise by SIGKILL.

@@ -5,6 +5,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from errno import EPERM
 
 import structlog
 import trio
@@ -13,6 +14,7 @@ from mpsd.errors import BadRequest, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
+from mpsd.host.ownership import ANOTHERS, is_anothers
 from mpsd.host.polling import until_ended
 from mpsd.model.process import ProcessId
 
@@ -32,28 +34,32 @@ class ProcessWatch:
     def __init__(self, on_end: OnEnd, ranges: UidRanges = NO_RANGES) -> None:
         self._on_end, self._share_of = on_end, ranges.share_of
         self._pidfds: dict[ProcessId, int] = {}
+        self._uids: dict[ProcessId, int] = {}  # when it connected last
         self._count: Counter[int] = Counter()  # of processes, by the uid that they count against
         self._nursery: trio.Nursery | None = None
 
-    def watch(self, process: ProcessId) -> None:
-        """Watch a process.  Raises BadRequest if it has ended, TooMany."""
+    def watch(self, process: ProcessId, uid: int) -> None:
+        """Watch a process, for its user.  Raises BadRequest if it has ended, TooMany.
+
+        uid: when it connected: the process may run another user's program by now.
+        """
         if process in self._pidfds:
+            self._uids[process] = uid
             return
-        share = self._check_room(process)
+        share = self._check_room(uid or processes.charged_uid(process.pid))
         try:
             pidfd = processes.open_pidfd(process)
         except OSError as exc:
             raise TooMany(f"the end of pid {process.pid} cannot be watched: {exc.strerror}") from None
         if pidfd is None:
             raise BadRequest(f"pid {process.pid} has ended")
-        self._pidfds[process] = pidfd
+        self._pidfds[process], self._uids[process] = pidfd, uid
         self._count[share] += 1
         assert self._nursery is not None, "there was room"
         self._nursery.start_soon(self._wait, process, pidfd, share)
 
-    def _check_room(self, process: ProcessId) -> int:
-        """Return the uid that the process counts against.  Raises TooMany."""
-        uid = processes.charged_uid(process.pid)
+    def _check_room(self, uid: int) -> int:
+        """Return the uid of the share that a process of this user counts against.  Raises TooMany."""
         share, total = self._share_of(uid), len(self._pidfds)
         if total >= MOST or self._nursery is None:
             raise TooMany(f"{MOST} processes are members of services, and no more may be")
@@ -64,10 +70,16 @@ class ProcessWatch:
             raise TooMany(f"{MOST_OF_USER} processes of user {share} are or were members of services: no more until one ends")
         return share
 
+    def uid_of(self, process: ProcessId) -> int | None:
+        """Return the uid with which a watched process connected; None if it is not watched."""
+        return self._uids.get(process)
+
     def kill(self, process: ProcessId) -> bool:
-        """Send SIGKILL.  Returns whether it was sent, or the process had already ended."""
+        """Send SIGKILL, unless the process runs another user's program.  Returns whether it was sent, or has already ended."""
         pidfd = self._pidfds.get(process)
         try:
+            if pidfd is not None and is_anothers(process, self._uids[process]):
+                raise PermissionError(EPERM, ANOTHERS)
             if pidfd is not None:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         except ProcessLookupError:
@@ -92,7 +104,7 @@ class ProcessWatch:
             seen_ns = time.monotonic_ns()
         finally:
             os.close(pidfd)
-            del self._pidfds[process]
+            del self._pidfds[process], self._uids[process]
             self._count[share] -= 1
             if not self._count[share]:
                 del self._count[share]

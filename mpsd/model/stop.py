@@ -34,12 +34,13 @@ class Target(Struct, frozen=True):
 class Asker(Struct, frozen=True):
     """The caller.  uid None: an operator, who may end all processes.  pid 0: not in mpsd's pid namespace.
 
-    bound: which processes it reaches (model/reach.py).
+    bound: which processes it reaches (model/reach.py).  is_mpsd: it is mpsd, which ends a user's process of its own accord.
     """
 
     uid: int | None
     pid: int
     bound: Bound = EVERYTHING
+    is_mpsd: bool = False
 
     def may_end(self, owner_uid: int | None, namespaces: tuple[int, ...]) -> bool:
         """Return whether the caller may end a process of this user in these pid namespaces."""

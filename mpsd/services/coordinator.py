@@ -74,7 +74,7 @@ class ServiceParts(Struct, frozen=True):
     fault_since: Callable[[str], float | None]
     is_contained: Callable[[str], bool]
     gpus_of: Callable[[str], tuple[str, ...]]
-    end: Callable[[ProcessId], Awaitable[object]]
+    end: Callable[[ProcessId, int | None], Awaitable[object]]
     publish: Callable[[str, Mapping[str, Any]], None]
     outbox: Outbox = field(default_factory=Outbox)
     is_drained: Callable[[str], bool] = lambda gpu: False

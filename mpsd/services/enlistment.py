@@ -50,9 +50,9 @@ class Enlistment:
 
     def resume(self) -> None:
         """Watch the processes that enlisted with an earlier mpsd."""
-        for process in list(self._plans):
+        for process, plan in list(self._plans.items()):
             try:
-                self._coordinator.process_watch.watch(process)
+                self._coordinator.process_watch.watch(process, plan.by)
             except (BadRequest, TooMany):
                 self.forget(process)
 
@@ -60,7 +60,7 @@ class Enlistment:
         """Return the variables that the process must set.  Raises TooMany, BadRequest (it has ended), Stopping."""
         if process not in self._plans:
             self._check_room(uid)
-        self._coordinator.process_watch.watch(process)
+        self._coordinator.process_watch.watch(process, uid)
         self._plans[process] = plan = EnlistmentPlan(name, owner_uid, uid)
         if self._find_place is None:
             self._keep(process, plan)

@@ -102,7 +102,7 @@ class Fencing:
         try:
             await trio.sleep(patience)
             if self._is_due(record, writer) and not record.instances[writer].is_gone:
-                await self._coordinator.parts.end(writer)
+                await self._coordinator.parts.end(writer, self._coordinator.process_watch.uid_of(writer))
         except MpsdError as exc:
             log.error("service.not_ended", service=record.arena.name, pid=writer.pid, why=str(exc))
         except Exception:

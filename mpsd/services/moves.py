@@ -161,7 +161,7 @@ class Moves:
 
     async def _end(self, record: ServiceRecord, process: ProcessId) -> None:
         try:
-            await self._coordinator.parts.end(process)
+            await self._coordinator.parts.end(process, self._coordinator.process_watch.uid_of(process))
         except MpsdError as exc:
             log.warning("service.not_ended", service=record.arena.name, pid=process.pid, why=str(exc))
         except Exception:

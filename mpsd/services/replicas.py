@@ -90,7 +90,7 @@ class Replicas:
             raise NotAllowed(f"arena {ours.name} is user {ours.owner_uid}'s, and service {of.name} is user {of.owner_uid}'s")
         if of.gpu == ours.gpu:
             raise BadRequest(f"a replica of {of.name} has to be on another GPU than {of.gpu}")
-        coordinator.process_watch.watch(process)
+        coordinator.process_watch.watch(process, coordinator.vault.uid_of(process))
         replica = self._by_arena.get(arena_id)
         if replica is None or replica.process != process or replica.of != of.id:
             replica = Replica(arena_id, process, of.id, coordinator.parts.clock_ns(), coordinator.parts.clock(), report)

@@ -93,7 +93,7 @@ class ServiceRequests:
         arena = self._held(arena_id, process)
         if arena.is_sealed:
             raise ArenaSealed(f"arena {arena.name} is sealed and cannot be written any more")
-        coordinator.process_watch.watch(process)
+        coordinator.process_watch.watch(process, coordinator.vault.uid_of(process))
         self._check_room(arena, process)
         record = coordinator.record(arena_id)
         if (instance := record.instances.get(process)) is not None:
@@ -113,7 +113,7 @@ class ServiceRequests:
         if (active := self.coordinator.actives.absent(record)) is None:
             return
         try:
-            self.coordinator.process_watch.watch(active.process)
+            self.coordinator.process_watch.watch(active.process, self.coordinator.vault.uid_of(active.process))
             seconds = max(active.heartbeat_seconds, self.coordinator.settings.follow_grace)
             self._add(record, active.process, active.rank, seconds)
         except (BadRequest, TooMany):  # it has ended, and the vault reports when it is fenced; or the next join tries again

@@ -65,7 +65,7 @@ class Servers:
                 self._lost(domain, clients)
             return
         try:
-            self._ends.watch(server)
+            self._ends.watch(server, processes.charged_uid(pid))
             self._clients[server] = (domain, clients)
         except MpsdError:
             pass  # it has just ended: the next look finds that, or its clients' own ends show it

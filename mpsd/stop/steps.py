@@ -15,6 +15,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
+from mpsd.host.ownership import ANOTHERS
 from mpsd.host.polling import is_readable, until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
@@ -69,7 +70,7 @@ class StopCase(Struct):
     async def check(self) -> bool:
         """Leave the process if it has become another user's since the request; return whether to continue."""
         if not self.why and not await self.may_end() and not self.has_ended():
-            self.leave("it is another user's by now")
+            self.leave(ANOTHERS)
         return not self.why
 
     async def send(self, step: Step, number: signal.Signals) -> None:

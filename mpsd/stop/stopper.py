@@ -109,7 +109,7 @@ class Stopper:
             self._running = +self._running
 
     def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> StopCase | None:
-        if asker.uid is not None and self._running[process] >= _MOST_AT_ONCE:
+        if asker.uid is not None and not asker.is_mpsd and self._running[process] >= _MOST_AT_ONCE:
             raise TooMany(f"pid {process.pid} is being ended by {_MOST_AT_ONCE} requests already: cancel one of them")
         try:
             pidfd = processes.open_pidfd(process)

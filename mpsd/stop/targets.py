@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, NoSuchClient
 from mpsd.host import cgroups, processes
+from mpsd.host.ownership import may_end
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Target, TargetKind
@@ -68,7 +69,7 @@ class Targets:
             """Return whether the caller may end the process; None if it is not in the target."""
             top = rules.branch(cgroups.paths(process.pid), target, asker)
             is_inside = top is not None and asker.may_name(top, own) and processes.is_alive(process)
-            return _may_end(asker, process.pid) if is_inside else None
+            return may_end(asker, process.pid) if is_inside else None
 
         clients = sorted(await self._clients())
         found = dict(zip(clients, await self._in_turns(clients, is_mine), strict=True))
@@ -95,15 +96,15 @@ class Targets:
         needed = self._all_needed()
         if not pids or 0 in pids or pids & needed:
             return None
-        return found if all(await self._in_turns(list(pids), lambda pid: _may_end(asker, pid))) else None
+        return found if all(await self._in_turns(list(pids), lambda pid: may_end(asker, pid))) else None
 
     async def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
         """Return whether the caller may still end the process.
 
         Check it before each signal: the process may run another user's program by now (setuid).
         """
-        [may_end] = await self._in_turns([process.pid], lambda pid: _may_end(asker, pid))
-        return may_end
+        [is_theirs] = await self._in_turns([process.pid], lambda pid: may_end(asker, pid))
+        return is_theirs
 
     def check_not_needed(self, found: Iterable[ProcessId]) -> None:
         """Raise BadRequest if one of the processes is mpsd's own, or one that clients depend on."""
@@ -144,7 +145,3 @@ class Targets:
                     if time.monotonic() >= until:
                         break
         return found
-
-
-def _may_end(asker: Asker, pid: int) -> bool:
-    return asker.uid is None or asker.may_end(processes.sole_uid(pid), processes.pid_namespaces(pid))

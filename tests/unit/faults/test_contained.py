@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from mpsd.domains.domain import Domain
 from mpsd.errors import NoSuchClient
 from mpsd.faults import reactions
-from mpsd.host.processes import process_id
+from mpsd.host.processes import process_id, state
 from mpsd.model.domain import DomainState
-from mpsd.model.fault import FaultClass, Source
+from mpsd.model.fault import FaultClass, Party, Source
 from mpsd.model.process import ProcessId
 from tests.running import running
 from tests.unit.faults.incident_world import SETTINGS, IncidentWorld
-from tests.unit.faults.test_reactions import Reacting
+from tests.unit.faults.test_reactions import Reacting, describe
 
 
 def wait_stopped(pid: int) -> None:
@@ -32,7 +32,8 @@ def wait_continued(pid: int) -> None:
 @pytest.fixture(params=[True, False], ids=["culprits are ended", "culprits are left alone"])
 def scene(tmp_path, request):
     """With any handling of other culprits."""
-    return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)))
+    settings = replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)
+    return Reacting(IncidentWorld(tmp_path, settings, describe=describe))
 
 
 def fault(scene: Reacting, process: ProcessId) -> None:
@@ -237,3 +238,21 @@ async def test_further_faults_of_it_change_nothing(scene, child, autojump_clock)
         assert child.wait(5) == -signal.SIGKILL
         await trio.sleep(10)
     assert len(scene.deeds) == 2
+
+
+async def test_what_has_become_another_users_is_neither_frozen_nor_ended(tmp_path, child, autojump_clock):
+    """It executed a program of another user's after the fault: its own user may not stop that one."""
+    scene = Reacting(IncidentWorld(tmp_path, SETTINGS, describe=lambda process: Party(process, os.geteuid() + 1000)))
+    process = process_id(child.pid)
+    place(scene, process)
+    scene.held.add(child.pid)
+    async with running(scene.reactions.run):
+        with structlog.testing.capture_logs() as logs:
+            fault(scene, process)
+            stop(scene, process)
+            await trio.sleep(60)
+    assert [(entry["pid"], entry["why"]) for entry in logs if entry["event"] == "fault.not_frozen"] == [
+        (child.pid, "it is another user's by now")
+    ]
+    assert (child.poll(), state(child.pid), scene.stopper.asked) == (None, "S", [])
+    assert f"pid {child.pid}, whose fault was contained, could not be ended: it is another user's by now" in scene.deeds

@@ -1,5 +1,6 @@
 """Reactions to incidents, on the test's own processes."""
 
+import os
 import signal
 import subprocess
 
@@ -14,6 +15,7 @@ from mpsd.errors import NoSuchClient
 from mpsd.faults.reactions import Reactions
 from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
+from mpsd.model.fault import Party
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Report, Step, Stopped
 from tests.running import running
@@ -72,9 +74,14 @@ class Reacting:
         return [each.text for each in self.setup.last.deeds]
 
 
+def describe(process: ProcessId) -> Party:
+    """Return it as a client that connected as the tests' own user, whose process it is."""
+    return Party(process, os.geteuid(), f"p{process.pid}")
+
+
 @pytest.fixture
 def scene(tmp_path):
-    return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, culprit_seconds=5.0)))
+    return Reacting(IncidentWorld(tmp_path, replace(SETTINGS, culprit_seconds=5.0), describe=describe))
 
 
 async def until_done(scene: Reacting, seconds: float = 60.0) -> None:
@@ -252,3 +259,14 @@ async def test_what_is_remembered_is_bounded(scene, autojump_clock):
     for number in range(300):
         scene.setup.xid(63, gpu=f"GPU-{number}")
     assert len(scene.reactions._done) == 256
+
+
+@pytest.mark.parametrize("at_work", [DomainState.FAULT, DomainState.READY])
+async def test_a_culprit_that_has_become_another_users_is_left(tmp_path, child, autojump_clock, at_work):
+    """It executed a program of another user's in the time that it has to clean up."""
+    settings = replace(SETTINGS, culprit_seconds=5.0)
+    scene = Reacting(IncidentWorld(tmp_path, settings, describe=lambda process: Party(process, os.geteuid() + 1000)))
+    scene.accuse(child, at_work)
+    await until_done(scene)
+    assert (child.poll(), scene.released, scene.stopper.asked) == (None, [], [])
+    assert scene.deeds == [f"the culprit, pid {child.pid}, could not be ended: it is another user's by now"]

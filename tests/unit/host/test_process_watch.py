@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
+import structlog
 import trio
 
 from mpsd.errors import TooMany
@@ -66,24 +67,24 @@ async def test_a_user_with_many_leaves_the_others_theirs(users: Users) -> None:
     async with watching(ended) as watch:
         first = users.process(EVE)
         for process in (first, users.process(EVE), users.process(EVE)):
-            watch.watch(process)
+            watch.watch(process, EVE)
         with pytest.raises(TooMany, match="3 processes of user 1000"):
-            watch.watch(users.process(EVE))
-        watch.watch(first)  # again: it is watched already
-        for process in (users.process(ADA), users.process(0)):
-            watch.watch(process)
+            watch.watch(users.process(EVE), EVE)
+        watch.watch(first, EVE)  # again: it is watched already
+        for uid in (ADA, 0):
+            watch.watch(users.process(uid), uid)
         users.end(first)
         while not ended:
             await trio.testing.wait_all_tasks_blocked(0.01)
-        watch.watch(users.process(EVE))
+        watch.watch(users.process(EVE), EVE)
 
 
 async def test_all_uids_of_one_range_are_one_user(users: Users) -> None:
     async with watching([]) as watch:
         for number in range(3):
-            watch.watch(users.process(HER_CONTAINER + number))
+            watch.watch(users.process(HER_CONTAINER + number), HER_CONTAINER + number)
         with pytest.raises(TooMany):
-            watch.watch(users.process(HER_CONTAINER + 3))
+            watch.watch(users.process(HER_CONTAINER + 3), HER_CONTAINER + 3)
 
 
 @pytest.mark.root
@@ -100,9 +101,9 @@ async def test_programs_of_roots_that_a_user_runs_are_that_users(monkeypatch: py
             return found
 
         async with watching([]) as watch:
-            watch.watch(su())
+            watch.watch(su(), 0)
             with pytest.raises(TooMany, match="1 processes of user 1000"):
-                watch.watch(su())
+                watch.watch(su(), 0)
 
 
 async def test_the_last_places_are_kept_for_users_with_few(users: Users, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +111,10 @@ async def test_the_last_places_are_kept_for_users_with_few(users: Users, monkeyp
     monkeypatch.setattr(process_watch, "MOST_OF_USER", 100)
     async with watching([]) as watch:
         for _ in range(7):
-            watch.watch(users.process(EVE))
+            watch.watch(users.process(EVE), EVE)
         with pytest.raises(TooMany, match="kept"):
-            watch.watch(users.process(EVE))
-        watch.watch(users.process(ADA))
+            watch.watch(users.process(EVE), EVE)
+        watch.watch(users.process(ADA), ADA)
 
 
 class Uid(int):
@@ -135,14 +136,41 @@ async def test_one_more_process_costs_the_same_beside_many(users: Users, monkeyp
     async with watching(ended) as watch:
         monkeypatch.setattr(watch, "_share_of", Uid)
         first = users.process(EVE)
-        watch.watch(first)
+        watch.watch(first, EVE)
         for _ in range(20):
-            watch.watch(users.process(EVE))
+            watch.watch(users.process(EVE), EVE)
         Uid.compared = 0
-        watch.watch(users.process(EVE))
+        watch.watch(users.process(EVE), EVE)
         assert Uid.compared < 10
         users.end(first)
         while not ended:
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert watch._count == {EVE: 21}
     assert not watch._count
+
+
+async def test_a_process_counts_against_the_user_who_connected(users: Users) -> None:
+    """It executes a program that becomes root's, and then a child joins by the connection that it has inherited."""
+    async with watching([]) as watch:
+        for _ in range(3):
+            watch.watch(users.process(0), EVE)
+        with pytest.raises(TooMany, match="3 processes of user 1000"):
+            watch.watch(users.process(0), EVE)
+
+
+async def test_what_has_become_another_users_is_not_killed(users: Users) -> None:
+    ours, theirs = users.process(os.geteuid()), users.process(os.geteuid())
+    ended: list[ProcessId] = []
+    async with watching(ended) as watch:
+        watch.watch(ours, os.geteuid())
+        watch.watch(theirs, os.geteuid() + EVE)
+        with structlog.testing.capture_logs() as logs:
+            assert not watch.kill(theirs)
+            assert watch.kill(ours)
+        assert [(entry["event"], entry["pid"], entry["why"]) for entry in logs] == [
+            ("service.not_killed", theirs.pid, "it is another user's by now")
+        ]
+        while not ended:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert ended == [ours]
+        assert processes.is_alive(theirs)

@@ -55,10 +55,14 @@ class FakeEnds:
         self._room, self.on_end = machine, on_end
         self.watched: set[ProcessId] = set()
 
-    def watch(self, process: ProcessId) -> None:
+    def watch(self, process: ProcessId, uid: int) -> None:
         if not self._room.processes[process].is_alive:
             raise BadRequest(f"pid {process.pid} has ended")
         self.watched.add(process)
+
+    @staticmethod
+    def uid_of(process: ProcessId) -> int | None:
+        return OWNER
 
     def kill(self, process: ProcessId) -> bool:
         self._room.processes[process].was_killed = True
@@ -174,6 +178,10 @@ class FakeVault:
     def hurry(self, process: ProcessId) -> None:
         self.hurried.append(process)
 
+    @staticmethod
+    def uid_of(process: ProcessId) -> int:
+        return OWNER
+
     async def state_descriptor(self, arena_id: int) -> int:
         await trio.lowlevel.checkpoint()
         return self.descriptors.get(arena_id, -1)
@@ -278,7 +286,7 @@ class FakeMachine:
         self.end(process)
         await trio.testing.wait_all_tasks_blocked()
 
-    async def _end(self, process: ProcessId) -> None:
+    async def _end(self, process: ProcessId, uid: int | None) -> None:
         self.ended.append(process)
         await trio.sleep(0.01)
         if self.is_stubborn:

@@ -25,7 +25,7 @@ async def test_a_process_that_takes_long_to_end_delays_no_other_move(
 ) -> None:
     ended = []
 
-    async def hangs(process: ProcessId) -> None:
+    async def hangs(process: ProcessId, uid: int | None) -> None:
         ended.append(process)
         await trio.sleep(3600)
 
