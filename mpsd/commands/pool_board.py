@@ -89,10 +89,10 @@ class DaemonBoard:
         await domain.control.kill()  # its server carries out no command; its domain's task starts another
         return ""
 
-    async def terminate_client(self, server_pid: int, client_pid: int) -> str:
+    async def terminate_client(self, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None) -> str:
         domain = self._pool.domain_of_server(server_pid)
         try:
-            return await terminate_client(domain, server_pid, client_pid)
+            return await terminate_client(domain, server_pid, client_pid, check)
         except MpsdError as exc:
             log.error("command.failed", domain=domain.name, line=f"terminate_client {server_pid} {client_pid}", why=str(exc))
             raise

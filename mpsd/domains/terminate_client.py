@@ -1,5 +1,7 @@
 """End one client's GPU work by the vendor's terminate_client."""
 
+from collections.abc import Callable
+
 import structlog
 
 from mpsd.domains.domain import Domain
@@ -11,11 +13,14 @@ _STOPPED = "Tt"  # by a signal, or under a debugger: proc(5)
 log = structlog.get_logger()
 
 
-async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:
+async def terminate_client(
+    domain: Domain, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None
+) -> str:
     """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
     mpsd does not ask for a client that is stopped: its co-runners would stand still, and its domain take no further client.  It
     does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
+    check: called right before the command is sent; raises if the pid may be another process's by then.
     """
     if domain.state is DomainState.FAULT:
         raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no GPU work left")
@@ -25,7 +30,7 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> 
         advice = "let its debugger continue it" if how == "t" else f"continue it first (kill -CONT {client_pid})"
         raise VendorFailed(f"client {client_pid} is stopped, and its server would wait for it: {advice}")
     try:
-        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
+        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}", check=check)
     finally:
         domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
     log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())

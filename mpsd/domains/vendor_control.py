@@ -7,7 +7,7 @@ time.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -111,11 +111,16 @@ class VendorControl:
             return ""
         return facts.variables.get(_DEVICES, "") if facts else ""
 
-    async def command(self, line: str, seconds: float | None = None) -> str:
-        """Return its answer to one command.  Raise VendorFailed if it is gone, hangs, or is busy with others."""
-        return await self.commands((line,), seconds)
+    async def command(self, line: str, seconds: float | None = None, check: Callable[[], None] = lambda: None) -> str:
+        """Return its answer to one command.  Raise VendorFailed if it is gone, hangs, or is busy with others.
 
-    async def commands(self, lines: Sequence[str], seconds: float | None = None) -> str:
+        check: called in the command's turn, right before it is sent; raises if it is not to be sent any more.
+        """
+        return await self.commands((line,), seconds, check)
+
+    async def commands(
+        self, lines: Sequence[str], seconds: float | None = None, check: Callable[[], None] = lambda: None
+    ) -> str:
         """Return its answers to several commands, one after the other, from one session.
 
         The sentinel is ended before a command that a server carries out only while no client is stopped.  Raise VendorFailed,
@@ -130,6 +135,7 @@ class VendorControl:
                 await stack.enter_async_context(self.sentinel.aside(unless_contained=True))
             await stack.enter_async_context(self._one_at_a_time)
             for attempt in range(_ATTEMPTS):
+                check()
                 status, output = await self._run(
                     [], encoded, self.environment(), seconds or self._program.command_seconds
                 )

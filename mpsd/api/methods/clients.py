@@ -121,9 +121,14 @@ async def why(call: Call[ClientId]) -> Map:
 async def terminate(call: Call[ClientId]) -> Map:
     """End the outstanding GPU work of a client, by the vendor's command of this name; the process sees error 810."""
     process, board = ClientTable.of(call.services, call.ask.pid).find(call.ask), call.services.board
+
+    def check() -> None:
+        if _has_ended(call.services, process):
+            raise NoSuchClient(f"client {process.pid} has ended")
+
     for server in await board.servers():
         if process.pid in server.client_pids and not _has_ended(call.services, process):
-            answer = (await board.terminate_client(server.pid, process.pid)).strip()
+            answer = (await board.terminate_client(server.pid, process.pid, check)).strip()
             if answer != _TERMINATED:
                 raise VendorFailed(f"client {process.pid} was not terminated; server {server.pid} answered: {answer!r}")
             return {**process_facts(process), "server_pid": server.pid, "domain": server.domain}

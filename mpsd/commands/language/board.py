@@ -3,7 +3,7 @@
 The daemon implements `Board`; tests implement it in memory.  Only types live here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpsd.errors import MpsdError
@@ -33,7 +33,7 @@ class Board(Protocol):
     async def shutdown_server(self, pid: int, force: bool) -> str:
         """End a server; return the text to print, usually empty."""
 
-    async def terminate_client(self, server_pid: int, client_pid: int) -> str:
+    async def terminate_client(self, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None) -> str:
         """End one client's GPU work; return the vendor's answer, `0` and a newline on success."""
 
     async def forward(self, server_pid: int | None, line: str, user: int | None) -> str:

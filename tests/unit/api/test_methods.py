@@ -1,5 +1,6 @@
 """The effects of the methods on leases, clients, domains and limits, and the pages of lists."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +215,25 @@ async def test_no_later_process_with_the_pid_of_a_client_is_terminated(
         assert daemon.fakes.board.ended == []
 
 
+async def test_the_command_for_a_client_is_not_sent_once_its_pid_is_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command waits for its turn at the vendor daemon."""
+    async with open_daemon(tmp_path) as daemon:
+        board = daemon.fakes.board
+        terminate = board.terminate_client
+
+        async def wait_for_turn(server_pid: int, client_pid: int, *checks: Callable[[], None]) -> str:
+            daemon.fakes.processes[586] += 1
+            return await terminate(server_pid, client_pid, *checks)
+
+        monkeypatch.setattr(board, "terminate_client", wait_for_turn)
+        assert await (await daemon.call_as(OWNER)).refusal("client.terminate", pid=586) == "NO_SUCH_CLIENT"
+        assert board.ended == []
+
+
 async def test_a_client_that_the_vendor_does_not_end_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(server_pid: int, client_pid: int) -> str:
+    async def answer(server_pid: int, client_pid: int, check: Callable[[], None]) -> str:
         return "999\n"
 
     async with open_daemon(tmp_path) as daemon:

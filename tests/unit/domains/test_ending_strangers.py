@@ -29,7 +29,7 @@ class Vendor:
         self.process: ProcessId | None = processes.process_id(os.getpid())
         self.told: list[str] = []
 
-    async def command(self, line: str, seconds: float | None = None) -> str:
+    async def command(self, line: str, seconds: float | None = None, check: object = None) -> str:
         self.told.append(line)
         return "0\n"
 
@@ -112,7 +112,7 @@ async def test_a_domain_that_hangs_keeps_no_strangers_of_others(
     """A user with strangers in an own domain, whose server stood still, kept those of others from being ended."""
 
     class Hung(Vendor):
-        async def command(self, line: str, seconds: float | None = None) -> str:
+        async def command(self, line: str, seconds: float | None = None, check: object = None) -> str:
             self.told.append(line)
             return await trio.sleep_forever()
 

@@ -16,7 +16,7 @@ async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, stat
     """Its server would wait for it, and all clients there with it."""
     asked: list[str] = []
 
-    async def command(line: str) -> str:
+    async def command(line: str, check: object) -> str:
         asked.append(line)
         return "0\n"
 

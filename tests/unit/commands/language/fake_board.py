@@ -1,6 +1,6 @@
 """A board in memory, with domains that answer forwarded lines as the vendor's daemon does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -62,7 +62,8 @@ class FakeBoard:
         self.ended.append(("server", pid, force))
         return ""
 
-    async def terminate_client(self, server_pid: int, client_pid: int) -> str:
+    async def terminate_client(self, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None) -> str:
+        check()
         self.ended.append(("client", server_pid, client_pid))
         server = next(each for each in self.running if each.pid == server_pid)
         return "0\n" if client_pid in server.client_pids else f"Invalid process {client_pid}!\n1\n"
