@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.programs import Daemon, waiting
+from tests.contract.programs import START_SECONDS, Daemon, waiting
 from tests.contract.transcript import Reply
 
 
@@ -33,7 +33,9 @@ def test_settings_are_lost_with_the_daemon(daemon: Daemon) -> None:
     daemon.ask("set_default_active_thread_percentage 25")
     daemon.ask("set_default_device_pinned_mem_limit 0 1G")
     assert daemon.ask("quit") == Reply("")
-    assert daemon.start().status == 0
+    for _ in waiting("the next daemon", START_SECONDS):  # on a busy machine the one before still ends
+        if daemon.start().status == 0:
+            break
     assert daemon.ask("get_default_active_thread_percentage") == Reply("100.0\n")
     assert daemon.ask("get_default_device_pinned_mem_limit 0") == Reply("")
 
