@@ -190,14 +190,16 @@ roots_own = [ "$$(id -u)" != 0 ] || { [ -d $(1) ] && [ ! -L $(1) ] && \
 	others=$$(find $(1) \( ! -uid 0 -o ! -type l -perm /022 \) -print -quit) && [ -z "$$others" ]; } || { rm -rf $(1) && mkdir -m 755 $(1); }
 # Nothing is fetched but what CONSTRAINTS names, by its hash: not for the build either.
 PINNED = $(if $(CONSTRAINTS),--no-deps --no-build-isolation)
+# Several installations may be made from one checkout at the same time.
+MADE_FOR = build/install.$(shell printf %s '$(DESTDIR)$(PREFIX)' | cksum | cut -d ' ' -f 1)
 # A program may be running, so a new file takes its name: nothing is written in place.
 place = install -m $(1) $(2) $(3).new && mv -fT $(3).new $(3)
 install-files:
 	@$(call refuse_others,$(PLACES) $(KEPT))
 	@install -d $(DESTDIR)$(PREFIX)
-	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
-	@.ci/step "compiling the front end for $(PREFIX)" $(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
-	@strip clients/control/build/install/$(PROGRAM)
+	@rm -rf clients/control/$(MADE_FOR) # it holds PREFIX, which make cannot see
+	@.ci/step "compiling the front end for $(PREFIX)" $(MAKE) -s --no-print-directory -C clients/control OUT=$(MADE_FOR)/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
+	@strip clients/control/$(MADE_FOR)/$(PROGRAM)
 	@$(call roots_own,$(DESTDIR)$(PREFIX)/venv)
 	@$(call make_venv,$(DESTDIR)$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
@@ -216,7 +218,8 @@ install-files:
 	elif [ -e $(BINDIR)/$(PROGRAM) ] && ! grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then \
 		mv -n $(BINDIR)/$(PROGRAM) $(VENDOR); \
 	fi
-	@$(call place,755,clients/control/build/install/$(PROGRAM),$(DESTDIR)$(BINDIR)/$(PROGRAM))
+	@$(call place,755,clients/control/$(MADE_FOR)/$(PROGRAM),$(DESTDIR)$(BINDIR)/$(PROGRAM))
+	@rm -rf clients/control/$(MADE_FOR)
 	@ln -sfn -t $(DESTDIR)$(BINDIR) $(PREFIX)/venv/bin/mpsctl $(PREFIX)/venv/bin/mpsd-images
 	@echo "making the manual page and the completions"
 	@install -d $(foreach each,$(GENERATED),$(DESTDIR)$(DATADIR)/$(dir $(each)))
