@@ -6,6 +6,7 @@ from mpsd.model.fault import FaultClass, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.xid import meaning_of
 
+SOONER_NS = 20_000_000  # so long before the first sign a culprit may see its error, and end (4 ms measured)
 CONTAINED_NS = 5_000_000_000  # the failed client of a contained exception may end so late
 BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # signs of what accompanies a fault, not of the fault itself
 _PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before innocent clients (measured)
@@ -38,10 +39,13 @@ def prompt_signs(evidence: Sequence[Observation]) -> list[int]:
 
 
 def gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
-    """Return the processes that ended by themselves before the first sign, so lost nothing.
+    """Return the processes that ended by themselves before the fault, so lost nothing.
 
+    One that ended with an error just before the first sign saw the fault itself.
     Only prompt sources count: other signs may come after the ends of the victims.
     """
     signs = prompt_signs(evidence)
     ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]
-    return frozenset(each.process for each in ends if each.process and signs and each.seen_ns < min(signs))
+    return frozenset(
+        each.process for each in ends if each.process and signs and each.seen_ns + SOONER_NS * each.is_failure < min(signs)
+    )

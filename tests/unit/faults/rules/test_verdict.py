@@ -191,6 +191,8 @@ def test_a_fault_that_it_did_not_absorb_hurts_everybody(evidence):
         pytest.param([exited(B, 1), uvm(A, 1.3)], (C,), id="it was done before"),
         pytest.param([exited(B, 14), xid(13, 15), dump(A)], (C,), id="before the kernel's first line"),
         pytest.param([uvm(A, 1.3), exited(B, 2)], (B, C), id="it ended of it"),
+        pytest.param([exited(B, 11, is_failure=True), xid(13, 15), dump(A)], (B, C), id="with an error, just before the line"),
+        pytest.param([exited(B, 11, is_failure=True), xid(13, 45), dump(A)], (C,), id="with an error, long before"),
         pytest.param([ended(B, 1), uvm(A, 1.3)], (B, C), id="it was killed: of what is not known"),
         pytest.param([exited(B, 100), dump(A, 400)], (B, C), id="a dump comes later than the ends of those who were hurt"),
         pytest.param([exited(B, 100), server_log(138), dump(A, 400)], (B, C), id="and so may the server's log"),
