@@ -68,7 +68,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         placed.update((process, uid) for process, uid in pool.store.members(domain.name) if processes.is_alive(process))
         _take_over_clients(pool, domain, placed)  # before it answers: one that does not has them all the same
         if domain.control.process and (why := why_stopped(domain.control.process)):
-            raise VendorFailed(why)  # at once: mpsd serves nobody until each domain has answered, or failed
+            raise VendorFailed(why)  # at once: mpsd serves no client until each domain has answered, or failed
         await domain.sentinel.take_over()  # before its client could count as one
         domain.served_defaults = pool.defaults  # they were stored before its server got them
         domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS

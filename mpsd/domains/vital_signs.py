@@ -3,7 +3,7 @@
 A stopped vendor daemon counts as silent only after 15 seconds without an answer, and a client that comes in that time waits.
 This check, every half second and before each client is placed, sends newcomers elsewhere.
 
-A server cannot complete its fatal path after an SM exception while one of its clients is stopped, and answers nothing meanwhile
+A server cannot complete its fatal path after an SM exception while one of its clients is stopped, and does not answer then
 (measured: docs/sentinel.md).  A stopped client alone harms no other one: mpsd only asks its server whether it answers.
 Prose: docs/domains.md, "A domain that cannot answer".
 """
@@ -39,7 +39,7 @@ _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 class Signs(Struct, frozen=True):
     """What to check: the processes with their roles, the socket that clients connect to, and some or all clients.
 
-    daemon: the vendor daemon, whose servers may not be listed yet; 0: none is known.
+    daemon: the vendor daemon, also before it lists its servers; 0: none is known.
     """
 
     pids: Sequence[tuple[str, int]]

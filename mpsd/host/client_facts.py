@@ -15,10 +15,10 @@ from mpsd.model.process import Credentials, ProcessId
 PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VISIBLE_DEVICES"
 JOB_NAME_VARIABLE = "SLURM_JOB_NAME"  # users choose the names of their jobs, so a false one is of no use to them
 _VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE, JOB_NAME_VARIABLE)
-_MOST = 16384  # processes; beyond that mpsd forgets the process whose facts were read least recently
+_MOST = 16384  # processes; beyond that mpsd forgets the facts that were read least recently
 # Users choose these values, and how many of their processes connect: without bounds they could take gigabytes of mpsd's memory.
 _READ_CHARACTERS = 4096  # of a value; 16 GPUs by UUID take 656
-_KEPT_CHARACTERS = 256  # of what is kept of a process beyond its connections; a longer token is none (cgroups.py)
+_KEPT_CHARACTERS = 256  # of what is kept of a process beyond its connections; a longer token does not count (cgroups.py)
 NOTHING = StartFacts("", {})
 
 

@@ -35,7 +35,7 @@ class ProcessExit(Struct, frozen=True):
 
 
 def how_ended(pidfd: int, process: ProcessId) -> ProcessExit | None:
-    """Return the ending of a process whose pidfd is readable; None if it is not known any more."""
+    """Return the ending of a process, once its pidfd is readable; None if it is not known any more."""
     return _told_by(pidfd) or how_it_is_ending(process)
 
 

@@ -34,7 +34,7 @@ class Target(Struct, frozen=True):
 class Asker(Struct, frozen=True):
     """The caller.  uid None: an operator, who may end all processes.  pid 0: not in mpsd's pid namespace.
 
-    bound: which processes it reaches (model/reach.py).  is_mpsd: it is mpsd, which ends a user's process of its own accord.
+    bound: which processes it reaches (model/reach.py).  is_mpsd: it is mpsd, which ends a user's process without a request.
     """
 
     uid: int | None

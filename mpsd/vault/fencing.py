@@ -43,7 +43,7 @@ class _Wait(Struct, frozen=True, eq=False):
 class ArenaHolders:
     """Guards that each process is waited for once, and that `gone` is called for it only when it is fenced.
 
-    is_awaited: whether mpsd has to release at once what it holds of a dead process.  ranges: whose uids count as one user.
+    is_awaited: whether mpsd has to release at once what it holds of a dead process.  ranges: of uids that count as one user.
     """
 
     def __init__(self, holding: Attachments, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
@@ -201,7 +201,7 @@ class ArenaHolders:
         for until, has_ended in self._before:
             if process.start_time <= until:  # a later one it never held
                 await has_ended.wait()  # until the kernel has closed the descriptors of a killed mpsd
-        assert self._gone is not None, "told by run()"
+        assert self._gone is not None, "set by run()"
         await self._gone(process, trio.current_time() - began)
 
 

@@ -38,7 +38,7 @@ class HealthFacts(Struct, frozen=True):
     that check. unwritten: why mpsd's facts about its domains could not be stored; "": they could. has_keeper: None if mpsd
     needs none. missing: files by which clients find mpsd, and that do not exist. queued, places: of the queue. waiting,
     waited_seconds, waits_for: the number of clients that wait for a fault domain, the wait of the first one, and its reason;
-    without those whose own user's clients are the reason, since a user must not make mpsd look ill. clients, most_clients:
+    without those that wait for their own user's clients, since a user must not make mpsd look ill. clients, most_clients:
     running or starting clients, and their limit. lost_gpus: GPUs whose errors NVML no longer reports, with the reason.
     unprotected: domains without the sentinel that is configured, in words. barred: why no client gets the one that it needs.
     """
