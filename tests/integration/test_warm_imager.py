@@ -79,6 +79,51 @@ def test_an_imager_has_its_context_before_it_is_asked_for_an_image(machine: Mach
         assert imager.pid not in contexts(machine)
 
 
+def sockets(pid: int) -> int:
+    return sum(os.readlink(each).startswith("socket:") for each in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_an_imager_does_not_end_while_its_context_is_made(machine: Machine) -> None:
+    """The vendor's daemon may hang after such an end."""
+    machine.misbehave("slow@attach=4000")
+    machine.start(MPSD_SIM_GPUS="1")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, subprocess.Popen([IMAGER], stdin=theirs, env=machine.variables) as imager:
+        theirs.close()
+        before = sockets(imager.pid)
+        ours.send(json.dumps({"do": "warm", "arena": "", "directory": ""}).encode())
+        wait_for("a connection to MPS", lambda: sockets(imager.pid) > before)
+        ours.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            imager.wait(1.0)
+        assert imager.wait(20) == 0
+
+
+def test_an_imager_makes_no_context_for_an_image_that_does_not_exist(
+    vault: Machine, taken: tuple[Path, dict[str, str]]
+) -> None:
+    """As a replica asks until its first image is there.  The next question may find one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, subprocess.Popen([IMAGER], stdin=theirs, env=vault.variables) as imager:
+        theirs.close()
+        for arena, answer in (("missing", "failed"), ("kept", "found")):
+            with os.fdopen(os.memfd_create("progress"), "wb") as progress:
+                asked = {"do": "restore", "image": "", "arena": arena, "directory": str(taken[0]), "gpu": ""}
+                socket.send_fds(ours, [json.dumps(asked).encode()], [progress.fileno()])
+            found, files, _, _ = socket.recv_fds(ours, 1 << 17, 3)
+            for each in files:
+                os.close(each)
+            said = json.loads(found)
+            assert said["is"] == answer, said
+            if answer == "failed":
+                assert said["is_missing"]
+                wait_for("its modules", lambda: has_modules(imager.pid))
+                assert sockets(imager.pid) == 1
+        wait_for("its context", lambda: contexts(vault).get(imager.pid) == 1)
+        ours.close()
+        assert imager.wait(20) == 0
+
+
 @pytest.fixture(scope="module")
 def taken(vault: Machine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """Return a directory with the image `kept`, and the hash of each of its blocks."""

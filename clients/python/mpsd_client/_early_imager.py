@@ -9,7 +9,7 @@ from mpsd_client._client import Client
 from mpsd_client._enlisting import has_cuda_begun
 from mpsd_client._errors import MpsdError
 from mpsd_client._imager import ImageError, ImagerProcess
-from mpsd_client._restoring import images_place, looks_missing
+from mpsd_client._restoring import has_images, images_place, looks_missing
 
 UNUSED_SECONDS = 60.0  # after that it ends, with its context: the program does something else
 LOOK_SECONDS = 0.01
@@ -70,7 +70,7 @@ def early_imager(
     The restore meets the same trouble, and reports it."""
     with suppress(MpsdError, OSError):
         place = images_place(directory)
-        if os.listdir(place / "complete"):
+        if has_images(place):
             with Client(path, program="mpsd_client") as mpsd:
                 is_needed = looks_missing(mpsd, arena)
             return EarlyImager(arena, place) if is_needed else None

@@ -21,7 +21,7 @@ from mpsd_client._errors import Disconnected, ErrorCode, MpsdError, Refused
 from mpsd_client._imager import ImageError, NoSuchImage
 from mpsd_client._native import lib
 from mpsd_client._record import Record
-from mpsd_client._restoring import BLOCK_BYTES, FILL_SECONDS, KILLED_TTL, ImageSource, is_missing
+from mpsd_client._restoring import BLOCK_BYTES, FILL_SECONDS, KILLED_TTL, ImageSource, has_images, images_place, is_missing
 from mpsd_client._schedule import ImageSchedule
 from mpsd_client._session import CudaError
 
@@ -80,6 +80,8 @@ class Replica:
         assert self._arena
         before = self._arena.layout
         try:
+            if self._source is None and not has_images(images_place(self._directory)):
+                return False
             is_new = self._begin(self._arena) if self._source is None else self._renew(self._arena, self._source)
         except NoSuchImage:
             return False

@@ -204,7 +204,7 @@ def restore_if_missing(
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
         with Client(path, program="mpsd_client") as mpsd:
-            if is_missing(mpsd, name):
+            if is_missing(mpsd, name) and has_images(place):
                 early = take_imager()
                 restore_image(mpsd, "", name, arena=name, gpu=gpu, mode=mode, ttl=ttl, directory=directory, imager=early)
     except NoSuchImage:
@@ -215,6 +215,13 @@ def restore_if_missing(
 
 def images_place(directory: str | os.PathLike[str] | None) -> Path:
     return Path(directory) if directory else images_directory()
+
+
+def has_images(place: Path) -> bool:
+    """Return whether the directory has an image; without one, no imager need be started.  Raise OSError."""
+    with suppress(FileNotFoundError):
+        return bool(os.listdir(place / "complete"))
+    return False
 
 
 def _open_lock(place: Path) -> int:

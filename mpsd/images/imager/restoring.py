@@ -7,7 +7,7 @@ import fcntl
 import os
 from array import array
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpsd.images.imager.rebuilding import RebuiltArena
 
 THREADS = 12
+END_SECONDS = 5.0  # that the end waits for a context
 
 
 class Start:
@@ -53,6 +54,10 @@ class Start:
 
     def lanes(self) -> Lanes:
         return self._lanes.result()
+
+    def wait(self) -> None:
+        """Wait until the context is there, or cannot be made, but not for ever."""
+        wait([self._gpu], END_SECONDS)
 
 
 class Restorer:
@@ -179,7 +184,9 @@ class Restorer:
             self._channel.answer("filled")
 
     def give_up(self, why: str = "") -> None:
-        """Nothing is under way between two requests."""
+        """Wait for a context that is being made: nothing else is under way between two requests."""
+        if self._start:
+            self._start.wait()
 
 
 def _memory_file(data: bytes) -> int:

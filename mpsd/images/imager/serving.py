@@ -1,4 +1,8 @@
-"""The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py)."""
+"""The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py).
+
+It begins no context for an image that does not exist, and does not end while it makes one: after such an end the vendor's
+daemon may hang (docs/decisions/027).
+"""
 
 import threading
 from importlib import import_module
@@ -12,25 +16,38 @@ from mpsd.images.rules.refusals import NoSuchImage
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
 # Methods of these:
+END_SECONDS = 5.0  # a context may wait for a place at MPS for as long as others have theirs
 REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "other", "make", "fill", "renew")
 
 
 def serve(descriptor: int) -> int:
     """Serve one process until it closes its end."""
     first: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    threading.Thread(target=warm, args=(first,), name="driver", daemon=True).start()
-    channel = Channel(descriptor)
+    driver = threading.Thread(target=warm, args=(first,), name="driver", daemon=True)
+    driver.start()
+    try:
+        _serve(Channel(descriptor), first)
+    finally:
+        first.put({})
+        driver.join(END_SECONDS)
+    return 0
+
+
+def _serve(channel: Channel, first: SimpleQueue[dict[str, Any]]) -> None:
     is_first, work = True, None
     while request := channel.receive():
         with request:
-            if is_first:
-                first.put(request.asked)
-                is_first = False
             try:
+                if is_first and request.asked["do"] != "restore":
+                    first.put(request.asked)
+                    is_first = False
                 if request.asked["do"] == "warm":
                     pass
                 elif work is None:
                     work = _begin(channel, request)
+                    if is_first:
+                        first.put(request.asked)
+                        is_first = False
                 else:
                     getattr(work, REQUESTS[REQUESTS.index(request.asked["do"])])(request)
             except FAILURES as exc:
@@ -40,7 +57,6 @@ def serve(descriptor: int) -> int:
                 channel.answer("failed", why=why, is_missing=isinstance(exc, NoSuchImage))
     if work:
         work.give_up()
-    return 0
 
 
 def _begin(channel: Channel, request: Request) -> Any:

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 def warm(first: SimpleQueue[dict[str, Any]]) -> None:
     """Load modules, and make a context after the first request.  What asks for an image meets the same failure, and answers it.
 
-    first: gets that request.  For `warm`, which asks for no image yet, say on standard error why there is no context."""
+    first: gets that request, or an empty one at the end.  For `warm`, which asks for no image yet, say on standard error why
+    there is no context."""
     asked: dict[str, Any] = {}
     try:
         device = import_module("mpsd.images.imager.device")
         if first.empty():  # else the main thread loads what it needs
             import_module("mpsd.images.imager.restoring")
         asked = first.get()  # as long as the process wants
+        if not asked:
+            return
         gpu = device.prepare()
         if asked["do"] == "warm":  # the main thread loads nothing yet
             import_module("mpsd.images.imager.restoring")

@@ -3,6 +3,7 @@
 Runs of the writer without images, and with an image each second and a replica on the other GPU, take turns.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ def run(stage: Stage) -> None:
     stage.mpsd.renew()
     if not (gpus := stage.two_gpus("a replica's cost")):
         return
-    for permille in PERMILLES if not stage.options.is_simulated else PERMILLES[1:2]:
+    chosen = [int(each) for each in os.environ.get("REPLICA_PERMILLE", "").split(",") if each]
+    for permille in chosen or (PERMILLES[1:2] if stage.options.is_simulated else PERMILLES):
         found = _Found()
         with images_in_memory(stage) as directory:
             for _ in range(stage.trials(PAIRS)):
