@@ -148,9 +148,12 @@ dist: $(VENV)/dev ## the source distributions and the wheels of mpsd and its cli
 	done
 	@mv $(DIST)/built/*.tar.gz $(DIST)/built/*-any.whl $(DIST) && rm -r $(DIST)/built
 
+# The second file is of the Kubernetes plugin's image, with the versions of the first.
+RESOLVE = $(VENV)/bin/uv pip compile -q --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate --no-header \
+	--no-emit-package mpsd-client --find-links $(DIST)
 constraints: dist ## constraints.txt anew: the newest versions of what mpsd needs and is built with, and their hashes
-	@printf '%s\n' 'setuptools>=77' 'cffi>=1.15' | $(VENV)/bin/uv pip compile -q --universal --python-version 3.11 --upgrade --generate-hashes \
-		--no-annotate --no-header --no-emit-package mpsd-client --find-links $(DIST) -o constraints.txt pyproject.toml $(CLIENTS:%=%/pyproject.toml) -
+	@printf '%s\n' 'setuptools>=77' 'cffi>=1.15' | $(RESOLVE) -o constraints.txt pyproject.toml $(CLIENTS:%=%/pyproject.toml) -
+	@echo 'setuptools>=77' | $(RESOLVE) -c constraints.txt -o clients/kubernetes/constraints.txt clients/kubernetes/pyproject.toml -
 
 # With Debian's own Python, on which the package depends; the wheels are for any.
 deb: ## a Debian package of the wheels in DIST, into DIST; for the release that this runs on

@@ -219,9 +219,11 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv = tmp_path_factory.mktemp("kubernetes") / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     wheel = next(dist.glob("mpsd_client-*.whl"))
-    words = [venv / "bin/python", "-m", "pip", "-q", "--disable-pip-version-check", "install", wheel, PLUGIN]
-    done = subprocess.run([*words, "kubernetes-validate==1.37.0"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = [venv / "bin/python", "-m", "pip", "-q", "--disable-pip-version-check", "install"]
+    pinned = ["--no-deps", "--require-hashes", "-r", PLUGIN / "constraints.txt"]
+    for each in (pinned, ["--no-deps", "--no-build-isolation", wheel, PLUGIN], ["kubernetes-validate==1.37.0"]):
+        done = subprocess.run([*words, *each], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
     return venv / "bin"
 
 

@@ -70,7 +70,7 @@ def entrypoint(buildah: Buildah, dist: Path, tmp_path_factory: pytest.TempPathFa
     context = tmp_path_factory.mktemp("context")
     shutil.copytree(PLUGIN, context / "clients/kubernetes", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     (context / "dist").mkdir()
-    wheel = shutil.copy(next(dist.glob("mpsd_client-*.whl")), context / "dist")
+    shutil.copy(next(dist.glob("mpsd_client-*.whl")), context / "dist")
     needs, settings = tmp_path_factory.mktemp("needs"), context / "pip.conf"
     settings.write_text(PIP)
     words = [
@@ -83,7 +83,7 @@ def entrypoint(buildah: Buildah, dist: Path, tmp_path_factory: pytest.TempPathFa
         "--only-binary=:all:",
         "--python-version",
     ]
-    words += ["3.11", "-d", str(needs), wheel, "grpcio>=1.60", "protobuf>=5.26", "setuptools"]
+    words += ["3.11", "-d", str(needs), "--no-deps", "--require-hashes", "-r", str(PLUGIN / "constraints.txt")]
     subprocess.run(words, check=True)
     mounted = ["--volume", f"{needs}:/needs:ro", "--volume", f"{settings}:/etc/pip.conf:ro"]
     file = context / "clients/kubernetes/Containerfile"
