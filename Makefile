@@ -206,7 +206,7 @@ install-files:
 	@$(call roots_own,$(DESTDIR)$(PREFIX)/venv)
 	@$(call make_venv,$(DESTDIR)$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
-	@[ -z "$(CONSTRAINTS)" ] || .ci/step "installing what $(CONSTRAINTS) names" $(INSTALLED_PIP) --require-hashes -r $(CONSTRAINTS)
+	@[ -z "$(CONSTRAINTS)" ] || .ci/step "installing what $(CONSTRAINTS) names" $(INSTALLED_PIP) --only-binary=:all: --require-hashes -r $(CONSTRAINTS)
 	@if [ "$(WHEELS)" ]; then .ci/step "installing the wheels in $(WHEELS)" $(INSTALLED_PIP) $(PINNED) --force-reinstall $(WHEELS)/*.whl; \
 	else $(call install_each,$(INSTALLED_PIP) $(PINNED),$(DESTDIR)$(PREFIX)/venv); fi
 	@[ -z "$(DESTDIR)" ] || grep -rlIF "$(DESTDIR)" $(DESTDIR)$(PREFIX)/venv/bin $(DESTDIR)$(PREFIX)/venv/pyvenv.cfg | xargs -r sed -i "s,$(DESTDIR),,g"

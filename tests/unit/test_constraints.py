@@ -41,3 +41,12 @@ def test_the_image_fetches_nothing_without_a_hash() -> None:
     assert steps
     for each in steps:
         assert "--require-hashes" in each or {"--no-deps", "--no-build-isolation"} <= set(each.split()), each
+
+
+@pytest.mark.parametrize("file", ["Makefile", "clients/kubernetes/Containerfile"])
+def test_only_wheels_are_fetched(file: str) -> None:
+    """pip would fetch what builds a source distribution without looking at a hash."""
+    steps = [line for line in (ROOT / file).read_text().splitlines() if "--require-hashes" in line]
+    assert steps
+    for each in steps:
+        assert "--only-binary=:all:" in each
