@@ -19,6 +19,25 @@ def go_on():
 threading.Thread(target=go_on).start()
 ctypes.CDLL(None).syscall(ctypes.c_long({_EXIT.get(platform.machine(), 60)}), ctypes.c_long(0))
 """
+# Its tracer, which this program is, does not take the status of the threads that have ended: they stay.
+_CROWDED = f"""
+import ctypes, os, signal, sys, threading
+libc = ctypes.CDLL(None)
+def end():
+    libc.syscall(ctypes.c_long({_EXIT.get(platform.machine(), 60)}), ctypes.c_long(0))
+def end_traced():
+    libc.ptrace(0, 0, 0, 0)
+    end()
+made = os.fork()
+if made:
+    print(made, flush=True)
+    signal.pause()
+libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=end_traced).start()
+threading.Thread(target=signal.pause).start()
+end()
+"""
 
 
 @contextmanager
@@ -31,6 +50,20 @@ def leaderless(**options: Any) -> Iterator["subprocess.Popen[bytes]"]:
             yield made
         finally:
             made.kill()
+
+
+@contextmanager
+def crowded(count: int) -> Iterator[int]:
+    """Yield the pid of such a process, in which so many threads have ended before the one that goes on began."""
+    with subprocess.Popen([PYTHON, "-I", "-S", "-c", _CROWDED, str(count)], stdout=subprocess.PIPE) as tracer:
+        try:
+            assert tracer.stdout is not None
+            pid = int(tracer.stdout.readline())
+            while len(os.listdir(f"/proc/{pid}/task")) < count + 2 or b"(zombie)" not in _status(pid):
+                time.sleep(0.01)
+            yield pid
+        finally:
+            tracer.kill()
 
 
 def _status(pid: int) -> bytes:

@@ -24,7 +24,7 @@ from mpsd.model.process import ProcessId
 
 _FLAGS, _THREADS, _START_TIME, _PENDING = 9, 20, 22, 31  # fields of /proc/PID/stat, proc(5)
 _KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
-_MOST_THREADS = 512  # of a process without its first one; with more it counts as alive
+_MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 _GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
