@@ -94,7 +94,12 @@ class Strangers(Struct):
         server = next((each for each in domain.servers.values() if process.pid in each.client_pids), None)
         if server is None:
             return
+
+        def check() -> None:
+            if not processes.is_alive(process):
+                raise VendorFailed("it has ended")
+
         try:
-            await terminate_client(domain, server.pid, process.pid)
+            await terminate_client(domain, server.pid, process.pid, check)
         except VendorFailed as exc:
             log.error("client.not_terminated", pid=process.pid, domain=domain.name, why=str(exc))

@@ -20,17 +20,22 @@ async def terminate_client(
 
     mpsd does not ask for a client that is stopped: its co-runners would stand still, and its domain take no further client.  It
     does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
-    check: called right before the command is sent; raises if the pid may be another process's by then.
+    check: called right before the command is sent, which may have to wait; raises if the pid may be another process's by then.
     """
     if domain.state is DomainState.FAULT:
         raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no GPU work left")
     if domain.state is DomainState.CONTAINED:
         raise VendorFailed(contained(domain))
-    if (how := processes.state(client_pid)) in _STOPPED:
-        advice = "let its debugger continue it" if how == "t" else f"continue it first (kill -CONT {client_pid})"
-        raise VendorFailed(f"client {client_pid} is stopped, and its server would wait for it: {advice}")
+
+    def check_now() -> None:
+        check()
+        if (how := processes.state(client_pid)) in _STOPPED:
+            advice = "let its debugger continue it" if how == "t" else f"continue it first (kill -CONT {client_pid})"
+            raise VendorFailed(f"client {client_pid} is stopped, and its server would wait for it: {advice}")
+
+    check_now()  # before a sentinel is ended for the command
     try:
-        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}", check=check)
+        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}", check=check_now)
     finally:
         domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
     log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())

@@ -183,7 +183,7 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
     if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
         await case.send(Step.THAW, signal.SIGCONT)  # one that a debugger stopped stays so: then it is not terminated
     for domain, server_pid in case.servers:
-        if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
+        if refusal := await _why_not_terminated(case, domain, server_pid):
             refusals.append(refusal)
     if case.servers and not refusals:
         case.did(Step.TERMINATE)
@@ -193,20 +193,25 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
         case.leave(why)
 
 
-async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid: int) -> str:
+async def _why_not_terminated(case: StopCase, domain: Domain, server_pid: int | None) -> str:
     """End the client's work on a server; return why that failed.
 
     Empty on success, or if no work of the client is in the domain: a signal then harms no other client.
     """
+
+    def check() -> None:
+        if case.has_ended():
+            raise VendorFailed("it has ended")
+
     if _may_signal(domain):
         return ""
     if server_pid is None:
         return f"domain {domain.name} does not answer"
     try:
         with trio.fail_after(domain.control.silence_seconds):
-            answer = (await terminate_client(domain, server_pid, client_pid)).strip()
+            answer = (await terminate_client(domain, server_pid, case.process.pid, check)).strip()
     except (VendorFailed, trio.TooSlowError) as exc:
-        return "" if _may_signal(domain) else f"domain {domain.name}: {exc or 'no answer'}"
+        return "" if _may_signal(domain) or case.has_ended() else f"domain {domain.name}: {exc or 'no answer'}"
     return "" if answer == _TERMINATED else f"server {server_pid} answered {answer!r}"
 
 

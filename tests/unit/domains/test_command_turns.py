@@ -1,5 +1,9 @@
-"""A command to a vendor daemon waits for those before it; what it is about may have ended by its turn."""
+"""A command to a vendor daemon waits for those before it; by its turn the client may have ended or stopped."""
 
+import os
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -7,25 +11,66 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.strangers import Strangers
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
-from mpsd.errors import NoSuchClient
-from mpsd.model.domain import DomainState
+from mpsd.errors import NoSuchClient, VendorFailed
+from mpsd.host import processes
+from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Manner, Step
+from mpsd.stop.steps import Steps, StopCase
 from tests.inspecting import INSPECTOR
 
+SERVER = 999_999_901  # not a process
+FIRST = b"get_default_active_thread_percentage\n"
 
-async def test_a_command_is_checked_in_its_turn_and_not_sent_if_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)
-    domain = Domain("d1", 1, ("GPU-a",), control, 48, state=DomainState.READY)
-    sent: list[bytes] = []
-    has_answer, ended = trio.Event(), False
 
-    async def run(words: list[str], text: bytes, *facts: object) -> tuple[int, bytes]:
-        sent.append(text)
-        await has_answer.wait()
+class Queue:
+    """A domain; its vendor daemon answers the first command at the end of `wait`, and the others at once."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), place)
+        monkeypatch.setattr(control, "_run", self._run)
+        self.domain = Domain("d1", 1, ("GPU-a",), control, 48, state=DomainState.READY)
+        self.sent: list[bytes] = []
+        self._may_answer = trio.Event()
+
+    async def _run(self, words: list[str], text: bytes, *facts: object) -> tuple[int, bytes]:
+        self.sent.append(text)
+        await self._may_answer.wait()
         return 0, b"0\n"
+
+    @asynccontextmanager
+    async def wait(self, act: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+        """Run `act`; its command has its turn after the block."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.domain.control.command, FIRST.decode().strip())
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(act)
+            await trio.testing.wait_all_tasks_blocked()
+            yield
+            self._may_answer.set()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    return Queue(tmp_path, monkeypatch)
+
+
+def end(child: "subprocess.Popen[bytes]") -> None:
+    child.kill()
+    child.wait()
+
+
+def found(child: "subprocess.Popen[bytes]") -> ProcessId:
+    process = processes.find(child.pid)
+    assert process is not None
+    return process
+
+
+async def test_a_command_is_checked_in_its_turn_and_not_sent_if_that_fails(queue: Queue) -> None:
+    ended = False
 
     def check() -> None:
         if ended:
@@ -33,14 +78,54 @@ async def test_a_command_is_checked_in_its_turn_and_not_sent_if_that_fails(
 
     async def terminate() -> None:
         with pytest.raises(NoSuchClient):
-            await terminate_client(domain, 512, 586, check)
+            await terminate_client(queue.domain, 512, 586, check)
 
-    monkeypatch.setattr(control, "_run", run)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(control.command, "get_default_active_thread_percentage")
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(terminate)
-        await trio.testing.wait_all_tasks_blocked()
+    async with queue.wait(terminate):
         ended = True
-        has_answer.set()
-    assert sent == [b"get_default_active_thread_percentage\n"]
+    assert queue.sent == [FIRST]
+
+
+async def test_the_work_of_a_client_that_has_stopped_since_is_not_ended(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would wait for that client, and all other clients would stand still."""
+    states = {os.getpid(): "S"}
+    monkeypatch.setattr(processes, "state", states.__getitem__)
+
+    async def terminate() -> None:
+        with pytest.raises(VendorFailed, match="is stopped"):
+            await terminate_client(queue.domain, SERVER, os.getpid())
+
+    async with queue.wait(terminate):
+        states[os.getpid()] = "T"
+    assert queue.sent == [FIRST]
+
+
+async def test_a_stop_ends_the_work_of_no_later_process(queue: Queue, child: "subprocess.Popen[bytes]") -> None:
+    """Another client of the same server could have the pid by then; mpsd ended the work of that client."""
+    process = found(child)
+    pidfd = processes.open_pidfd(process)
+    assert pidfd is not None
+
+    async def may_end() -> bool:
+        return True
+
+    async def no_servers(_: object) -> list[list[tuple[Domain, int | None]]]:
+        return []
+
+    case = StopCase(process, pidfd, [(queue.domain, SERVER)], may_end)
+    steps = Steps(Manner(), None, no_servers, lambda process: None)
+
+    async with queue.wait(lambda: steps.run([case])):
+        end(child)
+    assert queue.sent == [FIRST]
+    assert case.result.has_ended
+    assert Step.SIGKILL not in case.steps
+
+
+async def test_no_later_process_is_ended_as_a_stranger(queue: Queue, child: "subprocess.Popen[bytes]") -> None:
+    process = found(child)
+    queue.domain.servers = {SERVER: ServerView(SERVER, 0, "ACTIVE", (child.pid,), "d1", ("GPU-a",))}
+    strangers = Strangers(None, lambda domain: True, lambda topic, facts: None)  # type: ignore[arg-type]
+
+    async with queue.wait(lambda: strangers._end(queue.domain, process)):
+        end(child)
+    assert queue.sent == [FIRST]
