@@ -41,6 +41,8 @@ def how_ended(pidfd: int, process: ProcessId) -> ProcessExit | None:
 
 def how_it_is_ending(process: ProcessId) -> ProcessExit | None:
     """Return the ending from /proc; None if the process is not ending yet, or has gone."""
+    if processes.is_alive(process):  # also one of which only the first thread has ended
+        return None
     text = processes.read_stat(process.pid)
     return parse_stat(text, process.start_time) if text else None
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpsd.host import processes
 from mpsd.host.process_exit import ProcessExit, decode, how_ended, how_it_is_ending, parse_stat
 from mpsd.model.process import ProcessId
+from tests.leaderless import leaderless
 
 STAT = "4711 (a) b)) {state} 1 2 3 0 -1 {flags} " + "0 " * 12 + "777 " + "0 " * 29 + "{code}\n"
 PF_EXITING = 4
@@ -54,6 +55,17 @@ def test_of_a_zombie(code: str, expected: ProcessExit) -> None:
     finally:
         os.close(pidfd)
         child.communicate()
+
+
+def test_a_process_goes_on_without_its_first_thread() -> None:
+    """It counted as ended by itself, and its GPU work was not held when it was killed later (before Linux 6.15)."""
+    with leaderless() as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+        assert how_it_is_ending(process) is None
+        made.kill()
+        wait_for_end(made)
+        assert how_it_is_ending(process) is not None
 
 
 def test_of_one_whose_status_its_parent_has_taken() -> None:
