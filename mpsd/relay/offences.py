@@ -28,7 +28,8 @@ class Offences:
         self._counted_until: dict[tuple[int, str], float] = {}  # by share and domain (trio time), the oldest first
 
     def note(self, process: ProcessId | None, uid: int) -> None:
-        self._by_process[process] += 1
+        if process is not None:  # those that mpsd cannot see are of several users
+            self._by_process[process] += 1
         if self._share_of is not None and not self.is_remembered(uid):
             share = self._share_of(uid)
             self._at.pop(share, None)

@@ -120,3 +120,10 @@ async def test_where_users_share_a_server_a_new_process_brings_no_new_patience(a
     assert await waited(20, 4) == pytest.approx(patience)
     await trio.sleep(21)
     assert await waited(20, 5) == 5.0, "an offence with little patience begins no new minute"
+
+
+async def test_clients_that_mpsd_cannot_see_do_not_answer_for_each_other():
+    """They are of several users; one that kept a domain waiting left all others a tenth of the patience."""
+    offences = Offences()
+    offences.note(None, 20)
+    assert not offences.of(None, 30)

@@ -10,7 +10,7 @@ import trio.testing
 
 from mpsd.domains.handshake_gate import Entrant, HandshakeGate
 from mpsd.domains.rules.vendor_limits import unlimited
-from mpsd.model.process import Credentials
+from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
@@ -162,15 +162,15 @@ async def test_who_silenced_a_domain_shows_once_the_client_has_left(autojump_clo
     domain.control, domain.guard.is_on = VendorDaemon(), True
     domain.control.is_answering = False
     link = SimpleNamespace(run=wait_for_ever, granted_at=0.0, is_granted=True, awaits_domain=True, transcript=None)
-    caller = SimpleNamespace(link=link, process=None, credentials=Credentials(1, OWN, OWN))
+    caller = SimpleNamespace(link=link, process=ProcessId(1, 0), credentials=Credentials(1, OWN, OWN))
     async with trio.open_nursery() as nursery:
         async with domain.guard.window(waiter(OWN), domain.control) as right:
             nursery.start_soon(Stay.wait, SimpleNamespace(gate=domain.guard._gate), waiter(OTHER))
             assert await shared._link(caller, domain, None, right) is LinkSide.OVERDUE_CLIENT
-            assert not shared.offences.of(None, OWN)
+            assert not shared.offences.of(caller.process, OWN)
     domain.control.is_answering = is_well_without_it
     assert await shared._detach(caller, domain, LinkSide.OVERDUE_CLIENT)
-    assert (len(held), bool(shared.offences.of(None, OWN))) == (1, is_well_without_it)
+    assert (len(held), bool(shared.offences.of(caller.process, OWN))) == (1, is_well_without_it)
 
 
 class UnconnectedConversations(Conversations):
@@ -381,7 +381,7 @@ async def test_a_client_that_a_healthy_daemon_leaves_without_an_answer_makes_way
                     assert await message.receive(first) is None
                 with pytest.raises(BlockingIOError):
                     theirs.recv(1)
-            assert not shared.offences.of(None, OWN), "a server may have had to start"
+            assert not shared.offences.of(caller.process, OWN), "a server may have had to start"
             with trio.fail_after(10):
                 again = await accepted(listener)
                 assert (await message.receive(again)).data == b"hello"
