@@ -10,28 +10,36 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from mpsd.errors import Refused
 from mpsd.host import processes
 from mpsd.host.mounts import mounted
 from mpsd.model.cgroup_path import describe
-from mpsd.model.lease import Identity
+from mpsd.model.lease import Identity, Refusal
 from mpsd.model.process import Credentials, ProcessId
 
 TOKEN_VARIABLE = "MPSD_LEASE"
 _TOKEN_CHARACTERS = 128  # leases/rules/spec.py refuses longer ones
 _MOST_BYTES = 1 << 16  # of /proc/PID/cgroup, which has one line for each hierarchy
+_UNREAD = "its cgroups cannot be read: {}"
 _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
 
 
 def identify(process: ProcessId | None, credentials: Credentials, token: str = "") -> Identity:
     """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
 
-    token: from its environment, which was read before (client_facts.py).
+    token: from its environment, which was read before (client_facts.py).  Raise Refused if its cgroups are not known, also if
+    that has changed since then: version 1 shows the root as the cgroup of a thread that has ended.
     """
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
-    cgroups = paths(process.pid)
+    try:
+        cgroups = _paths(process.pid)
+    except OSError as exc:
+        raise Refused(Refusal.WAIT, _UNREAD.format(exc.strerror)) from None
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
+    if processes.lacks_first_thread(process):
+        raise Refused(Refusal.WAIT, f"pid {process.pid} has ended its first thread, which shows its cgroups")
     return Identity(
         process,
         credentials.uid,
@@ -45,8 +53,12 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
 def paths(pid: int) -> tuple[str, ...]:
     """Return the process's present path in each hierarchy; empty if it has ended, or they cannot be read."""
     with suppress(OSError):
-        return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
+        return _paths(pid)
     return ()
+
+
+def _paths(pid: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
 
 
 def trouble(pid: int) -> str:
@@ -58,7 +70,7 @@ def trouble(pid: int) -> str:
     try:
         processes.read_cgroup(pid, _MOST_BYTES)
     except OSError as exc:
-        return f"its cgroups cannot be read: {exc.strerror}"
+        return _UNREAD.format(exc.strerror)
     return ""
 
 

@@ -53,7 +53,7 @@ class ClientFacts:
         return found
 
     def identify(self, process: ProcessId | None, credentials: Credentials) -> Identity:
-        """Return the identity, with its token if its facts were read."""
+        """Return the identity, with its token if its facts were read.  Raise Refused."""
         known = self._known.get(process, NOTHING) if process else NOTHING
         return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""))
 

@@ -5,11 +5,12 @@ A grant without a lease is not stored: a running client that mpsd does not know 
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import structlog
 from msgspec import Struct
 
-from mpsd.errors import UnusablePath
+from mpsd.errors import Refused, UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.leases.event_log import LeaseEvents
 from mpsd.leases.quota_limits import QuotaLimits
@@ -137,10 +138,11 @@ class AdmittedClients:
         return known.credentials.uid if known else None
 
     def identity_of(self, process: ProcessId, identify: Callable[[ProcessId, Credentials], Identity]) -> Identity | None:
-        """Return the client's identity; it is read now if admission did not need it."""
+        """Return the client's identity; it is read now if admission did not need it.  None: it is not known."""
         known = self._known.get(process)
         if known is not None and known.identity is None:
-            known.identity = identify(process, known.credentials)
+            with suppress(Refused):
+                known.identity = identify(process, known.credentials)
         return known.identity if known else None
 
     def _enter(self, process: ProcessId, credentials: Credentials, identity: Identity | None, grant: Grant) -> None:

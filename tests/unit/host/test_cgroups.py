@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.errors import Refused
 from mpsd.host import cgroups, mounts, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import ClientFacts
@@ -197,6 +198,8 @@ async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.
         monkeypatch.setattr(processes, "_contents", long_path)
         with pytest.raises(Unreadable, match="its cgroups cannot be read: File name too long"):
             await facts.read(process)
+        with pytest.raises(Refused, match="its cgroups cannot be read: File name too long"):
+            facts.identify(process, Credentials(process.pid, 17, 18))
         assert cgroups.paths(process.pid) == ()
         monkeypatch.undo()
         assert await facts.read(process)
@@ -210,6 +213,16 @@ async def test_a_process_without_its_first_thread_is_not_read() -> None:
         assert process is not None
         with pytest.raises(Unreadable, match="has ended its first thread"):
             await ClientFacts(INSPECTOR).read(process)
+
+
+def test_a_process_that_has_ended_its_first_thread_since_is_in_no_known_cgroup() -> None:
+    """Cgroups of version 1 show it in the root.  One of nine that ended the thread between two looks of mpsd was admitted
+    without the lease of its cgroup."""
+    with leaderless() as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+        with pytest.raises(Refused, match="has ended its first thread"):
+            identify(process, Credentials(made.pid, 17, 18))
 
 
 async def test_what_mpsd_keeps_of_a_process_is_short_and_a_longer_token_is_none() -> None:

@@ -161,3 +161,19 @@ async def test_who_a_client_is_can_be_asked_later(world):
     assert (found.container, found.uid, found.process) == ("job_7", ALICE, process(1))
     assert world.book.identity_of(process(1)) is found
     assert world.book.identity_of(process(2)) is None
+
+
+async def test_a_client_whose_cgroups_are_not_known_is_not_admitted_past_their_leases(world, monkeypatch):
+    """Without a lease, no client is asked for its cgroups, and not to know them harms none."""
+
+    def identify(process, credentials):
+        raise Refused(Refusal.WAIT, "its cgroups cannot be read")
+
+    monkeypatch.setattr(world, "_identify", identify)
+    world.restarted()
+    await world.admit(1)
+    assert world.book.identity_of(process(1)) is None
+    world.book.create(ROOT, spec(10, by_uid(BOB)))
+    with pytest.raises(Refused, match="cannot be read"):
+        await world.admit(2)
+    assert process(2) not in world.book.grants()
