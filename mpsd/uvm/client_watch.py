@@ -86,6 +86,7 @@ class Watch(Struct, eq=False):
     around: WatchParts
     holdings: list[HeldSpace] = field(default_factory=list)
     connections: int = 1  # a process makes one, and one more for each context
+    _leaving: list[HeldSpace] = field(default_factory=list)  # are being closed; the client's end may cancel that
     _listeners: dict[HeldSpace, trio.CancelScope] = field(default_factory=dict)
     _woken: trio.Event = field(default_factory=trio.Event)
     _released: trio.Event = field(default_factory=trio.Event)
@@ -178,7 +179,7 @@ class Watch(Struct, eq=False):
             await self._see_off(pidfd)
         finally:
             os.close(pidfd)
-            await self._let_go(self.holdings)
+            await self._let_go([*self.holdings, *self._leaving])
             self.holdings = []
             self._count()
 
@@ -239,11 +240,10 @@ class Watch(Struct, eq=False):
         except ProcessEnded:
             return  # its pidfd shows that
         taken = found.found[: MOST_SPACES - len(have)]
-        self.holdings += taken
-        if found.lost:
-            self.holdings = [holding for holding in self.holdings if holding not in found.lost]
-            await self._let_go(found.lost)
-        await self._let_go(found.found[len(taken) :])
+        self.holdings = [holding for holding in (*self.holdings, *taken) if holding not in found.lost]
+        self._leaving = [*found.lost, *found.found[len(taken) :]]
+        await self._let_go(self._leaving)
+        self._leaving = []
         await around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings, around.inspector)
         self._count()
         for holding in self.holdings:

@@ -34,6 +34,12 @@ class Client:
         self.descriptors.append(os.open(events, os.O_RDWR | os.O_NONBLOCK))
         self.descriptors.append(os.open(control, os.O_RDWR | os.O_CREAT, 0o600))
 
+    def swap(self, count: int) -> None:
+        """Open the page so many times more, and close the first one."""
+        path = self.folder / f"{os.getpid()}.space"
+        self.descriptors += [os.open(path, os.O_RDWR) for _ in range(count)]
+        os.close(self.descriptors.pop(0))
+
     def register(self) -> None:
         """Register as a context does."""
         self.write("<I", 12, 1)
@@ -72,6 +78,8 @@ def answer(client: Client, words: list[str]) -> str:
             getattr(client, name)()
         case ["word", offset, value]:
             client.write("<I", int(offset), int(value))
+        case ["swap", count]:
+            client.swap(int(count))
         case ["cut"]:
             os.ftruncate(client.descriptors[0], 0)
         case ["fault", *numbers]:

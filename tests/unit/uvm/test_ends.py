@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import structlog
 import trio
 import trio.testing
 
+from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState
 from mpsd.model.fault import FaultClass, Source
 from mpsd.model.process import ProcessId
+from mpsd.uvm.attachments import _THREADS_OF_USER
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
 from mpsd.uvm.status import UvmSettings
@@ -33,6 +35,8 @@ from tests.unit.uvm.fake_clients import (
     until,
     watching,
 )
+
+DEADLINE_SECONDS = 10.0
 
 
 async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: FakeClient, told: Told, mock_clock) -> None:
@@ -183,3 +187,40 @@ async def test_a_client_without_a_shield_counts_as_one_without_a_context_only_if
         client.kill()
         await until(lambda: made.count == 0)
         assert ends == told_ends
+
+
+async def test_one_that_ends_while_mpsd_waits_to_close_its_descriptors_leaves_none(
+    tmp_path: Path, client: FakeClient, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beyond the most that mpsd holds stayed open for ever where its user's other closings took long."""
+    monkeypatch.setattr("mpsd.uvm.client_watch._LEAVE_SECONDS", 0.0)
+    made, over, asked = attachments(tmp_path, told), threading.Event(), trio.Event()
+
+    def has_company() -> bool:
+        asked.set()
+        return False
+
+    client.begin()
+    async with trio.open_nursery() as others, attached(made, client, has_company):
+        await until(lambda: made.standing(client.process) == WATCHED)
+        share = made._shares[client.process]
+        for _ in range(_THREADS_OF_USER):
+            others.start_soon(made._closings.run, share, over.wait, DEADLINE_SECONDS)
+        await trio.testing.wait_all_tasks_blocked()
+        client.ask(f"swap {MOST_SPACES + 2}")
+        made.watch(client.process, "default", (GPU,), has_company)
+        await until(lambda: made._closings._own[share].statistics().tasks_waiting == 1)
+        client.kill()
+        await asked.wait()
+        over.set()
+        await until(lambda: made.count == 0)
+        assert str(client.space) not in open_files()
+
+
+def open_files() -> set[str]:
+    """Return what this process's descriptors lead to."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the listing
+            found.add(str(each.readlink()))
+    return found
