@@ -64,10 +64,12 @@ class Reclaimer:
         while True:
             while not (self._names or self._arenas):
                 await self._added.wait()  # for ever: there may never be a drop
-            while self._names:
+            if self._names:
                 [(share, names)] = self._names.take(1)
                 await self._drop(share, names)
-            await self._forget()
+            if self._arenas:  # after each turn: users who drop all the time must not keep the rows
+                self._forget()
+                await trio.lowlevel.checkpoint()
 
     async def _drop(self, share: int, names: list[str]) -> None:
         try:
@@ -80,13 +82,11 @@ class Reclaimer:
             del self._open[share]
         self._progress.notify()
 
-    async def _forget(self) -> None:
+    def _forget(self) -> None:
+        """Forget some rows of one arena."""
         try:
-            while self._arenas and not self._names:
-                if self._store.forget_allocations(self._arenas[0]):
-                    await trio.lowlevel.checkpoint()
-                else:
-                    self._arenas.popleft()
+            if not self._store.forget_allocations(self._arenas[0]):
+                self._arenas.popleft()
         except UnusablePath as exc:  # the next mpsd finds them
             log.error("store.failed", statement="removed allocations", why=str(exc))
             self._arenas.clear()

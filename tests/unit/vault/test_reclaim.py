@@ -94,3 +94,25 @@ async def test_a_keeper_that_fails_ends_the_wait(machine, writer, monkeypatch):
         with trio.fail_after(10):
             await vault.arenas.commit(arena.id, arena.generation, writer.process, memory(b"a layout"))
             await vault.arenas.commit(arena.id, arena.generation, writer.process, memory(b"another"))
+
+
+async def test_rows_are_forgotten_while_a_user_frees_memory_all_the_time(machine, writer, monkeypatch):
+    """They stayed until no user freed any, and the database grew with each arena that was removed meanwhile."""
+    async with machine.vault() as vault:
+        arena, forgotten = await opened(vault, writer.process), []
+
+        async def drop(names: list[str]) -> None:
+            await trio.lowlevel.checkpoint()
+            vault.reclaimer.drop(arena, names)
+
+        def forget(arena_id: int) -> bool:
+            forgotten.append(arena_id)
+            return False
+
+        monkeypatch.setattr(vault.keeper, "drop", drop)
+        monkeypatch.setattr(vault.store, "forget_allocations", forget)
+        vault.reclaimer.drop(arena, ["one"])
+        vault.reclaimer.forget([1, 2])
+        with trio.fail_after(10):
+            while forgotten != [1, 2]:
+                await trio.lowlevel.checkpoint()
