@@ -46,9 +46,14 @@ CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_ti
 CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
                      bytes INTEGER NOT NULL);
 """
-_EARLIER = """
+_LATER = """
 CREATE TABLE IF NOT EXISTS earlier (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, until INTEGER NOT NULL,
                                     PRIMARY KEY (pid, start_time));
+CREATE TABLE IF NOT EXISTS holder_uids (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
+                                        uid INTEGER NOT NULL, PRIMARY KEY (arena_id, pid, start_time));
+CREATE TRIGGER IF NOT EXISTS holder_gone AFTER DELETE ON holders BEGIN
+    DELETE FROM holder_uids WHERE arena_id = OLD.arena_id AND pid = OLD.pid AND start_time = OLD.start_time;
+END;
 """
 _CHANGING = (
     "name", "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
@@ -74,7 +79,7 @@ class VaultStore:
         self._path = path
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         holds = "which GPU memory belongs to which arena"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _EARLIER)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _LATER)
         self._read = partial(read, self._db, path)
         try:
             self._begin_boot(read_boot_id() if boot_id is None else boot_id)
@@ -94,6 +99,10 @@ class VaultStore:
         statement = f"SELECT {columns} FROM allocations WHERE arena_id = ? AND (dropped_in IS NULL OR dropped_in > ?)"
         found = self._read(statement, (row.arena.id, row.commits))
         return [Allocation(place, size, no, put <= row.commits, bool(gone), put) for place, size, no, put, gone in found]
+
+    def holder_uids(self) -> dict[ProcessId, int]:
+        """Return the users that the holders of arenas count against, as far as they were stored: mpsd did not always."""
+        return {ProcessId(pid, start): uid for pid, start, uid in self._read("SELECT pid, start_time, uid FROM holder_uids")}
 
     def last_serial(self) -> int:
         """Return the highest serial: of states the highest that was ever given, of others the highest in use."""
@@ -124,9 +133,11 @@ class VaultStore:
         released = [] if fenced is None else [_released(old, fenced)]
         self._write([_changed(old), *released, *_rolled_back(old), _changed(new)])
 
-    def hold(self, row: Row, process: ProcessId, access: Access) -> None:
-        """Store that the process has the arena open, with this access."""
-        self._write([_changed(row), _held(row, process, access)])
+    def hold(self, row: Row, process: ProcessId, access: Access, uid: int) -> None:
+        """Store that the process has the arena open, with this access, and counts against this user."""
+        values = (row.arena.id, process.pid, process.start_time, uid)
+        counted = ("INSERT OR REPLACE INTO holder_uids VALUES (?, ?, ?, ?)", values)
+        self._write([_changed(row), _held(row, process, access), counted])
 
     def promote(self, row: Row, process: ProcessId, fenced: ProcessId | None) -> None:
         """Store a promotion: the earlier writer no longer has the arena open, and what it did not commit is gone."""

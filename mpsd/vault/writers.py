@@ -105,7 +105,7 @@ class Writers:
         """Enter a holder.  Raise BadRequest for a process that has ended, NotAllowed for one that was expelled, or TooMany."""
         self._holders.add(process, uid)
         row = entry.with_facts(**facts)
-        self._store.hold(row, process, access)
+        self._store.hold(row, process, access, self._holders.uid_of(process))
         self._catalog.note_open(process, row.arena)
         return self._tell_opened(entry.become(row), access, process)
 

@@ -377,3 +377,14 @@ async def test_what_becomes_roots_counts_against_the_user_who_connected(machine,
             await vault.arenas.open(arena.id, Access.READ, other.process, 0, uid=STRANGER)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0, uid=0)
         assert vault.arenas.uid_of(other.process) == 0
+
+
+async def test_after_a_restart_a_holder_counts_against_the_user_who_connected(machine, writer, other):
+    """It counted against the user of its program by then, or against the arena's owner."""
+    async with machine.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0, uid=STRANGER)
+    async with machine.vault() as vault:
+        assert vault.arenas.uid_of(other.process) == STRANGER
+        await vault.arenas.close(arena.id, other.process)
+        assert vault.store.holder_uids().keys() == {writer.process}
