@@ -67,7 +67,8 @@ def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
 def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain: Domain, is_new: bool) -> None:
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
-    attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process), is_roomy)
+    company, uid = partial(_has_company, domain, process), book.uid_of(process)
+    attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid)
 
 
 def _has_company(domain: Domain, process: ProcessId) -> bool:

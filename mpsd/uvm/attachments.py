@@ -79,19 +79,26 @@ class Attachments:
     # -- for the relay and the lists -------------------------------------------------------------------------------------
 
     def watch(
-        self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool], is_roomy: bool = True
+        self,
+        process: ProcessId,
+        domain: str,
+        gpus: tuple[str, ...],
+        has_company: Callable[[], bool],
+        is_roomy: bool = True,
+        uid: int | None = None,
     ) -> None:
         """Watch a client; call it at each connection of the client.
 
         The first call starts the watch; a later one, for a context, makes the watch look again.  It returns at once, and never
         fails.  gpus: the UUIDs of the domain.  has_company: whether the client's end could hurt another one, since the domain
-        has other clients and is not in FAULT.  is_roomy: the client's memory limit leaves room for a context.
+        has other clients and is not in FAULT.  is_roomy: the client's memory limit leaves room for a context.  uid: with which
+        it connected: it may run another user's program by now; None: not known.
         """
         known = self._watches.get(process)
         if known is not None:
             known.connect(domain, gpus, has_company)
         elif not self.settings.is_idle and self._has_room():
-            share = self._share_of(processes.charged_uid(process.pid))
+            share = self._share_of(uid or processes.charged_uid(process.pid))
             in_thread, close = partial(self._looks.run, share), partial(self._closings.run, share)
             served = self._served.setdefault(share, trio.Lock())
             around = replace(self._around, in_thread=in_thread, close=close, served=served)

@@ -359,6 +359,17 @@ async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path
             await until(lambda: sum(bool(greedy.held(each.process)) for each in crowd if each not in served) >= 2)
 
 
+async def test_a_client_counts_against_the_user_who_connected(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    """It may run a program of another user's by now (setuid), who would get no descriptor then."""
+    greedy = Greedy()
+    made = watching(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
+    with a_client(tmp_path) as other:
+        async with started(made.run):
+            made.watch(client.process, "default", (GPU,), nobody, uid=1000)
+            made.watch(other.process, "default", (GPU,), nobody)
+            assert made._clients == {1000: 1, 0: 1}
+
+
 async def test_looks_at_one_users_clients_keep_no_other_client_waiting(
     tmp_path: Path, client: FakeClient, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
