@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 import trio
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.errors import TooMany
 from mpsd.host import processes
@@ -28,7 +29,7 @@ from mpsd.host.polling import until_ended, until_perhaps_readable
 from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
-from mpsd.model.fault import FaultClass, Observation, Source
+from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.client_descriptors import ProcessEnded
@@ -306,14 +307,20 @@ class Watch(Struct, eq=False):
         if observation is None:
             return _BREATH_SECONDS if taken.events else _FLOOD_SECONDS
         self._has_faulted = True
-        self.around.publish(observation)
+        self._publish(observation)
         return _FLOOD_SECONDS
+
+    def _publish(self, seen: Observation) -> None:
+        """Publish a fault.  A second VA space may be another process's, which sent the client a descriptor: no proof then."""
+        if sum(holding.queue is not None for holding in self.holdings) > 1:
+            seen = replace(seen, is_proof=False, text=f"{seen.text}; no proof: it has several VA spaces"[:TEXT_CHARACTERS])
+        self.around.publish(seen)
 
     def _tell_guarded(self) -> None:
         """Report the faults in guards that no fatal fault followed."""
         if self._in_guards:
             seen_ns = time.monotonic_ns()
-            self.around.publish(digest_guarded(self._in_guards, self.process, self.domain, self.gpus, seen_ns))
+            self._publish(digest_guarded(self._in_guards, self.process, self.domain, self.gpus, seen_ns))
             self._in_guards.clear()
 
     def _tell_lost(self, lost: int) -> None:

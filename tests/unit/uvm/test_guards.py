@@ -1,5 +1,6 @@
 """Guards that a client maps between its allocations: the events of its queue, and their handling."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,13 @@ from mpsd.faults.rules.verdict import judge
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import EventKind, UvmEvent
+from mpsd.uvm.client_watch import Watch, WatchParts
 from mpsd.uvm.fault_digest import digest_guarded, guarded
-from tests.unit.uvm.fake_clients import FakeClient, Told, attached, attachments
+from mpsd.uvm.holding import HeldSpace
+from mpsd.uvm.space import Taken
+from mpsd.uvm.status import UvmSettings
+from tests.inspecting import INSPECTOR
+from tests.unit.uvm.fake_clients import FakeClient, FakeSpace, Told, attached, attachments, company, directly
 
 P, OTHER = ProcessId(4711, 99), ProcessId(4712, 99)
 WINDOW = range(0x5000_0000_0000, 0x5040_0000_0000)
@@ -91,3 +97,38 @@ async def test_ranges_are_bounded_and_the_same_counts_once(tmp_path: Path, clien
 async def test_who_is_not_watched_is_told_so(tmp_path: Path, told: Told) -> None:
     """Its guards only absorb accesses then."""
     assert not await attachments(tmp_path, told).guard(P, WINDOW.start, len(WINDOW))
+
+
+@pytest.mark.parametrize(("spaces", "is_proof"), [(1, True), (2, False)])
+@pytest.mark.parametrize("event", [INSIDE, FATAL])
+def test_a_client_with_a_second_va_space_is_accused_without_proof(event: UvmEvent, spaces: int, is_proof: bool) -> None:
+    """It may be another user's, whose process sent it over a socket: its faults convicted the client that received it."""
+    told, queue = Told(), OneEvent(event)
+    around = WatchParts(ignore, ignore, ignore, INSPECTOR, told, directly, directly, ignore, ignore)  # type: ignore[arg-type]
+    watch = Watch(P, "default", ("GPU-a",), company, True, UvmSettings(), around)
+    watch.holdings = [HeldSpace(FakeSpace(), queue, is_space=True) for _ in range(spaces)]
+    watch._guards.append(WINDOW)
+    watch._take(queue)
+    watch._tell_guarded()
+    [observation] = told.observations
+    assert (observation.is_proof, observation.process) == (is_proof, P)
+    assert observation.text.endswith("several VA spaces") != is_proof
+
+
+@dataclass
+class OneEvent:
+    """A queue with one event."""
+
+    event: UvmEvent
+
+    def fileno(self) -> int:
+        return -1
+
+    def take(self) -> Taken:
+        return Taken((self.event,))
+
+    def hear_served(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def ignore(*words: object) -> None: ...
