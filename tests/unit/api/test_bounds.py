@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import trio.testing
 
 from mpsd.api import connection
 from mpsd.api.authority import Peer
+from mpsd.api.datagrams import parse as parse_request
 from mpsd.api.dispatch import dispatch
 from mpsd.fairness.uid_ranges import parse
 from mpsd.host import arrivals
+from mpsd.host.datagrams import Datagram
 from mpsd.wire.messages import VERSION
-from mpsd.wire.rpc import Notification, Request, encode
+from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.container_flood import flood_of_a_container
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, open_daemon
 
@@ -192,6 +195,36 @@ async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monk
                 await caller.send(encode(Request(number, "health", {})))
         await operator.ask("health")
         assert begun.index(OPERATOR.uid) < 20
+
+
+class Rounds(trio.abc.Instrument):
+    """Counts the turns of the event loop."""
+
+    number = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.number += 1
+
+
+async def test_misspelt_hellos_of_many_connections_are_no_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They needed no turn: 64 connections of one user, each with 8,000 values in a frame, let a client's start take 14 s."""
+    rounds, decoded = Rounds(), Counter[int]()
+
+    def note(datagram: Datagram) -> Request:
+        decoded[rounds.number] += 1
+        return parse_request(datagram)
+
+    monkeypatch.setattr(connection, "parse", note)
+    async with open_daemon(tmp_path) as daemon:
+        callers = [daemon.connect(STRANGER) for _ in range(40)]
+        trio.lowlevel.add_instrument(rounds)
+        for caller in callers:
+            await caller.send(encode(Request(1, "hello", {"misspelt": VERSION})))
+        for caller in callers:
+            assert isinstance(await caller.receive(), Response)
+        trio.lowlevel.remove_instrument(rounds)
+    assert decoded.total() == len(callers)
+    assert max(decoded.values()) == 1
 
 
 async def test_who_is_there_when_mpsd_ends_is_told(tmp_path: Path) -> None:
