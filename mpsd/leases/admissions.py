@@ -76,20 +76,22 @@ class Admissions:
         self.line.join(entry, self._quotas.settings)
 
     def lease_came(self, lease: Lease) -> None:
-        """Match the waiting clients again: some may now use this lease."""
+        """Match the waiting clients again: some may now use this lease.  One without a place is matched when it gets one."""
         place = place_of(lease)
-        for entry in self.line.everybody():
+        for entry in self.line:
             if entry.client is not None and is_among(place, entry.client.places):
                 self._match_again(entry, entry.client)
                 self._is_stale = True
 
-    def lease_went(self, lease: Lease) -> None:
-        """Take the lease out of the queue, and match its waiting clients again: another lease, or none, is theirs now."""
-        for entry in self.line.everybody():
-            if entry.lease_id == lease.id and entry.client is None:
-                self._leave(entry)
+    def leases_went(self, leases: Sequence[Lease]) -> None:
+        """Take the leases out of the queue, and match their waiting clients again: another lease, or none, is theirs now."""
+        for lease in leases:
+            if (waiting := self.line.find(lease.id)) is not None:
+                self._leave(waiting)
                 self._is_stale = True  # others may have the amounts that were set aside for it
-            elif entry.lease_id == lease.id and entry.client is not None:
+        gone = {lease.id for lease in leases}
+        for entry in self.line:
+            if entry.client is not None and entry.lease_id in gone:
                 self._match_again(entry, entry.client)
                 self._is_stale = True
 
@@ -282,14 +284,21 @@ class Admissions:
             self._news.left(entry.client.identity.process, entry.client.credentials, entry.lease_id)
 
     def _leave(self, entry: WaitQueueEntry) -> None:
-        if self.line.leave(entry, self._quotas.settings):
+        if (placed := self.line.leave(entry, self._quotas.settings)) is not None:
             self._is_stale = True
+            if placed.client is not None:
+                self._use(placed, placed.client, self._register.match(placed.client.identity))
 
     def _match_again(self, entry: WaitQueueEntry, client: Client) -> None:
         lease = self._register.match(client.identity)
         if (why := refusal_of(lease, self._quotas.settings)) and may_be_told(self._quotas.settings):
             self._tell_no(entry, client, why)
-        elif (lease.id if lease else None) != entry.lease_id:
+        else:
+            self._use(entry, client, lease)
+
+    def _use(self, entry: WaitQueueEntry, client: Client, lease: Lease | None) -> None:
+        """Let the client wait for this lease from now on."""
+        if (lease.id if lease else None) != entry.lease_id:
             amounts = client_amounts(self._quotas.owner_of(client.credentials.uid), lease)
             waiting = replace(entry.waiting, amounts=amounts, priority=lease.spec.priority if lease else 0)
             self.line.alter(entry, waiting, lease.id if lease else None)

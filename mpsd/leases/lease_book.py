@@ -43,9 +43,10 @@ _LOOK_SECONDS = 20.0  # between checks of the processes that no other task watch
 _LOOKS_AT_ONCE = 64  # then other tasks run
 _LOOKS_A_ROUND = 1000  # more processes are checked less often
 _AGAIN_SECONDS = 5.0  # until a failed write is tried again
-_ENDS_AT_ONCE = 64  # leases; one user can let many thousands expire in one moment, and each takes up to half a millisecond
+_ENDS_AT_ONCE = 64  # leases; one user can let hundreds expire in one moment, and each takes up to half a millisecond
 _SILENT = "the user database does not answer which groups user {} is in, and a quota depends on that (see nsswitch.conf)"
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
+FactsOf = Callable[[Lease], Mapping[str, object]]  # of a lease that ends, for its event
 
 
 class LeaseBook:
@@ -249,34 +250,40 @@ class LeaseBook:
         return self._register.next_end(), deadline, later
 
     def _end_what_is_over(self, now: float, most: int) -> None:
-        for lease in self._register.due(now, most):
-            if not self._try_to_end(lease, now, "expired"):
+        due = self._register.due(now, most)
+        if not self._try_to_end(due, now, "expired"):
+            for lease in due:
                 self._register.try_again_at(lease, self._again_at)
-        for lease in self._admissions.refuse_overdue(now)[:most]:
-            reason = f"it has waited for {lease.spec.wait_seconds:g} s, as long as it may"
-            self._try_to_end(lease, now, "refused", {"reason": reason})
+        self._try_to_end(self._admissions.refuse_overdue(now)[:most], now, "refused", _why_refused)
 
-    def _try_to_end(self, lease: Lease, now: float, what: str, facts: Mapping[str, object] = NO_FACTS) -> bool:
+    def _try_to_end(self, leases: Sequence[Lease], now: float, what: str, facts_of: FactsOf = lambda lease: NO_FACTS) -> bool:
+        if not leases:
+            return True
         if now < self._again_at <= now + _AGAIN_SECONDS:  # else the clock was set
             return False
         try:
-            self._end_leases([lease], what, facts)
+            self._end_leases(leases, what, facts_of)
         except UnusablePath as exc:
             self._again_at = now + _AGAIN_SECONDS
             if self._logged.is_new(str(exc)):
-                log.error("store.failed", statement=f"lease {lease.id} {what}", why=str(exc))
+                log.error("store.failed", statement=f"leases {what}: {len(leases)}", why=str(exc))
             return False
         self._again_at = -math.inf
         self._logged.clear()
         return True
 
     def _end_leases(
-        self, leases: Sequence[Lease], what: str, facts: Mapping[str, object] = NO_FACTS, process: ProcessId | None = None
+        self,
+        leases: Sequence[Lease],
+        what: str,
+        facts_of: FactsOf = lambda lease: NO_FACTS,
+        process: ProcessId | None = None,
     ) -> None:
+        """End the leases together: their waiting clients are matched once, and not for each lease that they would have next."""
         self._register.remove(leases, process)
         for lease in leases:
-            self._news.of_lease(what, lease, **facts)
-            self._admissions.lease_went(lease)
+            self._news.of_lease(what, lease, **facts_of(lease))
+        self._admissions.leases_went(leases)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -293,7 +300,7 @@ class LeaseBook:
     def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
         try:
             grant_of = None if self._is_retained(process) else process
-            self._end_leases(leases, "released", {"reason": "its process has ended"}, grant_of)
+            self._end_leases(leases, "released", lambda lease: {"reason": "its process has ended"}, grant_of)
         except UnusablePath as exc:  # the next check of the processes finds it again
             log.error("store.failed", statement="the end of a process with leases", why=str(exc))
 
@@ -353,3 +360,7 @@ class LeaseBook:
                 self._admissions.line_up(lease)
         self._end_what_is_over(now, len(self._register))
         self._admissions.advance()
+
+
+def _why_refused(lease: Lease) -> Mapping[str, object]:
+    return {"reason": f"it has waited for {lease.spec.wait_seconds:g} s, as long as it may"}

@@ -3,7 +3,8 @@
 The queue has `max_queue` places, of which one user who is not an operator has at most `user_queue`, and the last are kept for
 operators and for users with few (fairness/client_slots.py): else eight users would keep all others out.  A lease that finds no
 place is refused (lease_book.py).  A client is refused too if the settings allow an answer; if it can only wait, it waits
-without a place, not listed and not considered, until a place is free.  The connections that the relay takes bound their number.
+without a place until one is free: not listed, not considered, and not matched with new leases.  The connections that the relay
+takes bound their number.
 """
 
 from array import array
@@ -102,12 +103,12 @@ class WaitQueue:
         self._outside[entry.waiting.key] = entry
         return False
 
-    def leave(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> bool:
-        """Remove the entry; return True if another entry, which is to be considered, got its place at once."""
+    def leave(self, entry: WaitQueueEntry, settings: AdmissionSettings) -> WaitQueueEntry | None:
+        """Remove the entry; return another entry, which is to be considered, if it got the place at once."""
         key = entry.waiting.key
         self._outside.pop(key, None)
         if self._placed.pop(key, None) is None:
-            return False
+            return None
         self.demand.add(entry.waiting.amounts, -1)
         share = self._share_of(entry.uid)
         self._places[share] -= 1
@@ -134,11 +135,11 @@ class WaitQueue:
         self._places[self._share_of(entry.uid)] += 1
         self.demand.add(entry.waiting.amounts)
 
-    def _let_up(self, settings: AdmissionSettings) -> bool:
-        """Give a free place to the first entry outside that may have it."""
+    def _let_up(self, settings: AdmissionSettings) -> WaitQueueEntry | None:
+        """Give a free place to the first entry outside that may have it, and return it."""
         for key, entry in self._outside.items():
             if self.has_place_for(entry.uid, settings):
                 del self._outside[key]
                 self._place(entry)
-                return True
-        return False
+                return entry
+        return None
