@@ -137,9 +137,13 @@ class WaitQueue:
 
     def _let_up(self, settings: AdmissionSettings) -> WaitQueueEntry | None:
         """Give a free place to the first entry outside that may have it, and return it."""
+        refused: set[int] = set()  # shares: one user can have thousands outside
         for key, entry in self._outside.items():
+            if (share := self._share_of(entry.uid)) in refused:
+                continue
             if self.has_place_for(entry.uid, settings):
                 del self._outside[key]
                 self._place(entry)
                 return entry
+            refused.add(share)
         return None

@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.leases.rules.settings import AdmissionSettings
-from tests.unit.leases.world import ALICE, ROOT, Arrival, World, by_uid, ids, spec
+from mpsd.leases.wait_queue import WaitQueue
+from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, by_token, by_uid, ids, spec
 
 PLACES, CLIENTS, LEASES = 3, 20, 8
 
@@ -84,3 +85,17 @@ async def test_a_client_that_gets_a_place_is_matched_with_the_leases_of_then(wor
         world.book.release(1)
         await wait_all_tasks_blocked()
         assert sorted(each.grant.lease_id for each in clients if each.grant) == [1] + [2] * (CLIENTS - 1)
+
+
+async def test_a_place_is_offered_to_each_user_once(world, count, autojump_clock: MockClock):
+    """Each of the thousands outside of one user was asked about, for each client of another user that left."""
+    async with world.running() as nursery:
+        await crowd(world, nursery)
+        world.book.create(BOB, spec(0.0, by_token(), memory_bytes={"0": 1 << 20}))
+        world.change(default="refuse")
+        others = Arrival(world, nursery, 100, BOB)
+        await wait_all_tasks_blocked()
+        asked = count(WaitQueue, "has_place_for")
+        others.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert len(asked) == 1
