@@ -21,6 +21,7 @@ from mpsd.host.datagrams import Datagram
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.container_flood import flood_of_a_container
+from tests.rounds import Rounds
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, open_daemon
 
 
@@ -195,15 +196,6 @@ async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monk
                 await caller.send(encode(Request(number, "health", {})))
         await operator.ask("health")
         assert begun.index(OPERATOR.uid) < 20
-
-
-class Rounds(trio.abc.Instrument):
-    """Counts the turns of the event loop."""
-
-    number = 0
-
-    def before_io_wait(self, timeout: float) -> None:
-        self.number += 1
 
 
 async def test_misspelt_hellos_of_many_connections_are_no_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
