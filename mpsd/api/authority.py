@@ -5,6 +5,8 @@ All facts come from the kernel (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD); a pee
 
 import os
 import socket
+from array import array
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -19,15 +21,17 @@ class Peer(Struct, frozen=True):
     """A connected process, with the ids of mpsd's own namespaces; pid 0 if mpsd's pid namespace does not have the process.
 
     process: the same process, distinguished from later ones with this pid; None also if it ended before mpsd asked.
-    gids: its group, then its supplementary groups.  bound: which processes it reaches (model/reach.py).
+    gid: its group.  gids: that and its supplementary groups, sorted (model/arena_mode.py); the kernel allows 65,536.
+    bound: which processes it reaches (model/reach.py).
     """
 
     pid: int
     uid: int
     is_operator: bool
     process: ProcessId | None = None
-    gids: tuple[int, ...] = (65534,)  # nogroup
+    gids: Sequence[int] = (65534,)  # nogroup
     bound: Bound = EVERYTHING
+    gid: int = 65534
 
     def may_see(self, owner_uid: int | None) -> bool:
         """Return whether the peer may see what belongs to this user, or to no user (None)."""
@@ -47,11 +51,11 @@ def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containe
     admin_gid: the group whose members are operators; None: no group, or an unknown one.
     """
     credentials = peer_credentials(connection)
-    gids = (credentials.gid, *groups_of(connection))
+    gids = array("I", sorted((credentials.gid, *groups_of(connection))))
     process = process_if_known(connection, credentials)
     is_inside = trusts_containers or is_in_our_namespace(process)
     caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, is_inside)
-    return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process))
+    return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process), credentials.gid)
 
 
 def _bound(process: ProcessId | None) -> Bound:

@@ -3,7 +3,8 @@
 A writer takes over the present contents, and so reads them: writing needs both bits.  The execute bits mean nothing.
 """
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from mpsd.model.arena import Access
 
@@ -12,11 +13,16 @@ _OWNER, _GROUP, _OTHERS = 6, 3, 0  # positions of each class's bits, from the ri
 _NEEDED = {Access.READ: _READ, Access.WRITE: _READ | _WRITE}
 
 
-def may(access: Access, mode: int, owner_uid: int, owner_gid: int, uid: int, gids: Collection[int]) -> bool:
-    """Return whether the user may access the arena.
+def may(access: Access, mode: int, owner_uid: int, owner_gid: int, uid: int, gids: Sequence[int]) -> bool:
+    """Return whether the user may access the arena.  gids: sorted; a list of arenas asks for each, and they can be 65,536.
 
     As for files, the first class of owner, group and others that the user is in decides.  Callers check operators before.
     """
-    place = _OWNER if uid == owner_uid else _GROUP if owner_gid in gids else _OTHERS
+    place = _OWNER if uid == owner_uid else _GROUP if _is_among(owner_gid, gids) else _OTHERS
     needed = _NEEDED[access]
     return (mode >> place) & needed == needed
+
+
+def _is_among(gid: int, gids: Sequence[int]) -> bool:
+    at = bisect_left(gids, gid)
+    return at < len(gids) and gids[at] == gid

@@ -141,7 +141,7 @@ async def create(call: Call[CreateArena]) -> Map:
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     namespace = EVERYTHING if peer.is_operator else peer.bound
     uids = _uids_to_take(call) if namespace else None
-    made = await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace, uids)
+    made = await arenas_of(call.services).create(spec, peer.uid, peer.gid, peer.process, namespace, uids)
     return arena_results.arena(made)
 
 

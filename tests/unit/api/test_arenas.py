@@ -17,7 +17,7 @@ from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, Caller, FakeDaemon, audit_text, open_daemon
 from tests.unit.api.fake_services import UUIDS
 
-MEMBER = Peer(800, 2000, False, gids=(2000, 1100))  # of the group that may read "weights"
+MEMBER = Peer(800, 2000, False, gids=(1100, 2000), gid=2000)  # of the group that may read "weights"
 HIDDEN, NO, BUSY, STALE = "NO_SUCH_ARENA", "NOT_ALLOWED", "ARENA_BUSY", "STALE_GENERATION"
 
 

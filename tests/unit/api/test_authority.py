@@ -225,4 +225,5 @@ def test_a_peer_that_has_ended_reaches_nothing() -> None:
 def test_groups_are_told_however_many(count: int) -> None:
     groups = list(range(30000, 30000 + count))
     with connection_of(ANOTHER, 4321, groups) as made:
-        assert peer_of(made, None).gids == (4321, *groups)
+        peer = peer_of(made, None)
+        assert (peer.gid, list(peer.gids)) == (4321, [4321, *groups])
