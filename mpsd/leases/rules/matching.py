@@ -128,11 +128,12 @@ def _cgroup_places(identity: Identity) -> dict[int, list[Place]]:
     found: dict[int, list[Place]] = {}
     kind = SelectorKind.CGROUP.value
     for cgroup in dict.fromkeys(identity.cgroups):
-        path = ""
+        path, directories = "", list(filter(None, cgroup.split(_ROOT)))
         for part in parse_path(cgroup):
-            path += f"{_ROOT}{part.name}"
             here = found.setdefault(part.depth, [])
-            here += [((kind, path, 0), identity.uid), ((kind, path, 0), EVERYBODY)]
+            if part.name == directories[part.depth - 1]:  # not a name within one, as SLICE of SLICE:RUNTIME:ID
+                path += f"{_ROOT}{part.name}"
+                here += [((kind, path, 0), identity.uid), ((kind, path, 0), EVERYBODY)]
             for word in part.words():
                 here.append(((kind, word, 0), identity.uid))
                 if not part.is_chosen_inside:

@@ -84,6 +84,16 @@ def test_anothers_newer_lease_hides_nothing() -> None:
     assert match(CLIENT, [lease(1, DEEP, owner=ALICE), lease(2, DEEP, owner=BOB)]) == lease(1, DEEP, owner=ALICE)
 
 
+def test_a_path_through_a_slice_within_a_name_is_found() -> None:
+    """Of SLICE:RUNTIME:ID, as k3s names a container, the slice counted as a directory: a lease by its path found no client."""
+    top = f"/kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice:cri-containerd:{CONTAINER}"
+    client = Identity(ProcessId(42, 7), ALICE, cgroups=(f"{top}/inner",))
+    for path in (top, f"{top}/inner"):
+        assert match(client, [lease(1, Selector(SelectorKind.CGROUP, path))])
+    assert not match(client, [lease(1, Selector(SelectorKind.CGROUP, top.partition(":")[0]))])
+    assert match(client, [lease(1, Selector(SelectorKind.CGROUP, top.partition(":")[0].removeprefix("/")))])
+
+
 def test_a_name_given_by_the_user_serves_no_operators_lease() -> None:
     """Anybody can call a cgroup of his own service manager like another's container."""
     inside = f"/user.slice/user-{ALICE}.slice/user@{ALICE}.service/docker-{CONTAINER}.scope"
