@@ -59,6 +59,7 @@ class Protection(Struct):
     _asides: int = 0  # blocks that forbid a start
     _ends: int = 0  # of these, the ones that end it whatever it contains
     _retry_at: float = -math.inf  # trio time
+    _retry_uid: int | None = None  # the user for whom that is; None: for all
     _yielded_to: int | None = None  # the server with a memory fault for which the sentinels were ended last
     _one_at_a_time: trio.Lock = field(default_factory=trio.Lock)
 
@@ -100,7 +101,7 @@ class Protection(Struct):
     async def give_way(self) -> None:
         """End it, and start none until the domain's server has reported the fault."""
         self._yielded_to = self.server.pid if self.server else None
-        self._retry_at = trio.current_time() + _AGAIN_SECONDS
+        self._retry_at, self._retry_uid = trio.current_time() + _AGAIN_SECONDS, None
         await self.end()
 
     async def end(self, *, unless_contained: bool = False) -> None:
@@ -129,25 +130,28 @@ class Protection(Struct):
     def is_starting(self) -> bool:
         return self._one_at_a_time.locked()
 
-    @property
-    def may_start(self) -> bool:
+    def may_start(self, uid: int) -> bool:
+        """Return whether one may start in this user's server now.
+
+        A failure delays only that user's: the stopped client is the user's, who can end it while it starts.
+        """
         is_gone = self._yielded_to is not None and processes.state(self._yielded_to) in "ZX"
-        is_due = trio.current_time() >= self._retry_at or is_gone
+        is_due = trio.current_time() >= self._retry_at or is_gone or self._retry_uid not in (None, uid)
         return self.settings.is_on and not self._asides and is_due and self.domain.state is DomainState.READY
 
     async def start(self, uid: int) -> None:
         """Start the sentinels in this user's server, unless they are there; note why if that fails."""
         async with self._one_at_a_time:
-            if self.serves(uid) or not self.may_start:
+            if self.serves(uid) or not self.may_start(uid):
                 return
             try:
                 with trio.fail_after(self.settings.start_seconds):
                     await self._start(uid)
             except (MpsdError, OSError) as exc:
-                await self._give_up(str(exc))
+                await self._give_up(uid, str(exc))
             except trio.TooSlowError:
                 why = next((each.why for each in self.watchers.values() if each.why), "")
-                await self._give_up(why or f"it was not ready after {self.settings.start_seconds:g} s")
+                await self._give_up(uid, why or f"it was not ready after {self.settings.start_seconds:g} s")
 
     async def _start(self, uid: int) -> None:
         """Start them while no client connects, so that the first client finds them, and finds its own limits."""
@@ -186,10 +190,11 @@ class Protection(Struct):
         if self.server and (server := processes.find(self.server.pid)):
             await watcher.attach(server)
 
-    async def _give_up(self, why: str) -> None:
+    async def _give_up(self, uid: int, why: str) -> None:
         if self._asides:
             return  # another part of mpsd ended it
         self.why_not, self._retry_at, self._yielded_to = why, trio.current_time() + _AGAIN_SECONDS, None
+        self._retry_uid = None if self.pool.settings.is_multiuser else uid
         effect = "no client starts there" if self.settings.is_required else "an SM exception there ends all clients"
         log.error("sentinel.not_ready", domain=self.domain.name, why=why, effect=effect)
         await self.end()

@@ -55,7 +55,7 @@ class Sentinels(Struct):
             return
         with trio.move_on_after(self.settings.start_seconds):
             await self._tested.wait()
-        if self._is_allowed and protection.may_start:
+        if self._is_allowed and protection.may_start(uid):
             ready = trio.Event()
             self._spawn(partial(_then, partial(protection.start, uid), ready))
             await ready.wait()  # a start ends within its seconds
@@ -162,8 +162,8 @@ class Sentinels(Struct):
         is_new = await protection.name_clients()
         started = next((each for each in domain.servers.values() if each.status == "ACTIVE"), None)
         server = (protection.server or started) if domain.client_pids else started  # of a spare: so that no client waits
-        is_due = not protection.is_ready and not protection.is_starting and protection.may_start
-        if server is not None and is_due and self._is_allowed:
+        is_due = not protection.is_ready and not protection.is_starting and self._is_allowed
+        if server is not None and is_due and protection.may_start(server.uid):
             self._spawn(partial(protection.start, server.uid))
         return is_new
 

@@ -84,3 +84,16 @@ async def test_a_command_that_needs_all_clients_is_refused_while_an_exception_is
                 pytest.fail("the command was sent")
         assert there.recv(64) == pack_request(SentinelOp.END, UNLESS_CONTAINED)
     assert (protection._asides, protection._ends) == (0, 0)
+
+
+async def test_a_start_that_fails_delays_no_other_user(autojump_clock: object) -> None:
+    """Its user can end it while it starts; in a server of all users, only root can."""
+    for is_multiuser in (False, True):
+        pool = SimpleNamespace(settings=SimpleNamespace(is_multiuser=is_multiuser), notify=lambda: None)
+        settings = SimpleNamespace(is_on=True, is_required=True)
+        domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
+        protection = Protection(domain, pool, settings, print, print, print)  # type: ignore[arg-type]
+        await protection._give_up(1000, "it was ended")
+        assert (protection.may_start(1000), protection.may_start(1001)) == (False, not is_multiuser)
+        await trio.sleep(31)
+        assert protection.may_start(1000)
