@@ -232,9 +232,12 @@ class Protection(Struct):
         self.pool.client_adopted.emit(process, domain)
 
     async def name_clients(self) -> bool:
-        """Name the domain's clients to each sentinel, which then holds them after an exception; return whether any is new."""
+        """Name the domain's clients to each sentinel, which then holds them after an exception; return whether any is new.
+
+        Not those that have only connected: a user can have thousands, each would take a place, and is looked at each time.
+        """
         is_new = False
-        members = {each.pid: each for each in self.domain.members}
+        members = {each.pid: each for each, seen_at in self.domain.members.items() if seen_at == math.inf}  # with a server
         strangers = self.domain.client_pids - members.keys()
         listed = [found for pid in strangers if (found := processes.find(pid))]
         for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
