@@ -16,6 +16,7 @@
  *
  *   op     request                             effect
  *   ADD    pid and, as a descriptor, a pidfd    the process is a client of the server: its descriptors are held after an exception
+ *                                               (nothing, if it is known: the next mpsd names all clients again)
  *   SERVER pid and, as a descriptor, a pidfd    the process is the server: when it ends, the watcher exits as after END
  *   END    pid 0                                the stopped client is killed and the watcher exits. After an exception this ends
  *                                               the server's other clients, as without a sentinel

@@ -18,8 +18,7 @@
 enum {
 	SETTLE_MS = 10, /* from the event to RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
 	DRAIN_MS = 20,  /* one exception fires several events */
-	LAST_PEER_MS = 1000, MOST_IN_A_ROW = 2, /* then requests are read again */
-	ALONE_MS = 10000,
+	LAST_PEER_MS = 1000, ALONE_MS = 10000, MOST_IN_A_ROW = 2, /* then requests are read again */
 };
 
 enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
@@ -168,12 +167,11 @@ static bool drain_events(void)
 	uint64_t end_ns = now_ns() + DRAIN_MS * 1000000ull;
 	struct pollfd event = { .fd = watcher.rm.event, .events = POLLIN | POLLPRI };
 
-	while (now_ns() < end_ns) {
-		if (poll(&event, 1, 2) <= 0)
-			continue;
-		rm_clear_event(&watcher.rm);
-		had_some = true;
-	}
+	while (now_ns() < end_ns)
+		if (poll(&event, 1, 2) > 0) {
+			rm_clear_event(&watcher.rm);
+			had_some = true;
+		}
 	return had_some;
 }
 
@@ -214,9 +212,7 @@ static void contain(void)
 
 		if (rc)
 			fail(MPSD_SENTINEL_AT_READ, rc);
-		if (i > 0 && !exception.sms)
-			return;
-		if (!contain_once(began_ns, &exception))
+		if ((i > 0 && !exception.sms) || !contain_once(began_ns, &exception))
 			return;
 	}
 }
@@ -233,18 +229,24 @@ static void hear_signal(void)
 		fail(watcher.polled[START].fd >= 0 ? MPSD_SENTINEL_AT_START : MPSD_SENTINEL_AT_END, -ECHILD);
 }
 
-/* Takes the pidfd.  mpsd can have sent the request just before the exception. */
+/* Takes the pidfd.  mpsd can have sent the request just before the exception; the next mpsd names all clients again. */
 static void add_client(pid_t pid, int pidfd)
 {
-	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
-		if (watcher.added[i].pidfd < 0) {
-			watcher.added[i] = (struct added){ pid, pidfd, false };
-			watcher.polled[FIRST_ADDED + i].fd = pidfd;
-			if (watcher.exceptions)
-				hold(&watcher.added[i]);
-			return;
-		}
-	close(pidfd);
+	int place = MPSD_SENTINEL_CLIENTS;
+
+	for (int i = 0; i < MPSD_SENTINEL_CLIENTS && pid; i++)
+		if (watcher.added[i].pidfd < 0)
+			place = i;
+		else if (watcher.added[i].pid == pid && poll(&watcher.polled[FIRST_ADDED + i], 1, 0) == 0)
+			pid = 0; /* it is known, and lives */
+	if (!pid || place == MPSD_SENTINEL_CLIENTS) {
+		close(pidfd);
+		return;
+	}
+	watcher.added[place] = (struct added){ pid, pidfd, false };
+	watcher.polled[FIRST_ADDED + place].fd = pidfd;
+	if (watcher.exceptions)
+		hold(&watcher.added[place]);
 }
 
 static void hear_peer(void)
@@ -321,7 +323,6 @@ static void run(void)
 
 		look_alone();
 		ready = poll(watcher.polled, FIRST_ADDED + MPSD_SENTINEL_CLIENTS, wait_ms());
-
 		if (ready < 0)
 			continue;
 		if (ready == 0 && watcher.start_end_ns && now_ns() >= watcher.start_end_ns)

@@ -23,6 +23,7 @@ from tests.native.sim_machine import SANITIZER, Machine, eventually
 
 AT_START, AT_END, AT_SHARED = 1, 8, 9
 NOT_FOUND, NOT_READY = 500, 807  # CUresult
+MOST_CLIENTS = 64  # MPSD_SENTINEL_CLIENTS
 USER = 1000
 
 pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
@@ -201,6 +202,21 @@ def test_a_client_that_is_added_after_an_exception_is_held_too(mps: Machine, sen
     assert lives_on(victim)
 
 
+def test_a_client_that_is_named_again_takes_no_other_place(mps: Machine, sentinel: Sentinel) -> None:
+    """Each mpsd names all clients.  After some restarts all places were taken, and a new client's end hung its co-runners."""
+    victim, culprit = two_clients(mps, sentinel, "trap")
+    for _ in range(MOST_CLIENTS):
+        sentinel.add(victim.pid)
+    late = mps.client("hold")
+    late.wait_for("ready")
+    sentinel.add(late.pid)
+    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 4)  # of its own client, too
+    culprit.open_gate()
+    assert sentinel.comes(CONTAINED)
+    assert hold(sentinel, 3)
+    assert {each.pid for each in sentinel.of(HOLDS)} == {victim.pid, culprit.pid, late.pid}
+
+
 def test_only_devices_are_held_not_what_has_their_names(mps: Machine, sentinel: Sentinel, tmp_path: Path) -> None:
     """A user who gives an own file a device's name could keep the process that holds it in close(2) for ever."""
     folder = tmp_path / "uvm"
@@ -228,12 +244,13 @@ def test_a_new_peer_has_room_for_all_reports(mps: Machine, sentinel: Sentinel) -
     culprit.open_gate()
     assert hold(sentinel, 2)
     for round_ in range(1, 7):
-        sleeper = subprocess.Popen(["sleep", "60"])
-        mps.started.append(sleeper)  # type: ignore[arg-type]
-        for _ in range(50):
-            sentinel.add(sleeper.pid)
+        sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(50)]
+        mps.started.extend(sleepers)  # type: ignore[arg-type]
+        for each in sleepers:
+            sentinel.add(each.pid)
         assert hold(sentinel, 2 + 50 * round_)
-        sleeper.kill()
+        for each in sleepers:
+            each.kill()
         eventually(lambda: count_of_descriptors(sentinel, "pidfd") <= 3)
     sentinel.connect()
     assert sentinel.comes(CONTAINED)
