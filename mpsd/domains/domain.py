@@ -92,7 +92,7 @@ class Domain:
             state = DomainState.DRAINING
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
-        present = self._present
+        present = self.present_pids
         occupancy, users = self._places(present), frozenset(uid for each, uid in self.uids.items() if each.pid in present)
         return DomainView(
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
@@ -125,13 +125,13 @@ class Domain:
     @property
     def occupancy(self) -> int:
         """How many places are taken: a process that is connected or connecting takes one a context, and at least one."""
-        return self._places(self._present)
+        return self._places(self.present_pids)
 
     def _places(self, present: set[int]) -> int:
         return sum(max(1, sum(opened[pid] for opened in self.contexts.values())) for pid in present)
 
     @property
-    def _present(self) -> set[int]:
+    def present_pids(self) -> set[int]:
         """The pids of the processes that are connected or connecting."""
         recently = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
         arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}

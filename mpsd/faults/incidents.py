@@ -185,10 +185,14 @@ class Incidents:
         return self._pool.domains.get(former) if former else self._pool.domain_of_process(pid)
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
-        """Return the domain's clients: members, and those that only the vendor's server lists, as without root."""
+        """Return the domain's clients: members, and those that only the vendor's server lists, as without root.
+
+        Not those that have only connected: a user can have thousands, and each would be stored with each fault.
+        """
         self._meet_listed(domain)
+        pids = domain.present_pids.union(*domain.contexts.values())
         listed = (self.parties.by_pid(pid) for pid in domain.client_pids)
-        there = {*domain.members, *(process for process in listed if process is not None)}
+        there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
         return self.parties.present(domain.name, there, PRESENT_SECONDS)
 
     def _meet_listed(self, domain: Domain) -> None:

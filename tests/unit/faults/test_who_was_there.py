@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.domains.rules.log_lines import ClientFault
+from mpsd.domains.rules.log_lines import ClientFault, ContextOpened
 from mpsd.host.process_exit import ProcessExit
 from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
@@ -32,6 +32,20 @@ async def test_who_has_just_gone_was_there(world, autojump_clock, seconds, is_co
     world.say_fault(domain)
     assert world.last.suspects == ((a, b) if is_counted else ())
     assert world.last.culprit == (None if is_counted else a)
+
+
+async def test_a_process_that_has_only_connected_was_not_there(world, autojump_clock):
+    """It has no context, and stays a member until it ends: thousands of one user's were stored with each fault, a megabyte."""
+    domain = world.domain()
+    _, listed, attached, logged = world.arrive(domain, 101, 102, 103, 104)
+    domain.attach(attached)
+    await trio.sleep(60)
+    new = world.arrive(domain, 105)[0]
+    domain.asked_at = trio.current_time()
+    world.lists(domain, listed.pid)
+    domain.hear(ContextOpened(next(iter(domain.servers)), logged.pid))
+    world.say_fault(domain)
+    assert world.last.suspects == (listed, attached, logged, new)
 
 
 async def test_who_went_before_its_servers_were_renewed_was_not_there(world, autojump_clock):
