@@ -37,9 +37,9 @@ def join_sentinels(found: Startup, pool: Pool) -> Sentinels | None:
 
 
 async def _prove(found: Startup) -> str:
-    """Return why no sentinel is proven to contain exceptions on these GPUs; "": one is.  Raise VendorFailed, OSError.
+    """Return why a sentinel did not contain an exception on these GPUs; "": it did.  A proof that failed is tried again.
 
-    A proof that failed is tried again.
+    Raise VendorFailed or OSError if the test could not be made.
     """
     driver = await run_in_thread(nvml.read_driver, paths.nvml_library(found.config), abandon_on_cancel=True)
     names = sorted({device.name for device in found.devices})
@@ -50,7 +50,7 @@ async def _prove(found: Startup) -> str:
         said = await _run_test(found)
         known = await run_in_thread(find)
         if known is None:
-            return said or "it did not finish"
+            raise VendorFailed(said or "it did not finish")
     return known.why
 
 

@@ -21,7 +21,7 @@ from mpsd.check.probes import Finding, Grade
 from mpsd.config import paths
 from mpsd.config.options import Config
 from mpsd.domains.leftovers import children
-from mpsd.errors import MpsdError, ProtocolError, UnusablePath
+from mpsd.errors import MpsdError, ProtocolError, UnusablePath, VendorFailed
 from mpsd.gpu import nvml
 from mpsd.host import processes
 from mpsd.host.peers import may_impersonate
@@ -64,9 +64,10 @@ def probe_containment(config: Config, environ: Mapping[str, str]) -> Iterator[Fi
 
 
 def _try(device: Device, control: Path, directory: Path, environ: Mapping[str, str]) -> str:
-    """Return why the sentinel is not proven to contain exceptions on this GPU; "": it is.  Raise OSError."""
+    """Return why the exception was not contained on this GPU; "": it was.  Raise VendorFailed or OSError before it."""
     if device.compute_mode is not ComputeMode.DEFAULT:
-        return f"GPU {device.ordinal} is in the compute mode {device.compute_mode}, which allows no server beside others"
+        mode = f"the compute mode {device.compute_mode}, which allows no server beside others"
+        raise VendorFailed(f"GPU {device.ordinal} is in {mode}")
     place = directory / f"test-{os.getpid()}"
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with ExitStack() as stack:
@@ -77,7 +78,11 @@ def _try(device: Device, control: Path, directory: Path, environ: Mapping[str, s
         environment = environment_of({**environ, **names}, device.uuid)
         try:
             daemon = _start_daemon(stack, control, environment, place)
-            return _cause_exception(stack, daemon, environment, place)
+            sentinel, others, culprit = _start_clients(stack, daemon, environment, place)
+        except (TimeoutError, ProtocolError) as exc:
+            raise VendorFailed(str(exc)) from None
+        try:
+            return _cause_exception(sentinel, others, culprit)
         except (TimeoutError, ProtocolError) as exc:
             return str(exc)
 
@@ -117,20 +122,25 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         process.wait(_END_SECONDS)
 
 
-def _cause_exception(
+def _start_clients(
     stack: ExitStack, daemon: "subprocess.Popen[bytes]", environment: Mapping[str, str], place: Path
-) -> str:
-    """Return why the others did not go on after an exception; "": they did.  Raise TimeoutError, ProtocolError."""
+) -> "tuple[_Sentinel, list[_Trial], _Trial]":
+    """Return the sentinel, the clients that count, and the one that will trap.  Raise TimeoutError, ProtocolError."""
     sentinel = _Sentinel(stack, environment, place)
     sentinel.wait_for(SentinelKind.ARMED, _START_SECONDS)
     others, culprit = [_Trial(stack, "count", environment) for _ in range(_CO_RUNNERS)], _Trial(stack, "trap", environment)
     for each in (*others, culprit):
         if (line := each.line(_START_SECONDS)) != "ready 0":
-            return f"a client of the test got no context: {line or 'no answer'}"
+            raise TimeoutError(f"a client of the test got no context: {line or 'no answer'}")
     for server in children(daemon.pid):
         sentinel.name(SentinelOp.SERVER, server)
     for each in (*others, culprit):
         sentinel.name(SentinelOp.ADD, each.process.pid)
+    return sentinel, others, culprit
+
+
+def _cause_exception(sentinel: "_Sentinel", others: "list[_Trial]", culprit: "_Trial") -> str:
+    """Return why the others did not go on after an exception; "": they did.  Raise TimeoutError, ProtocolError."""
     culprit.go_on()
     sentinel.wait_for(SentinelKind.CONTAINED, _EVENT_SECONDS)
     time.sleep(_GO_ON_SECONDS)

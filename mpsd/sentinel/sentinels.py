@@ -23,12 +23,14 @@ from mpsd.sentinel.watcher import Watcher
 log = structlog.get_logger()
 # An Xid comes 12 to 17 ms after the launch, the sentinel's event 4 to 54 ms after it (H200).
 _HOLD_SECONDS = 0.25
+_TEST_AGAIN_SECONDS = 60.0
 
 
 class Sentinels(Struct):
     """Guards that each domain has one protection from its creation on, and that none is started unproven.
 
-    prove: returns why a sentinel is not proven to contain exceptions here; "": it is.  None: no proof is wanted.
+    prove: returns why a sentinel did not contain an exception here; "": it did.  Raises MpsdError or OSError if the test could
+    not be made.  None: no proof is wanted.
     """
 
     pool: Pool
@@ -80,15 +82,25 @@ class Sentinels(Struct):
         return f"none is started: {why}" if why else "on" + ("" if self.prove is None else ", tested here")
 
     async def _test(self) -> None:
-        if self.prove is not None:
-            try:
-                self.why_off = await self.prove()
-            except (MpsdError, OSError) as exc:
-                self.why_off = f"it could not be made: {exc}"
-            if self.why_off:
-                log.error("sentinel.off", why=self.why_off, effect="an SM exception ends all clients of its domain")
+        """Test; where clients wait for a sentinel, repeat a test that could not be made: a user may have filled the GPU."""
+        while True:
+            is_made = await self._try_to_test()
+            if is_made or not self.settings.is_required:
+                return
+            await trio.sleep(_TEST_AGAIN_SECONDS)
+
+    async def _try_to_test(self) -> bool:
+        """Return whether the test could be made."""
+        before, is_made = self.why_off, True
+        try:
+            self.why_off = await self.prove() if self.prove is not None else ""
+        except (MpsdError, OSError) as exc:
+            self.why_off, is_made = str(exc), False
+        if self.why_off and self.why_off != before:
+            log.error("sentinel.off", why=self.why_off, effect="an SM exception ends all clients of its domain")
         self._tested.set()
         self.pool.notify()
+        return is_made
 
     def give_way(self, seen: Observation) -> None:
         """End the sentinels of a domain with a proven memory fault: its server can then end its clients, as without them."""

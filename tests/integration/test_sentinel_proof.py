@@ -71,6 +71,14 @@ def test_where_it_is_required_and_fails_clients_wait(machine: Machine) -> None:
 
 
 @pytest.mark.slow
+def test_a_test_that_could_not_be_made_is_no_failure(machine: Machine) -> None:
+    """A user who filled the GPU at that moment kept all clients out until the next start of mpsd."""
+    started(machine, REQUIRED, MPSD_SIM_MEMORY_MIB="1700")
+    assert "got no context" in machine.wait_for_journal("sentinel.off", seconds=40.0)["why"]
+    assert not (machine.state / FILE).exists()
+
+
+@pytest.mark.slow
 def test_check_reports_it(machine: Machine) -> None:
     status, found = check(machine)
     assert (status, found["area"], found["grade"]) == (0, "sentinel test", "good")
