@@ -6,6 +6,7 @@ The program acts by itself (native/sentinel); this only takes its reports.  Pros
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 import trio
@@ -46,7 +47,7 @@ class Containment(Struct):
         match report.kind:
             case SentinelKind.FAULT:
                 self._begin(report, clients)
-                spawn(self._judge_late)
+                spawn(partial(self._judge_late, report))
             case SentinelKind.HOLDS:
                 self._note(report)
             case SentinelKind.FAILED:
@@ -89,9 +90,10 @@ class Containment(Struct):
             if is_found and self._knows_all and self._holds.keys() >= self.clients:
                 self._judge()
 
-    async def _judge_late(self) -> None:
+    async def _judge_late(self, fault: SentinelReport) -> None:
         await trio.sleep(_LOOK_SECONDS)
-        self._judge()
+        if self._fault is fault:  # not a later one, which gets its own time
+            self._judge()
 
     def _judge(self) -> None:
         if self._fault is None:

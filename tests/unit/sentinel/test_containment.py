@@ -74,3 +74,17 @@ async def test_a_look_at_a_process_whose_pid_another_one_has_now_accuses_nobody(
 async def test_a_late_look_after_an_earlier_exception_does_not_count_for_the_next(pc: int) -> None:
     found = taken(look(time.monotonic_ns(), pc), clients=frozenset({os.getpid()}))
     assert bool(found) is (pc == PC)
+
+
+async def test_the_time_to_look_at_clients_is_each_exceptions_own(autojump_clock: object) -> None:
+    """A second exception within a second was judged by the looks that had come when the first one's time was over."""
+    seen: list[Observation] = []
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    async with trio.open_nursery() as nursery:
+        for pc in (PC, PC + 8):
+            report = SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=pc)
+            containment.hear(report, set(), nursery.start_soon)
+            await trio.sleep(0.7)
+        containment.hear(look(time.monotonic_ns(), PC + 8), set(), nursery.start_soon)
+    assert [each.process for each in seen if each.is_proof] == [processes.find(os.getpid())]
