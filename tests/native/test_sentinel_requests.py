@@ -62,10 +62,11 @@ def test_an_end_with_a_descriptor_is_refused(sentinel: Sentinel) -> None:
 
 
 def test_more_clients_than_there_are_places_are_let_go(mps: Machine, sentinel: Sentinel) -> None:
-    sleeper = subprocess.Popen(["sleep", "60"])
-    mps.started.append(sleeper)  # type: ignore[arg-type]
-    for _ in range(70):
-        sentinel.add(sleeper.pid)
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(70)]
+    mps.started += sleepers  # type: ignore[arg-type]
+    for each in sleepers:
+        sentinel.add(each.pid)
     eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 64 + 1)  # and that of the sentinel's client
-    sleeper.kill()
+    for each in sleepers:
+        each.kill()
     eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 1)
