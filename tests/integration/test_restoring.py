@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from mpsd_client import calls
+from mpsd_client._restoring import ImageSource
 
-from mpsd.images.rules.manifest import BLOCK_BYTES
+from mpsd.images.rules.manifest import BLOCK_BYTES, block_offsets
 from mpsd.images.store import Images
 from tests.integration.machine import Machine
 from tests.integration.test_images import mpsctl, pytestmark, run, step_of, vault
@@ -170,3 +172,43 @@ def test_what_is_left_of_a_damaged_image_can_be_restored(vault: Machine, taken: 
     assert found["expected"] == taken[1] | {str(offset): zeros}
     whole = mpsctl(vault, "image", "restore", "kept", "--name", "all", "--partial", "--directory", str(taken[0]))
     assert (whole.returncode, whole.stdout.strip().endswith("zeros, since they were lost: none")) == (0, True), whole
+
+
+def test_a_newer_image_is_found_under_any_name(
+    vault: Machine, taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under the name of the one before; without one, what has come is complete."""
+    directory = tmp_path / "images"
+    shutil.copytree(taken[0], directory)
+    for each in vault.variables.items():
+        monkeypatch.setenv(*each)  # for the imager
+    with vault.mpsd() as mpsd, ImageSource("", "kept", directory, "") as source:  # the connection's end removes the arena
+        arena = mpsd.ask(calls.arena_create(*source.wanted("renewed", ""), ttl_seconds=0.1))
+        generation = mpsd.ask(calls.arena_open("renewed", "write")).generation
+        source.put(mpsd, arena.id, generation, arena.gpu)
+        source.fill(range(source.blocks))
+        source.imager.answer("filled", 20.0)
+        for name, changed in (("kept", 3), ("kept", 0), ("another", 1)):
+            for _ in range(2):
+                assert not source.renew()
+            with Images.open(directory) as images:
+                change(images, name, changed)
+            assert list(source.renew() or ()) == [changed]
+            source.fill([changed])
+            source.imager.answer("filled", 20.0)
+
+
+def change(images: Images, name: str, number: int) -> None:
+    """Replace the newest image by one of this name with another block."""
+    before = images.newest("kept")
+    [arena] = before.arenas
+    with images.reader(before.name) as reader:
+        blocks = [bytearray(BLOCK_BYTES) for _ in block_offsets(arena.facts)]
+        for offset, block in zip(block_offsets(arena.facts), blocks, strict=True):
+            reader.read_into(0, offset, block)
+    images.remove(before.name)
+    blocks[number][0] ^= 1
+    with images.begin(name) as writer:
+        for offset, block in zip(block_offsets(arena.facts), blocks, strict=True):
+            writer.add("kept", offset, block)
+        writer.finish(before.instant + 1.0, [arena.facts])

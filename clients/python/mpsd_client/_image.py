@@ -110,11 +110,12 @@ class Taking:
         """The bytes that are copied, and those to copy: of all blocks, and again of those that change."""
         return self._imager.progress
 
-    def barrier(self, timeout: float = BARRIER_SECONDS) -> Barrier:
+    def barrier(self, timeout: float = BARRIER_SECONDS, *, is_waited_for: bool = False) -> Barrier:
         """Make the image that of this moment, and return when this process may write again.
 
         No thread may launch work that writes the arenas until it returns; it waits for work that was launched before, and for
-        the copies: look at `is_prepared`.  Uncommitted blocks are not part of the image.
+        the copies: look at `is_prepared`.  Uncommitted blocks are not part of the image.  is_waited_for: the program does
+        nothing before the image is complete, which then need not spare it.
         Raises ImageError (there will be no image), TimeoutError."""
         if self._expected != "prepared":
             raise ImageError(f"image {self.name} has had its barrier, or has failed")
@@ -128,7 +129,7 @@ class Taking:
                     _cuda.call("cuCtxSynchronize")
                 for arena, commit in zip(self._arenas, self._commits, strict=True):
                     self._give_facts(arena, commit)
-                self._imager.ask({"do": "stage"})
+                self._imager.ask({"do": "stage", "is_waited_for": is_waited_for})
                 staged = self._imager.answer("staged", timeout)
         except BaseException as exc:
             self._is_hung = isinstance(exc, TimeoutError)

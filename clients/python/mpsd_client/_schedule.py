@@ -101,7 +101,7 @@ class ImageSchedule:
             taking, self._last = self._last, None
         if taking is None:
             raise ImageError("no image was prepared")
-        taking.barrier(STALL_SECONDS)
+        taking.barrier(STALL_SECONDS, is_waited_for=True)
         return taking
 
     def _run(self, arena: "Arena", stop: threading.Event) -> None:

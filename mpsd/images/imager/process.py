@@ -3,6 +3,7 @@
 The imager runs as the arena's user and has the arena's memory by descriptors, so it outlives the process that asked.
 """
 
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.parity_taking import ParityTaking
 from mpsd.images.imager.requests import FAILURES, Channel, Progress, Request, read_file
 from mpsd.images.imager.stripes import Member
-from mpsd.images.imager.taking import SLOTS, ClientWroteError, Copier, Taking
+from mpsd.images.imager.taking import MOST_RATE, SLOTS, ClientWroteError, Copier, Taking
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts
 from mpsd.images.rules.membership import Epoch
@@ -100,10 +101,10 @@ class OpenArena:
         self._gpu.set_current()
         return self._taking.stage()
 
-    def finish(self) -> ArenaFacts:
+    def finish(self, rate: float) -> ArenaFacts:
         assert self._taking
         self._gpu.set_current()
-        self._taking.finish()
+        self._taking.finish(rate)
         self._taking = None
         return self.noted_facts()
 
@@ -180,7 +181,8 @@ class Imager:
         if parity:
             manifest = parity.finish(instant, facts)
         else:
-            manifest = writer.finish(instant, [each.finish() for each in arenas], is_latest=True)
+            rate = math.inf if request.asked.get("is_waited_for") else MOST_RATE
+            manifest = writer.finish(instant, [each.finish(rate) for each in arenas], is_latest=True)
         self._writer = self._parity = None
         self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=writer.new_bytes)
         with suppress(*FAILURES):  # the image is complete; the next one tries again

@@ -10,6 +10,7 @@
                  or for how many lost GPUs the image has the parity of the arenas instead of their blocks     -> prepared
     facts        arena, commit, generation, state_generation, has_layout, has_state; descriptors: the layout, the state
     stage        after the facts of all arenas; until: when the client no longer stands still, of the monotonic clock, or absent
+                 is_waited_for, or absent: the client does nothing before `complete`, and need not be spared
                         -> staged: staged_bytes, direct_bytes; later complete: name, bytes, new_bytes
 
 Or, to make an arena of an image:

@@ -20,7 +20,7 @@ from mpsd.images.imager.host_filling import HostFilling
 from mpsd.images.imager.lanes import Lanes
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
 from mpsd.images.rules.block_hash import BlockHash
-from mpsd.images.rules.manifest import BLOCK_BYTES, read_places
+from mpsd.images.rules.manifest import BLOCK_BYTES, differing
 from mpsd.images.store import Images
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Restorer:
         if not self._lost and asked.get("gpu") in ("", facts.gpu):
             self._start = Start(facts.gpu, self._hash_of)
         self._blocks: list[tuple[int, int]] = []  # of each: its offset, and its address here
+        self._renewed: tuple[int, list[str]] = (0, [])  # what `_seen` was when the newest image was this one
         self._filled: set[int] = set()  # numbers of the blocks that the memory has as the image has them
         self._answer("found", others=self._lost.others if self._lost else [])
 
@@ -102,6 +103,10 @@ class Restorer:
     def renew(self, request: Request) -> None:
         """Go on with the newest image of the arena, and answer what of it the memory lacks.  More images follow: a damaged one
         is skipped."""
+        seen = self._seen()
+        if seen == self._renewed and len(self._filled) == len(self._blocks):
+            self._answer("renewed", b"", is_same_memory=True)
+            return
         image = self._images.reader(self._images.newest(self._facts.name, skips_damaged=True).name)
         arena = image.arena(self._facts.name)
         found = image.manifest.arenas[arena]
@@ -109,19 +114,20 @@ class Restorer:
             image.close()
             self._channel.answer("renewed", is_same_memory=False)
             return
-        before = self._ids()
+        before = self._image.manifest.arenas[self._arena].places
         self._image.close()
-        self._image, self._arena, self._facts = image, arena, found.facts
-        pairs = zip(before, self._ids(), strict=True)
-        differ = [number for number, (old, new) in enumerate(pairs) if number not in self._filled or old != new]
+        self._image, self._arena, self._facts, self._renewed = image, arena, found.facts, seen
+        missing = set(range(len(self._blocks))) - self._filled
+        differ = sorted(missing.union(differing(before, found.places)))
         self._filled.difference_update(differ)
         self._progress.begin()
         self._progress.expect(len(differ) * BLOCK_BYTES)
         self._answer("renewed", array("I", differ).tobytes(), is_same_memory=True)
 
-    def _ids(self) -> list[bytes]:
-        """Return the hashes of the image's blocks, by their numbers."""
-        return [place.id for place in read_places(self._image.manifest.arenas[self._arena].places)]
+    def _seen(self) -> tuple[int, list[str]]:
+        """Return what changes when an image comes or goes."""
+        directory = self._images.directory
+        return os.fstat(directory.complete).st_mtime_ns, directory.names()
 
     def other(self, request: Request) -> None:
         """Note another member of a lost arena's parity, whose memory follows; or why there is none."""

@@ -355,11 +355,11 @@ class Taking:
         self._staged_hashes = numpy.concatenate([copies[fresh], late_copies])
         return len(self._staged) * BLOCK_BYTES, len(rest) * BLOCK_BYTES
 
-    def finish(self) -> None:
-        """Copy what was staged to the host, and free its memory.  Raises OSError if that is not what was staged any more, as
-        when the GPU fails."""
+    def finish(self, rate: float = MOST_RATE) -> None:
+        """Copy what was staged to the host, so many bytes a second at most, and free its memory.  Raises OSError if that is not
+        what was staged any more, as when the GPU fails."""
         first = self._staging.address if self._staging else 0
-        self._copy(self._staged, first + self._staged_at.astype(numpy.uint64) * BLOCK)
+        self._copy(self._staged, first + self._staged_at.astype(numpy.uint64) * BLOCK, rate)
         if (self._saved[self._staged] != self._staged_hashes).any():
             raise OSError("what was copied inside the GPU at the barrier has changed: has the GPU failed?")
         self.close()

@@ -35,6 +35,7 @@ _MAGIC, MAJOR, MINOR = b"mpsdimg\0", 2, 2
 _HEAD = struct.Struct("<8sHHI")
 _LATEST = 253_402_300_799  # the last second of the year 9999
 _PLACE = struct.Struct(f"<{HASH_BYTES}sII")
+_PART_BLOCKS = 64  # that are compared at once
 _SLOT = struct.Struct(f"<{HASH_BYTES}xII")  # the same without the hash
 BODY_AT = _HEAD.size + HASH_BYTES
 
@@ -152,6 +153,16 @@ def check_has_blocks(image: Manifest) -> None:
 
 def read_places(places: bytes) -> Iterator[BlockPlace]:
     return (BlockPlace(*each) for each in _PLACE.iter_unpack(places))
+
+
+def differing(before: bytes, now: bytes) -> Iterator[int]:
+    """Yield the numbers of the blocks whose hashes differ, of as many blocks each."""
+    part = _PART_BLOCKS * _PLACE.size  # of an image to the next one, most parts stay where they are
+    for first in range(0, len(now), part):
+        if before[first : first + part] != now[first : first + part]:
+            for at in range(first, min(first + part, len(now)), _PLACE.size):
+                if before[at : at + HASH_BYTES] != now[at : at + HASH_BYTES]:
+                    yield at // _PLACE.size
 
 
 def write_places(places: Sequence[BlockPlace]) -> bytes:

@@ -1,5 +1,6 @@
 """An imager ends with the process that it serves, also while the driver keeps it waiting for a place at MPS."""
 
+import math
 import socket
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def test_no_image_is_of_a_client_that_went_on_before_the_barrier_ended() -> None
     the image would have the bytes of two moments."""
     process = pytest.importorskip("mpsd.images.imager.process")
     said: list[str] = []
-    arena = SimpleNamespace(stage=lambda: (0, 0), finish=lambda: None)
+    rates: list[float] = []
+    arena = SimpleNamespace(stage=lambda: (0, 0), finish=rates.append)
     finished = SimpleNamespace(name="one", content_bytes=0)
     made: Any = object.__new__(process.Imager)
     vars(made).update(
@@ -62,7 +64,8 @@ def test_no_image_is_of_a_client_that_went_on_before_the_barrier_ended() -> None
     with pytest.raises(process.ClientWroteError, match="stood still"):
         made.stage(SimpleNamespace(asked={"do": "stage", "until": now}))
     assert said == []
-    for asked in ({"do": "stage", "until": now + 60.0}, {"do": "stage"}):
+    for asked in ({"do": "stage", "until": now + 60.0}, {"do": "stage"}, {"do": "stage", "is_waited_for": True}):
         made._writer = writer
         made.stage(SimpleNamespace(asked=asked))
-    assert said == ["staged", "complete"] * 2
+    assert said == ["staged", "complete"] * 3
+    assert rates[0] == rates[1] < math.inf == rates[2], "a client that does nothing meanwhile is not spared"

@@ -16,6 +16,7 @@ from mpsd.images.rules.manifest import (
     block_offsets,
     check_facts,
     decode,
+    differing,
     encode,
     read_places,
     write_places,
@@ -34,6 +35,21 @@ def test_what_is_read_is_what_was_written() -> None:
     assert decode(encode(MANIFEST, HASH), HASH) == MANIFEST
     assert tuple(MANIFEST.places()) == PLACES == tuple(read_places(MANIFEST.arenas[0].places))
     assert MANIFEST.arenas[0].place(1) == PLACES[1]
+
+
+@pytest.mark.parametrize("seed", seeds(1, 3))
+def test_the_blocks_that_differ_are_those_with_other_hashes(seed: int) -> None:
+    """And not those that are stored elsewhere."""
+    chance = random.Random(seed)
+    for count in (0, 1, 63, 64, 65, 300):
+        before = [BlockPlace(chance.randbytes(16), 1, number) for number in range(count)]
+        changed = set(chance.sample(range(count), min(count, chance.choice([0, 1, 5, count]))))
+        moved = set(chance.sample(range(count), min(count, 3)))
+        now = [
+            BlockPlace(chance.randbytes(16) if n in changed else each.id, 2 if n in moved else 1, n)
+            for n, each in enumerate(before)
+        ]
+        assert list(differing(write_places(before), write_places(now))) == sorted(changed)
 
 
 def test_the_bytes_of_the_head_are_as_documented() -> None:
