@@ -42,6 +42,7 @@ SUMS = SUMS_BYTES // 8
 MOST_RATE = 7e9  # bytes a second: a client that needs all of the GPU's memory bandwidth keeps 0.97 of its speed
 SPARE = 8  # the part of the GPU's free memory that staging leaves to others
 WATCH = 20  # the part of the time of their copying that blocks are watched before it
+FEW = 8  # after a copy of at most this part of all blocks, looking at all again would cost the client more than it saves
 
 BLOCK = numpy.uint64(BLOCK_BYTES)
 Save = Callable[[int, bytes, memoryview], None]  # an offset, the sums of the bytes, the bytes
@@ -287,10 +288,15 @@ class Taking:
         every, now, before = numpy.arange(len(self._offsets)), self._share_known(), math.inf
         for _ in range(ROUNDS):
             dirty = every[self._differ(every, now)]
-            settled = numpy.setdiff1d(dirty, self._restless(dirty, now[dirty]), assume_unique=True)
+            restless = self._restless(dirty, now[dirty])
+            settled = numpy.setdiff1d(dirty, restless, assume_unique=True)
             if not len(settled) or 2 * len(settled) > before:
                 break
             self._copy_from_arena(settled)
+            if len(dirty) <= len(every) // FEW:
+                self._changing = restless
+                self._make_room(len(restless) + len(settled) // 2)
+                return len(restless) * BLOCK_BYTES
             before, now = len(settled), self._hashes(every)
         self._changing = every[self._differ(every, now)]
         self._make_room(len(self._changing))
