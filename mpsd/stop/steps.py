@@ -187,6 +187,8 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
             refusals.append(refusal)
     if case.servers and not refusals:
         case.did(Step.TERMINATE)
+    elif case.has_ended():  # before the command for it: mpsd holds its GPU work as after any other end
+        return
     if refusals:
         log.error("client.not_terminated", pid=case.process.pid, domain=case.domain, why=refusals)
     if why := why_not_kill(refusals, manner):
@@ -211,7 +213,7 @@ async def _why_not_terminated(case: StopCase, domain: Domain, server_pid: int | 
         with trio.fail_after(domain.control.silence_seconds):
             answer = (await terminate_client(domain, server_pid, case.process.pid, check)).strip()
     except (VendorFailed, trio.TooSlowError) as exc:
-        return "" if _may_signal(domain) or case.has_ended() else f"domain {domain.name}: {exc or 'no answer'}"
+        return "" if _may_signal(domain) else f"domain {domain.name}: {exc or 'no answer'}"
     return "" if answer == _TERMINATED else f"server {server_pid} answered {answer!r}"
 
 
