@@ -1,4 +1,7 @@
-"""A process whose first thread has ended, as any program's may, while another one goes on until its input ends."""
+"""A process whose first thread has ended, as any program's may, while another one goes on until its input ends.
+
+At a line of input that thread executes another program, and so is the first one from then on.
+"""
 
 import os
 import platform
@@ -14,7 +17,8 @@ _EXIT = {"x86_64": 60, "aarch64": 93}  # SYS_exit, which ends one thread
 _PROGRAM = f"""
 import ctypes, os, sys, threading
 def go_on():
-    sys.stdin.read()
+    if sys.stdin.readline():
+        os.execv("/bin/sleep", ["sleep", "600"])
     os._exit(0)
 threading.Thread(target=go_on).start()
 ctypes.CDLL(None).syscall(ctypes.c_long({_EXIT.get(platform.machine(), 60)}), ctypes.c_long(0))

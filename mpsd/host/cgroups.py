@@ -28,17 +28,20 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
     """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
 
     token: from its environment, which was read before (client_facts.py).  Raise Refused if its cgroups are not known, also if
-    that has changed since then: version 1 shows the root as the cgroup of a thread that has ended.
+    that has changed since then: version 1 shows the root as the cgroup of a thread that has ended.  A thread that
+    executes a program becomes the first one, so mpsd checks the first thread before the read and after it.
     """
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
+    lacked_first_thread = processes.lacks_first_thread(process)
     try:
         cgroups = _paths(process.pid)
     except OSError as exc:
         raise Refused(Refusal.WAIT, _UNREAD.format(exc.strerror)) from None
+    lacks_first_thread = processes.lacks_first_thread(process)  # at once: to see that it is alive can take a millisecond
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
-    if processes.lacks_first_thread(process):
+    if lacked_first_thread or lacks_first_thread:
         raise Refused(Refusal.WAIT, f"pid {process.pid} has ended its first thread, which shows its cgroups")
     return Identity(
         process,

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -223,6 +224,30 @@ def test_a_process_that_has_ended_its_first_thread_since_is_in_no_known_cgroup()
         assert process is not None
         with pytest.raises(Refused, match="has ended its first thread"):
             identify(process, Credentials(made.pid, 17, 18))
+
+
+def test_a_process_with_a_new_first_thread_was_in_no_known_cgroup_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread executed a program after its cgroups were read: it was admitted without the lease of its cgroup."""
+    read_cgroup = processes.read_cgroup
+    with leaderless() as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+
+        def read_just_before(pid: int, most_bytes: int) -> str:
+            found = read_cgroup(pid, most_bytes)
+            assert made.stdin is not None
+            made.stdin.write(b"\n")
+            made.stdin.flush()
+            deadline = time.monotonic() + 30
+            while processes.lacks_first_thread(process) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return found
+
+        monkeypatch.setattr(processes, "read_cgroup", read_just_before)
+        with pytest.raises(Refused, match="has ended its first thread"):
+            identify(process, Credentials(made.pid, 17, 18))
+        monkeypatch.undo()
+        assert identify(process, Credentials(made.pid, 17, 18)).process == process
 
 
 async def test_what_mpsd_keeps_of_a_process_is_short_and_a_longer_token_is_none() -> None:
