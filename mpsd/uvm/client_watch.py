@@ -311,8 +311,8 @@ class Watch(Struct, eq=False):
         return _FLOOD_SECONDS
 
     def _publish(self, seen: Observation) -> None:
-        """Publish a fault.  A second VA space may be another process's, which sent the client a descriptor: no proof then."""
-        if sum(holding.queue is not None for holding in self.holdings) > 1:
+        """Publish a fault.  Another process may have sent the client a descriptor of its VA space: no proof then."""
+        if len(self.holdings) >= MOST_SPACES or sum(holding.queue is not None for holding in self.holdings) > 1:
             seen = replace(seen, is_proof=False, text=f"{seen.text}; no proof: it has several VA spaces"[:TEXT_CHARACTERS])
         self.around.publish(seen)
 

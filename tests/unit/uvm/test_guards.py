@@ -1,12 +1,16 @@
 """Guards that a client maps between its allocations: the events of its queue, and their handling."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpsd.errors import TooMany
 from mpsd.faults.rules.verdict import judge
+from mpsd.host import processes
+from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import EventKind, UvmEvent
@@ -113,6 +117,23 @@ def test_a_client_with_a_second_va_space_is_accused_without_proof(event: UvmEven
     [observation] = told.observations
     assert (observation.is_proof, observation.process) == (is_proof, P)
     assert observation.text.endswith("several VA spaces") != is_proof
+
+
+@pytest.mark.parametrize(("others", "is_proof"), [(0, True), (1, True), (MOST_SPACES - 1, False)])
+async def test_a_client_with_more_descriptors_than_mpsd_holds_is_accused_without_proof(others: int, is_proof: bool) -> None:
+    """One that it received first may be of another process's VA space, and its own may be none of those."""
+    told, queue = Told(), OneEvent(FATAL)
+    received = [FakeSpace(), *(FakeSpace() for _ in range(others))]
+    received[0].attach = lambda: queue  # type: ignore[assignment, method-assign]
+    take = lambda process, pidfd, have: [each for each in received if each not in have]  # noqa: E731
+    around = WatchParts(take, ignore, lambda process: True, INSPECTOR, told, directly, directly, ignore, ignore)  # type: ignore[arg-type]
+    found = processes.process_id(os.getpid())
+    assert found is not None
+    watch = Watch(found, "default", ("GPU-a",), company, True, UvmSettings(shield="off"), around)
+    await watch._look(-1, SimpleNamespace(start_soon=ignore))  # type: ignore[arg-type]
+    watch._take(queue)
+    [observation] = told.observations
+    assert observation.is_proof is is_proof
 
 
 @dataclass
