@@ -217,6 +217,7 @@ class Connection(Struct, eq=False):
             while not has_room(self.sock):
                 async with self._sending:
                     await trio.lowlevel.wait_writable(self.sock)
+        await self._take_turn()  # as in the loop of requests: all of a user's connections may get room in one moment
 
     # -- sending -----------------------------------------------------------------------------------------------------
 

@@ -219,6 +219,35 @@ async def test_misspelt_hellos_of_many_connections_are_no_more_turns(tmp_path: P
     assert max(decoded.values()) == 1
 
 
+async def test_connections_that_get_room_together_are_no_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a user who does not read the answers, and then reads all of them."""
+    rounds, begun, room = Rounds(), Counter[int](), trio.Event()
+
+    async def note(call: Any, audit: Any) -> Any:
+        begun[rounds.number] += 1
+        return await dispatch(call, audit)
+
+    async def wait_writable(sock: socket.socket) -> None:
+        await room.wait()
+
+    monkeypatch.setattr(connection, "dispatch", note)
+    async with open_daemon(tmp_path) as daemon:
+        callers = [await daemon.call_as(STRANGER) for _ in range(20)]
+        monkeypatch.setattr(connection, "has_room", lambda sock: room.is_set())
+        monkeypatch.setattr(trio.lowlevel, "wait_writable", wait_writable)
+        for caller in callers:
+            await caller.send(encode(Request(2, "health", {})))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not begun.total()
+        trio.lowlevel.add_instrument(rounds)
+        room.set()
+        for caller in callers:
+            assert isinstance(await caller.receive(), Response)
+        trio.lowlevel.remove_instrument(rounds)
+    assert begun.total() == len(callers)
+    assert max(begun.values()) == 1
+
+
 async def test_who_is_there_when_mpsd_ends_is_told(tmp_path: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
         caller = await daemon.call_as()
