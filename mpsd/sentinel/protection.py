@@ -29,6 +29,7 @@ from mpsd.threads import run_in_thread
 log = structlog.get_logger()
 _AGAIN_SECONDS = 30.0  # after a failure clients go in without a sentinel for so long
 _KNOWN_SECONDS = 2.0  # until a running one has reported its client's pid
+_MOST_EARLY = 16  # named clients without a context, also such as had one: a sentinel has 64 places, a server 48
 
 
 class SentinelSettings(Struct, frozen=True):
@@ -234,16 +235,19 @@ class Protection(Struct):
     async def name_clients(self) -> bool:
         """Name the domain's clients to each sentinel, which then holds them after an exception; return whether any is new.
 
-        Not those that have only connected: a user can have thousands, each would take a place, and is looked at each time.
+        Of those without a context only few: a user can have thousands, each would take a place, and is looked at each time.
         """
-        is_new = False
-        members = {each.pid: each for each, seen_at in self.domain.members.items() if seen_at == math.inf}  # with a server
-        strangers = self.domain.client_pids - members.keys()
-        listed = [found for pid in strangers if (found := processes.find(pid))]
+        is_new, domain = False, self.domain
+        at_work = domain.client_pids.union(*domain.contexts.values())
+        members = {each.pid: each for each, seen_at in domain.members.items() if seen_at == math.inf}  # may have a channel
+        listed = [found for pid in domain.client_pids - members.keys() if (found := processes.find(pid))]
         for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
             watcher.forget_gone()
+            early = sum(each.pid not in at_work for each in watcher.added)
             for process in (*members.values(), *listed):
-                is_new |= await watcher.add(process)
+                is_early = process.pid not in at_work
+                if (not is_early or early < _MOST_EARLY) and await watcher.add(process):
+                    is_new, early = True, early + is_early
         return is_new
 
     def _adopt(self, gpu: str, watcher: Watcher) -> None:

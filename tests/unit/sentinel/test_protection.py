@@ -3,6 +3,7 @@
 import math
 import os
 import socket
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
 from mpsd.sentinel import protection as module
 from mpsd.sentinel.messages import UNLESS_CONTAINED, SentinelOp, pack_request
 from mpsd.sentinel.protection import Protection
@@ -54,6 +56,38 @@ async def test_a_process_that_has_only_connected_is_not_named() -> None:
         assert await protection.name_clients()
         _, descriptors, _, _ = socket.recv_fds(there, 64, 4, socket.MSG_DONTWAIT)
         os.close(descriptors[0])
+
+
+async def test_who_has_no_context_leaves_places_to_those_who_have() -> None:
+    """A process that has passed a descriptor to the vendor's daemon counts as one with a channel to its end, also after a
+    restart of mpsd: 62 idle ones of one user and two of mpsd's own took all places."""
+    idle = [ProcessId(pid, 1) for pid in range(1000, 1100)]
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.members = dict.fromkeys([*idle, ProcessId(2000, 1)], math.inf)
+    watcher = EndlessWatcher()
+    protection = Protection(domain, None, None, print, print, print, {"GPU-0": watcher})  # type: ignore[arg-type, dict-item]
+    for _ in range(2):
+        await protection.name_clients()
+        assert len(watcher.added) == 16
+    domain.contexts = {1: Counter([2000])}
+    assert await protection.name_clients()
+    assert {each.pid for each in watcher.added} - {each.pid for each in idle} == {2000}
+
+
+class EndlessWatcher:
+    """All processes that are named live."""
+
+    is_armed = True
+
+    def __init__(self) -> None:
+        self.added: set[ProcessId] = set()
+
+    def forget_gone(self) -> None: ...
+
+    async def add(self, process: ProcessId) -> bool:
+        is_new = process not in self.added
+        self.added.add(process)
+        return is_new
 
 
 async def test_a_sentinel_that_starts_while_it_must_not_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
