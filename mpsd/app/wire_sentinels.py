@@ -47,9 +47,9 @@ async def _prove(found: Startup) -> str:
     known = await run_in_thread(find)
     if known is None or not known.is_good:
         log.info("sentinel.test", gpus=names, driver=driver)
-        said = await _run_test(found)
+        before, said = known, await _run_test(found)
         known = await run_in_thread(find)
-        if known is None:
+        if known is None or known == before:
             raise VendorFailed(said or "it did not finish")
     return known.why
 
