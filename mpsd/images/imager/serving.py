@@ -1,7 +1,7 @@
 """The imager: a process that takes images of another process's arenas, or makes an arena of one (requests.py).
 
-It begins no context for an image that does not exist, and does not end while it makes one: after such an end the vendor's
-daemon may hang (docs/decisions/027).
+Unless asked to warm up, it begins no context for an image that does not exist.  At its end it waits for one that it makes, but
+not for ever: after an end before that the vendor's daemon may hang (docs/decisions/027).
 """
 
 import threading
@@ -15,8 +15,8 @@ from mpsd.images.rules.refusals import NoSuchImage
 
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
-# Methods of these:
 END_SECONDS = 5.0  # a context may wait for a place at MPS for as long as others have theirs
+# Methods of these:
 REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "other", "make", "fill", "renew")
 
 
