@@ -49,6 +49,7 @@ SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it w
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 SM_ERRORS = frozenset({700, 710, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
 _MOST_RECENT = 256
+_MOST_PRESENT = 256  # a server has some sixty clients
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
 
@@ -187,13 +188,16 @@ class Incidents:
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Return the domain's clients: members, and those that only the vendor's server lists, as without root.
 
-        Not those that have only connected: a user can have thousands, and each would be stored with each fault.
+        Not those that have only connected, and not all that may have a channel: a user can have thousands, and each would be
+        stored with each fault.  Those with a context come first; who is left out is not convicted without proof.
         """
         self._meet_listed(domain)
-        pids = domain.present_pids.union(*domain.contexts.values())
+        at_work = domain.client_pids.union(*domain.contexts.values())
+        pids = domain.present_pids | at_work
         listed = (self.parties.by_pid(pid) for pid in domain.client_pids)
         there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
-        return self.parties.present(domain.name, there, PRESENT_SECONDS)
+        few = sorted(there, key=lambda each: (each.pid not in at_work, each))[:_MOST_PRESENT]
+        return self.parties.present(domain.name, few, PRESENT_SECONDS)
 
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""

@@ -48,6 +48,19 @@ async def test_a_process_that_has_only_connected_was_not_there(world, autojump_c
     assert world.last.suspects == (listed, attached, logged, new)
 
 
+async def test_of_thousands_who_may_have_a_channel_few_were_there(world, autojump_clock):
+    """A process has one to its end, as far as mpsd knows, once it has passed a descriptor, or an earlier mpsd placed it."""
+    domain = world.domain()
+    for each in world.arrive(domain, *range(1000, 2000)):
+        domain.attach(each)
+    listed, logged = world.arrive(domain, 2001, 2002)
+    world.lists(domain, listed.pid)
+    domain.hear(ContextOpened(next(iter(domain.servers)), logged.pid))
+    world.say_fault(domain)
+    assert len(world.last.suspects) == 256
+    assert {listed, logged} <= set(world.last.suspects)
+
+
 async def test_who_went_before_its_servers_were_renewed_was_not_there(world, autojump_clock):
     domain = world.domain()
     _, gone = world.arrive(domain, 101, 102)
