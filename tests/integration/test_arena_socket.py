@@ -163,7 +163,8 @@ def test_memory_outlives_a_commit_and_what_is_anothers_is_not_there(machine: Mac
         assert (status.arenas, status.keeper.state, status.keeper.descriptors) == (1, "works", 3)
         owner.ask(calls.arena_close(mine.id))
         assert owner.ask(calls.arena_remove("kv")).used_bytes == 2 * GRANULE
-        assert open_descriptors(machine.daemon_pid()) <= before + 3  # the keeper, the connection to it, the file for refusals
+        most = before + 3  # the keeper, the connection to it, the file for refusals
+        wait_for("the end of what mpsd has opened", lambda: open_descriptors(machine.daemon_pid()) <= most)
         told = [event.topic for event in until(operator, "arena.removed")]
     wanted = ["created", "opened", "committed", "committed", "closed", "removed"]
     assert [topic for topic in told if topic.partition(".")[2] in wanted] == [f"arena.{word}" for word in wanted]

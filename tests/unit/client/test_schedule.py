@@ -28,8 +28,9 @@ class FakeTaking:
     def wait_for_answer(self, stop: threading.Event, seconds: float, limit: float = math.inf) -> bool:
         return not stop.is_set()
 
-    def barrier(self, timeout: float) -> None:
+    def barrier(self, timeout: float, *, is_waited_for: bool = False) -> None:
         self.barriers += 1
+        self.is_waited_for = is_waited_for
         self._arena.had_barrier.release()
 
     def wait(self) -> str:
@@ -91,6 +92,7 @@ def test_the_last_image_has_its_barrier_after_the_last_step(schedule: Any, arena
     assert [each.barriers for each in arena.takings] == [0], "the program may publish again before it leaves its block"
     assert schedule.take_last() is arena.takings[0]
     assert arena.takings[0].barriers == 1
+    assert arena.takings[0].is_waited_for
 
 
 def test_an_image_that_is_prepared_already_becomes_the_last_one(schedule: Any, arena: FakeArena) -> None:
