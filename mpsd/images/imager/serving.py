@@ -15,9 +15,9 @@ from mpsd.images.rules.refusals import NoSuchImage
 
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
-END_SECONDS = 5.0  # a context may wait for a place at MPS for as long as others have theirs
 # Methods of these:
 REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "other", "make", "fill", "renew")
+END_SECONDS = 5.0  # a context may wait for a place at MPS for as long as others have theirs
 
 
 def serve(descriptor: int) -> int:
@@ -34,7 +34,7 @@ def serve(descriptor: int) -> int:
 
 
 def _serve(channel: Channel, first: SimpleQueue[dict[str, Any]]) -> None:
-    is_first, work = True, None
+    is_first, work = True, None  # is_first: `first` has nothing yet
     while request := channel.receive():
         with request:
             try:
