@@ -271,6 +271,27 @@ def restless(_: int) -> dict[str, Any]:
     }
 
 
+def freed(_: int) -> dict[str, Any]:
+    """Free an allocation with blocks that wait for the barrier: they are expected no more."""
+    scene = Scene()
+    expected_bytes: list[int] = []
+    image = Taking(scene.copier, scene.memory, scene.save, expected_bytes.append)
+    hash_blocks, words = scene.copier.hash, itertools.count(100)
+    first, _ = ALLOCATIONS[0]
+
+    def busy(table: int, count: int, out: int, to: int = 0, parts: int = 1) -> None:
+        scene.client.write(first, next(words))
+        hash_blocks(table, count, out, to, parts)
+
+    scene.copier.hash = busy  # type: ignore[method-assign]
+    image.prepare()
+    scene.copier.hash = hash_blocks  # type: ignore[method-assign]
+    scene.memory.keep([each for each in scene.memory.allocations.items() if each[0] != first * BLOCK_BYTES])
+    image.stage()
+    image.finish()
+    return {"expected": sum(expected_bytes) // BLOCK_BYTES, "saved": len(scene.saved), "all": len(BLOCKS)}
+
+
 def fail(_: int) -> dict[str, Any]:
     """Let the store fail, then a call of the driver; report the slots that are free then, and the next image."""
     scene = Scene()
@@ -347,6 +368,7 @@ def lose_what_was_staged(_: int) -> dict[str, Any]:
 VERBS = {"lost": lose_what_was_staged, "shared": shared}
 VERBS |= {"fail": fail, "hash": check_hash, "hostile": hostile, "naive": naive, "no_room": no_room}
 VERBS |= {"barrier": write_at_the_barrier, "changing": write_what_kept_changing, "early": early, "restless": restless}
+VERBS |= {"freed": freed}
 
 if __name__ == "__main__":
     print(json.dumps(VERBS[sys.argv[1]](int(sys.argv[2]))))

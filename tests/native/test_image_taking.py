@@ -75,6 +75,12 @@ def test_blocks_that_change_all_the_time_are_copied_once(machine: Machine) -> No
     assert run(machine, "restless") == {"copied": True, "staged": 4, "direct": 0, "expected": 7, "right": True}
 
 
+def test_blocks_that_are_freed_before_their_copy_are_not_expected(machine: Machine) -> None:
+    """The progress ends at all that was to be copied."""
+    found = run(machine, "freed")
+    assert found["expected"] == found["saved"] == found["all"] - 1
+
+
 def test_blocks_that_an_earlier_image_has_are_not_copied_again_unless_they_change(machine: Machine) -> None:
     found = run(machine, "shared")
     assert found == {"copied": True, "looks_at_all": 1, "saved": True, "right": True, "hashes": True}

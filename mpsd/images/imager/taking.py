@@ -205,8 +205,8 @@ class Taking:
         self, copier: Copier, memory: ArenaMemory, save: Save, expect: Callable[[int], None] = lambda size: None,
         share: Share = lambda offset, sums: False,
     ) -> None:  # fmt: skip
-        """save: called for each block, in several threads.  expect: called with the bytes to be saved, before they are.  share:
-        called for each block before that."""
+        """save: called for each block, in several threads.  expect: called with the bytes to be saved, before they are, and
+        with a number below 0 for those that will not be.  share: called for each block before that."""
         self._copier, self._memory, self._save, self._expect, self._share = copier, memory, save, expect, share
         self._staging: DeviceMemory | None = None
         self._staged_places: BlockTable | None = None
@@ -235,6 +235,7 @@ class Taking:
         _, here, there = numpy.intersect1d(self._offsets, before, return_indices=True)
         for new, each in zip((self._saved, self._is_saved, self._is_expected), old, strict=True):
             new[here] = each[there]
+        self._expect((int(self._is_expected.sum()) - int(old[2].sum())) * BLOCK_BYTES)  # what is gone will not be copied
         self._changing = numpy.zeros(0, numpy.int64)
         if self._table:
             self._table.close()
