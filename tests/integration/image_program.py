@@ -248,8 +248,8 @@ def die_in_use(directory: str) -> None:
 
 
 def look(name: str) -> None:
-    """Adopt an arena, print what it has, and change it."""
-    with Arena.open(name) as arena:
+    """Adopt an arena, print what it has, and change it.  The work of its writer before may not have ended yet."""
+    with Arena.open(name, wait=20.0) as arena:
         fetched = arena.fetch_state()
         step = text = None
         if fetched:
