@@ -191,7 +191,8 @@ def test_the_next_mpsd_takes_it_over(machine: Machine) -> None:
     assert machine.wait_for_journal("sentinel.adopted")["pids"] == [before[1]]
     wait_for("the client in the list", lambda: machine.clients() == {client.pid})
     machine.counter().ready()
-    assert len(machine.journal("sentinel.ready")) == 1
+    ready = [each["domain"] for each in machine.journal("sentinel.ready")]
+    assert len(ready) == len(set(ready)), "a spare may have one, too"
     assert is_running(before[0])
     assert machine.ask("quit -t 0").returncode == 0
     assert not machine.processes()
