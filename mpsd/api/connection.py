@@ -96,7 +96,6 @@ class Connection(Struct, eq=False):
                     try:
                         is_over = not datagram.data
                         if not is_over:
-                            await self._take_turn()
                             await self._answer(parse(datagram), datagram.descriptors)
                     finally:
                         await self.closings.close(self.share, datagram.descriptors.take())
@@ -200,6 +199,7 @@ class Connection(Struct, eq=False):
                 if self.subscription is not None:
                     continue  # a subscriber need not send anything
                 raise Idle(f"no request came for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
+            await self._take_turn()  # before the descriptors come: others of this user would wait with theirs
             await self.closings.room(self.share)
             try:
                 return receive_now(self.sock, MAX_BYTES)
