@@ -81,12 +81,14 @@ class Copier:
         self.kernel.launch(self.stream, table, count, self._key.address, out, to, parts)
 
     def save(
-        self, addresses: Sequence[int], done: Callable[[int, bytes, memoryview], None], *, rate: float = MOST_RATE
-    ) -> None:
+        self, addresses: Sequence[int], done: Callable[[int, bytes, memoryview], None], *, rate: float = MOST_RATE,
+        sums: int = 0,
+    ) -> None:  # fmt: skip
         """Copy blocks to the host in pieces, and call done(number, hash, bytes) for each, in several threads.
 
-        rate: so many bytes a second at most, so that a client goes on.  The bytes last until `done` returns.  Raises what
-        `done` raised first, after all threads are through."""
+        rate: so many bytes a second at most, so that a client goes on.  sums: where the GPU has the hashes of the blocks, for
+        blocks that do not change any more.  The bytes last until `done` returns.  Raises what `done` raised first, after all
+        threads are through."""
         failed: list[BaseException] = []
         ended = threading.Semaphore(0)
         begun, began = 0, time.monotonic()
@@ -96,29 +98,39 @@ class Copier:
             piece = addresses[first : first + PIECE_BLOCKS]
             try:
                 if not failed:
-                    self._enqueue(slot, piece)
+                    self._enqueue(slot, piece, sums and sums + first * SUMS_BYTES)
             except BaseException as exc:
                 failed.append(exc)
             if failed:
                 self._free.put(slot)
                 break
             begun += 1
-            self._pool.submit(self._deliver, slot, first, len(piece), done, failed, ended)
+            self._pool.submit(self._deliver, slot, range(first, first + len(piece)), 1 if sums else PARTS, done, failed, ended)
         for _ in range(begun):
             ended.acquire()
         if failed:
             raise failed[0]
 
-    def _enqueue(self, slot: int, piece: Sequence[int]) -> None:
-        """Copy a piece into the slot, hash it on the way, and copy it to the host; the slot's event is when all is there."""
+    def _enqueue(self, slot: int, piece: Sequence[int], sums: int = 0) -> None:
+        """Copy a piece to the slot's place in the host; the slot's event is when it is there, with the hashes.
+
+        sums: where the GPU has the hashes of the blocks, which do not change any more.  Otherwise blocks may change: they are
+        copied to the ring, and hashed on the way."""
         number = slot * PIECE_BLOCKS
         ring, host = (memory.address + number * BLOCK_BYTES for memory in (self._ring, self._host))
-        struct.pack_into(f"={len(piece)}Q", self._host_table.view, number * 8, *piece)
-        table, out = self._host_table.address + number * 8, self._host_hashes.address + number * PARTS * SUMS_BYTES
-        self.hash(table, len(piece), out, ring, PARTS)
-        for first in range(0, len(piece), DMA_BLOCKS):
-            at, size = first * BLOCK_BYTES, min(DMA_BLOCKS, len(piece) - first) * BLOCK_BYTES
-            call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream)
+        rows = number * PARTS * SUMS_BYTES
+        if sums:
+            size = len(piece) * SUMS_BYTES
+            self._host_hashes.view[rows : rows + size] = bytes(size)  # a GPU that fails may leave what was there
+            for index, address in enumerate(piece):
+                call(driver.cuMemcpyDtoHAsync, host + index * BLOCK_BYTES, address, BLOCK_BYTES, self.stream)
+            call(driver.cuMemcpyDtoHAsync, self._host_hashes.address + rows, sums, size, self.stream)
+        else:
+            struct.pack_into(f"={len(piece)}Q", self._host_table.view, number * 8, *piece)
+            self.hash(self._host_table.address + number * 8, len(piece), self._host_hashes.address + rows, ring, PARTS)
+            for first in range(0, len(piece), DMA_BLOCKS):
+                at, size = first * BLOCK_BYTES, min(DMA_BLOCKS, len(piece) - first) * BLOCK_BYTES
+                call(driver.cuMemcpyDtoHAsync, host + at, ring + at, size, self.stream)
         call(driver.cuEventRecord, self._copied[slot], self.stream)
 
     @contextmanager
@@ -131,7 +143,7 @@ class Copier:
 
             def wait() -> list[tuple[bytes, memoryview]]:
                 call(driver.cuEventSynchronize, self._copied[slot])
-                return [self._block(slot * PIECE_BLOCKS + index) for index in range(len(addresses))]
+                return [self._block(slot, index, PARTS) for index in range(len(addresses))]
 
             try:
                 yield wait
@@ -140,20 +152,22 @@ class Copier:
         finally:
             self._free.put(slot)
 
-    def _block(self, number: int) -> tuple[bytes, memoryview]:
-        """Return the hash and the bytes of a block that was copied to this place of the ring."""
-        rows = self._host_hashes.view[number * PARTS * SUMS_BYTES : (number + 1) * PARTS * SUMS_BYTES]
-        sums = numpy.frombuffer(rows, numpy.uint64).reshape(PARTS, SUMS).sum(axis=0, dtype=numpy.uint64)
+    def _block(self, slot: int, index: int, parts: int) -> tuple[bytes, memoryview]:
+        """Return the hash, the sum of that of the parts, and the bytes of a block that was copied to this place of a slot."""
+        number = slot * PIECE_BLOCKS + index
+        first = slot * PIECE_BLOCKS * PARTS + index * parts
+        rows = self._host_hashes.view[first * SUMS_BYTES : (first + parts) * SUMS_BYTES]
+        sums = numpy.frombuffer(rows, numpy.uint64).reshape(parts, SUMS).sum(axis=0, dtype=numpy.uint64)
         return sums.tobytes(), self._host.view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
     def _deliver(
-        self, slot: int, first: int, count: int, done: Callable[[int, bytes, memoryview], None],
+        self, slot: int, numbers: range, parts: int, done: Callable[[int, bytes, memoryview], None],
         failed: list[BaseException], ended: threading.Semaphore,
     ) -> None:  # fmt: skip
         try:
             call(driver.cuEventSynchronize, self._copied[slot])
-            for index in range(count):
-                done(first + index, *self._block(slot * PIECE_BLOCKS + index))
+            for index, number in enumerate(numbers):
+                done(number, *self._block(slot, index, parts))
         except BaseException as exc:
             failed.append(exc)
         finally:
@@ -251,8 +265,8 @@ class Taking:
         """Tell of each block whether its saved bytes have another hash than now."""
         return ~self._is_saved[numbers] | (now != self._saved[numbers]).any(axis=1)
 
-    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE) -> None:
-        """Save these blocks from these addresses."""
+    def _copy(self, numbers: Any, addresses: Any, rate: float = MOST_RATE, sums: int = 0) -> None:
+        """Save these blocks from these addresses.  sums: as of Copier.save."""
 
         def done(index: int, sums: bytes, data: memoryview) -> None:
             number = numbers[index]
@@ -262,7 +276,7 @@ class Taking:
 
         self._expect(int((~self._is_expected[numbers]).sum()) * BLOCK_BYTES)
         self._is_expected[numbers] = False
-        self._copier.save(addresses.tolist(), done, rate=rate)
+        self._copier.save(addresses.tolist(), done, rate=rate, sums=sums)
 
     def _copy_from_arena(self, numbers: Any, rate: float = MOST_RATE) -> None:
         self._copy(numbers, self._memory.base + self._offsets[numbers], rate)
@@ -363,12 +377,19 @@ class Taking:
         return len(self._staged) * BLOCK_BYTES, len(rest) * BLOCK_BYTES
 
     def finish(self, rate: float = MOST_RATE) -> None:
-        """Copy what was staged to the host, so many bytes a second at most, and free its memory.  Raises OSError if that is not
-        what was staged any more, as when the GPU fails."""
-        first = self._staging.address if self._staging else 0
-        self._copy(self._staged, first + self._staged_at.astype(numpy.uint64) * BLOCK, rate)
-        if (self._saved[self._staged] != self._staged_hashes).any():
-            raise OSError("what was copied inside the GPU at the barrier has changed: has the GPU failed?")
+        """Copy what was staged to the host, so many bytes a second at most, and free its memory.  Raises OSError if the GPU did
+        not copy it, as when it fails.
+
+        The copies do not change, so the hashes of the barrier are theirs.  These go to the GPU and come back behind each
+        piece: the GPU has copied what they follow."""
+        if len(self._staged):
+            assert self._staged_places
+            assert self._staging
+            sums, hashes = self._staged_places.out.address, self._staged_hashes.tobytes()
+            call(driver.cuMemcpyHtoD, sums, hashes, len(hashes))
+            self._copy(self._staged, self._staging.address + self._staged_at.astype(numpy.uint64) * BLOCK, rate, sums)
+            if (self._saved[self._staged] != self._staged_hashes).any():
+                raise OSError("what was copied inside the GPU at the barrier did not come to the host: has the GPU failed?")
         self.close()
 
     def close(self) -> None:
