@@ -61,8 +61,8 @@ def take(shape: Shape, tokens: int, directory: str) -> None:
         model.fill(1)
         with torch.device("cuda"):
             kv = cache_of(shape, tokens // PAGE, PAGE, torch.bfloat16)
-        for layer in kv:
-            layer.normal_()  # as many different blocks as a cache in use has
+        for page in kv:
+            page.normal_()  # as many different blocks as a cache in use has
     save(arena, {"model": model, "kv": kv})
     token, logit = first_token(model)
     began = time.monotonic()

@@ -68,6 +68,16 @@ ASKED = [(prompt(1, 30), {}), (prompt(2, 1), {}), (prompt(3, 70), {}), (prompt(4
 WARM = [(tokens, {"seed": 7, "temperature": 0.8, "top_k": 10}) for tokens, _ in ASKED]
 
 
+def test_a_step_writes_one_page_of_each_text(memory: Memory) -> None:
+    """An image of the arena then copies few blocks, and a move to another GPU pauses for less."""
+    model, kv = memory.state["model"], memory.state["kv"].clone()
+    before, tokens = kv.clone(), torch.tensor([[5], [9]])
+    pages = torch.tensor([[3, 1, 7], [2, 8, 4]])
+    model(tokens, torch.tensor([[9], [17]]), kv, torch.tensor([1 * 8 + 1, 4 * 8 + 1]), pages)
+    changed = (kv != before).flatten(1).any(1).nonzero().flatten().tolist()
+    assert (kv.shape[0], changed) == (SIZE.pages, [1, 4])
+
+
 def test_pieces_and_steps_give_what_the_whole_text_gives(memory: Memory) -> None:
     for (tokens, _), found in zip(ASKED, answers(memory, ASKED), strict=True):
         expected = logits_of(memory.state["model"], tokens + found)[len(tokens) - 1 : -1].argmax(-1)

@@ -60,7 +60,7 @@ class TorchMaker:
         from model import SHAPES
 
         self.shape, self.size, self.seed, self.device = SHAPES[shape], size, seed, device
-        self.extra = {"engine": "torch", "shape": shape, "seed": seed, **asdict(size)}
+        self.extra = {"engine": "torch", "cache": "by page", "shape": shape, "seed": seed, **asdict(size)}
         self.engine: Any = None
 
     @property

@@ -130,24 +130,30 @@ class Model(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, kv: Tensor, places: Tensor, pages: Tensor) -> Tensor:
         """Return the output of the last layer for tokens [batch, length] at these positions; `head` makes logits from it.
 
-        kv: [layers, 2, pages, page, kv_heads, head].  places: where the keys and values of these tokens go in it, counted in
-        tokens.  pages: [batch, most], the pages of each text; a token attends to places up to its own position only.
+        kv: of `cache_of`.  places: where the keys and values of these tokens go in it, counted in tokens.  pages: [batch,
+        most], the pages of each text; a token attends to places up to its own position only.
         """
-        page = kv.shape[3]
+        page, parts = kv.shape[3], 2 * len(self.layers)
         cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
         is_hidden = torch.arange(pages.shape[1] * page, device=kv.device) > positions[:, :, None]
+        each = torch.arange(parts, device=kv.device).view(-1, 2, 1)  # of a page: a part of each layer for keys, one for values
+        into = (each + places.flatten() // page * parts) * page + places.flatten() % page
+        out_of = each + pages.flatten() * parts
         x = self.embedding(tokens)
-        for layer, cache in zip(self.layers, kv, strict=True):
+        for number, layer in enumerate(self.layers):
             q, k, v = layer.split(x, cos, sin)
-            cache.flatten(1, 2).index_copy_(1, places.flatten(), torch.stack((k, v)).flatten(1, 2))
-            there = cache.index_select(1, pages.flatten()).view(2, pages.shape[0], -1, *cache.shape[-2:])
+            kv.flatten(0, 3).index_copy_(0, into[number].flatten(), torch.stack((k, v)).flatten(0, 2))
+            there = kv.flatten(0, 2).index_select(0, out_of[number].flatten()).view(2, pages.shape[0], -1, *kv.shape[-2:])
             x = layer.mix(x, attend(q, there[0], there[1], is_hidden))
         return self.norm(x)
 
 
 def cache_of(shape: Shape, pages: int, page: int, dtype: torch.dtype) -> Tensor:
-    """Return an empty cache on the default device.  It is zeroed: a hidden NaN would still spoil the attention's product."""
-    return torch.zeros(shape.layers, 2, pages, page, shape.kv_heads, shape.head, dtype=dtype)
+    """Return an empty cache on the default device: [pages, layers, 2, page, kv_heads, head].
+
+    A page has the keys and values of all layers, so that a step writes one place for each text, and an image of the arena
+    copies few blocks of it.  The cache is zeroed: a hidden NaN would still spoil the attention's product."""
+    return torch.zeros(pages, shape.layers, 2, page, shape.kv_heads, shape.head, dtype=dtype)
 
 
 def be_deterministic() -> None:
