@@ -3,7 +3,7 @@
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -95,9 +95,9 @@ class ImageReader:
         """Return whether the block of this number has these sums."""
         return self._directory.hash_of.name_of(sums) == self.manifest.arenas[arena].place(number).id
 
-    def places(self, arena: int) -> tuple[list[int], list[int]]:
-        """Return the descriptor of each block's pack, or -1 if it cannot be opened, and the slot there."""
-        packs, slots = self.manifest.arenas[arena].slots()
+    def places(self, arena: int, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the descriptor of the pack of each of these blocks, or -1 if it cannot be opened, and the slot there."""
+        packs, slots = self.manifest.arenas[arena].slots(numbers)
         files = {number: self._descriptor_of(number) for number in set(packs)}
         return [files[number] for number in packs], slots
 

@@ -24,7 +24,7 @@ from mpsd.images.imager.device import ExportedMemory, Gpu, PinnedMemory, call, m
 from mpsd.images.imager.filling import PIECE_BLOCKS, Filling
 from mpsd.images.imager.lanes import BUFFER_BYTES, Lanes
 from mpsd.images.reader import ImageReader
-from mpsd.images.rules.manifest import block_offsets
+from mpsd.images.rules.manifest import BLOCK_BYTES, block_offsets
 from mpsd.images.store import Images
 from mpsd.native import ffi, lib
 
@@ -100,7 +100,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> float:
 
 def read_alone(image: ImageReader, count: int, way: str) -> float:
     """Read all blocks to small buffers, by calls, or through a mapping of the packs."""
-    files, slots = image.places(0)
+    files, slots = image.places(0, range(image.manifest.content_bytes // BLOCK_BYTES))
     maps = {file: mmap.mmap(file, 0, prot=mmap.PROT_READ) for file in set(files)} if way == "mapped" else {}
     starts = {file: _address(each) for file, each in maps.items()}
     places: Iterator[tuple[int, int]] = iter(list(zip(files, slots, strict=True)))

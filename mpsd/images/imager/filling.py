@@ -33,7 +33,7 @@ class Filling:
         threads."""
         self._image, self._arena, self._blocks, self._order = image, arena, blocks, order
         self._note_done, self._is_wanted = done, is_wanted
-        self._files, self._slots = image.places(arena)
+        self._files, self._slots = image.places(arena, order)  # by the place in the order
         self._piece_blocks = min(piece_blocks, MOST_BLOCKS)
         self._next = 0  # place in the order
         self._failures: dict[int, BaseException] = {}  # by the place in the order where the piece begins
@@ -43,6 +43,9 @@ class Filling:
         """Send the blocks; return False if they are not wanted any more.
 
         Raise ImageDamaged, or OSError; the pieces before the failed one are there."""
+        each = -(-len(self._order) // len(lanes))  # few blocks are for all lanes, and one block needs a single thread
+        self._piece_blocks = min(self._piece_blocks, max(1, each))
+        lanes = lanes[: max(1, -(-len(self._order) // self._piece_blocks))]
         with ThreadPoolExecutor(len(lanes), "filling", gpu.set_current) as pool:
             list(pool.map(self._send_pieces, lanes))
         if self._failures:
@@ -86,7 +89,7 @@ class Filling:
     def _send(self, lane: Lane, place: int, first: int) -> tuple[int, int, int]:
         """Return what `_check` wants."""
         numbers = self._numbers(first)
-        files, slots = ([column[number] for number in numbers] for column in (self._files, self._slots))
+        files, slots = (column[first : first + len(numbers)] for column in (self._files, self._slots))
         return place, first, lane.send(place, files, slots, [self._blocks[number][1] for number in numbers])
 
     def _check(self, lane: Lane, place: int, first: int, count: int) -> None:

@@ -92,10 +92,11 @@ class Copier:
         failed: list[BaseException] = []
         ended = threading.Semaphore(0)
         begun, began = 0, time.monotonic()
-        for first in range(0, len(addresses), PIECE_BLOCKS):
+        size = min(PIECE_BLOCKS, max(1, -(-len(addresses) // SLOTS)))  # few blocks are for all threads, too
+        for first in range(0, len(addresses), size):
             time.sleep(max(0.0, began + first * BLOCK_BYTES / rate - time.monotonic()))
             slot = self._free.get()
-            piece = addresses[first : first + PIECE_BLOCKS]
+            piece = addresses[first : first + size]
             try:
                 if not failed:
                     self._enqueue(slot, piece, sums and sums + first * SUMS_BYTES)

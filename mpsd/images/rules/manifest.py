@@ -85,9 +85,9 @@ class ArenaImage(Struct, frozen=True):
     def place(self, number: int) -> BlockPlace:
         return BlockPlace(*_PLACE.unpack_from(self.places, number * _PLACE.size))
 
-    def slots(self) -> tuple[list[int], list[int]]:
-        """Return the packs of all blocks, and their slots there."""
-        found = list(_SLOT.iter_unpack(self.places))
+    def slots(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the packs of these blocks, and their slots there."""
+        found = [_SLOT.unpack_from(self.places, number * _SLOT.size) for number in numbers]
         return [pack for pack, _ in found], [slot for _, slot in found]
 
 
