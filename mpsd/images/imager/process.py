@@ -105,7 +105,6 @@ class OpenArena:
         assert self._taking
         self._gpu.set_current()
         self._taking.finish(rate)
-        self._taking = None
         return self.noted_facts()
 
     def give_up(self) -> None:
@@ -164,14 +163,14 @@ class Imager:
         self._parity.prepare()
 
     def stage(self, request: Request) -> None:
-        """Stage, let the client go on, and complete the image."""
+        """Stage, let the client go on, and complete the image.  What need not be done before that is done afterwards."""
         arenas, parity = self._arenas.values(), self._parity
         if parity:
             facts = [each.noted_facts() for each in arenas]
             staged, direct = 0, parity.stage()
         else:
             staged, direct = (sum(each) for each in zip(*(each.stage() for each in arenas), strict=True))
-        until = request.asked.get("until")
+        until, is_waited_for = request.asked.get("until"), bool(request.asked.get("is_waited_for"))
         if until is not None and time.monotonic() > until:  # it may have written since what was found unchanged was hashed
             raise ClientWroteError("the client stood still for a shorter time than the barrier took")
         instant, writer = time.time(), self._writer
@@ -181,12 +180,15 @@ class Imager:
         if parity:
             manifest = parity.finish(instant, facts)
         else:
-            rate = math.inf if request.asked.get("is_waited_for") else MOST_RATE
+            rate = math.inf if is_waited_for else MOST_RATE
             manifest = writer.finish(instant, [each.finish(rate) for each in arenas], is_latest=True)
         self._writer = self._parity = None
         self._channel.answer("complete", name=manifest.name, bytes=manifest.content_bytes, new_bytes=writer.new_bytes)
         with suppress(*FAILURES):  # the image is complete; the next one tries again
-            self._images.tidy()
+            for each in arenas:
+                each.give_up()
+            if not is_waited_for:  # else a replica reads the image now, and would wait for the directory's lock
+                self._images.tidy()
 
     def give_up(self, why: str = "") -> None:
         """End the image that is under way; it leaves nothing.  why: it has failed."""

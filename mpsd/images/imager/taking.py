@@ -378,8 +378,8 @@ class Taking:
         return len(self._staged) * BLOCK_BYTES, len(rest) * BLOCK_BYTES
 
     def finish(self, rate: float = MOST_RATE) -> None:
-        """Copy what was staged to the host, so many bytes a second at most, and free its memory.  Raises OSError if the GPU did
-        not copy it, as when it fails.
+        """Copy what was staged to the host, so many bytes a second at most.  Raises OSError if the GPU did not copy it, as
+        when it fails.
 
         The copies do not change, so the hashes of the barrier are theirs.  These go to the GPU and come back behind each
         piece: the GPU has copied what they follow."""
@@ -391,7 +391,6 @@ class Taking:
             self._copy(self._staged, self._staging.address + self._staged_at.astype(numpy.uint64) * BLOCK, rate, sums)
             if (self._saved[self._staged] != self._staged_hashes).any():
                 raise OSError("what was copied inside the GPU at the barrier did not come to the host: has the GPU failed?")
-        self.close()
 
     def close(self) -> None:
         for each in (self._staged_places, self._table, self._staging):

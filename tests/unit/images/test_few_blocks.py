@@ -23,7 +23,7 @@ def test_to_the_host(blocks: int, largest: int, monkeypatch: pytest.MonkeyPatch)
         made._free.put(slot)
         _[-1].release()
 
-    monkeypatch.setattr(made, "_enqueue", lambda slot, piece: pieces.append(list(piece)))
+    monkeypatch.setattr(made, "_enqueue", lambda slot, piece, sums: pieces.append(list(piece)))
     monkeypatch.setattr(made, "_deliver", deliver)
     made.save(range(blocks), lambda *_: None, rate=float("inf"))
     assert [each for piece in pieces for each in piece] == list(range(blocks))

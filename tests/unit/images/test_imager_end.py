@@ -52,13 +52,14 @@ def test_no_image_is_of_a_client_that_went_on_before_the_barrier_ended() -> None
     process = pytest.importorskip("mpsd.images.imager.process")
     said: list[str] = []
     rates: list[float] = []
-    arena = SimpleNamespace(stage=lambda: (0, 0), finish=rates.append)
+    done: list[str] = []
+    arena = SimpleNamespace(stage=lambda: (0, 0), finish=rates.append, give_up=lambda: done.append("freed"))
     finished = SimpleNamespace(name="one", content_bytes=0)
     made: Any = object.__new__(process.Imager)
     vars(made).update(
-        _arenas={"llm": arena}, _parity=None, _images=SimpleNamespace(tidy=lambda: None),
+        _arenas={"llm": arena}, _parity=None, _images=SimpleNamespace(tidy=lambda: done.append("tidied")),
         _channel=SimpleNamespace(answer=lambda kind, **_: said.append(kind) or True),
-        _writer=SimpleNamespace(finish=lambda *_, **__: finished, new_bytes=0),
+        _writer=SimpleNamespace(finish=lambda *_, **__: done.append("published") or finished, new_bytes=0),
     )  # fmt: skip
     writer, now = made._writer, time.monotonic()
     with pytest.raises(process.ClientWroteError, match="stood still"):
@@ -69,3 +70,4 @@ def test_no_image_is_of_a_client_that_went_on_before_the_barrier_ended() -> None
         made.stage(SimpleNamespace(asked=asked))
     assert said == ["staged", "complete"] * 3
     assert rates[0] == rates[1] < math.inf == rates[2], "a client that does nothing meanwhile is not spared"
+    assert done == [*2 * ("published", "freed", "tidied"), "published", "freed"], "a replica does not wait for the lock then"
