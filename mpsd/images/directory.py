@@ -258,6 +258,13 @@ class ImageDirectory:
                 os.unlink(name, dir_fd=self.complete)  # it was free before
             raise
 
+    def sync_packs(self) -> None:
+        """Wait until the disk has the names of all packs.  Raise NoRoom or OSError."""
+        try:
+            os.fsync(self.packs)
+        except OSError as exc:
+            raise explained(exc) from None
+
     def stored_bytes(self) -> int:
         """Return the disk space of all packs."""
         return sum(_disk_bytes(self.packs, name) for name in os.listdir(self.packs))

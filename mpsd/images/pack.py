@@ -67,10 +67,10 @@ class Pack:
             raise explained(exc) from None
 
     def sync(self) -> None:
-        """Wait until the disk has everything that was written.  Raise as `write`."""
+        """Wait until the disk has everything that was written, but for the pack's name (ImageDirectory.sync_packs).  Raise as
+        `write`."""
         try:
             os.fsync(self.descriptor)
-            os.fsync(self._directory)
         except OSError as exc:
             raise explained(exc) from None
 

@@ -174,6 +174,7 @@ class ImageWriter:
             self._release(self._places.pop(where))
         for pack in self._packs.values():
             pack.sync()
+        self._directory.sync_packs()
         with self._directory.locked():
             self._share_with_later()
             manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas), members)

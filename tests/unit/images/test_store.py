@@ -314,3 +314,14 @@ def test_limits_that_cannot_be_read_are_not_taken_for_none(images: Images, path:
     images.set_limits(Limits(keep=2))
     assert images.directory.limits() == Limits(keep=2)
     assert os.listdir(images.directory.packs) == []
+
+
+def test_the_names_of_all_packs_reach_the_disk_at_once(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait for the disk is a part of the pause of a move whose images are there."""
+    synced: list[int] = []
+    found = os.fsync
+    with images.begin("several", files=4) as new:
+        new.add("model", 0, block(1))
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or found(descriptor))
+        new.finish(1.0, [facts(0)])
+    assert synced.count(images.directory.packs) == 1
