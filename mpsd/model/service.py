@@ -204,7 +204,7 @@ class ReplicaReport(Struct, frozen=True):
 class ReplicaOrder(Struct, frozen=True):
     """The order to the process that keeps a replica: standby or serve.  steps: publishes that the replica lacks; None: not
     known.  has_gpu_failed: the service's GPU, for the next report.  generation: in which it writes its arena.  is_moving: the
-    service moves to this replica, which should look for images often."""
+    service moves to this replica, which should look for images often; to serve: it has the last barrier."""
 
     order: Order
     generation: int

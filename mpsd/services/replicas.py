@@ -95,7 +95,8 @@ class Replicas:
         if replica is None or replica.process != process or replica.of != of.id:
             replica = Replica(arena_id, process, of.id, coordinator.parts.clock_ns(), coordinator.parts.clock(), report)
             self._by_arena[arena_id] = replica
-        replica.last, replica.steps = report, await self._steps(of, report)
+        replica.last = report
+        replica.steps = await self._steps(replica, of)
         self._look(replica)
         self.reported.emit(replica)
         with trio.move_on_after(wait_seconds):
@@ -106,7 +107,7 @@ class Replicas:
                         await trio.sleep_forever()
                     await record.changed.wait()
         if self._why_replace(replica):
-            replica.steps = await self._steps(coordinator.vault.find_id(of.id), report)  # the active has ended
+            replica.steps = await self._steps(replica, coordinator.vault.find_id(of.id))  # the active has ended
         if why := self._why_replace(replica):
             return self._replace(replica, generation, why)
         return ReplicaOrder(
@@ -150,8 +151,11 @@ class Replicas:
             coordinator.events.publish(record, "behind", seconds=seconds, bound=replica.last.bound_seconds, **facts)
         replica.is_behind = is_behind
 
-    async def _steps(self, of: Arena, report: ReplicaReport) -> int | None:
+    async def _steps(self, replica: Replica, of: Arena) -> int | None:
         """Return how often the active has published after the replica's record; None: not known."""
+        report, record = replica.last, self._coordinator.records.get(of.id)
+        if record is not None and record.move is not None and self._is_moving_to(replica) and record.move.is_complete(report):
+            return 0  # it has stopped there; to ask the keeper would be a part of the pause
         try:
             descriptor = await self._coordinator.vault.state_descriptor(of.id)
         except MpsdError:  # the keeper has died
@@ -261,7 +265,7 @@ class Replicas:
             self._pass_on(record, settings)
         facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
         coordinator.events.publish(record, "moved", why=why, bound=lag.bound_seconds, **facts)
-        return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps)
+        return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps, is_moving=why == MOVE_ASKED)
 
     @contextmanager
     def _settings_stored(self, old: ServiceRecord | None, arena_id: int) -> Iterator[None]:

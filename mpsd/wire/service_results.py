@@ -108,7 +108,8 @@ REPLICA_ORDER = Result(
     Field("why", TEXT, "for people"),
     Field("steps", maybe(WHOLE), "how often the active has published after the record of the replica; nil: not known"),
     Field("has_gpu_failed", BOOLEAN, "the GPU of the service has: say so in your next call, as a later mpsd does not know"),
-    Field("is_moving", BOOLEAN, "the service moves to you: look for images often", absent="False"),
+    Field("is_moving", BOOLEAN, "the service moves to you: look for images often; with `serve`: you have its last barrier",
+          absent="False"),
 )  # fmt: skip
 
 MOVE = Result(

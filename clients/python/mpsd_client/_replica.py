@@ -203,8 +203,9 @@ class Replica:
         to the arena.  Return whether memory or layout are others than before.  Raises ImageError."""
         assert self._arena
         arena, is_new = self._arena, False
-        for _ in range(COMPLETE_TRIES):
-            is_new = self.follow() or is_new
+        for number in range(COMPLETE_TRIES):
+            if number or not self._is_moving:  # else mpsd knows that it has the last barrier, after which there is no image
+                is_new = self.follow() or is_new
             if self._image is not None and self._source is not None:
                 break
             time.sleep(LOOK_SECONDS)

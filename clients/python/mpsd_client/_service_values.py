@@ -115,7 +115,7 @@ class ReplicaOrder:
     why: str  # for people
     steps: int | None  # how often the active has published after the record of the replica; None: not known
     has_gpu_failed: bool  # the GPU of the service has: say so in your next call, as a later mpsd does not know
-    is_moving: bool = False  # the service moves to you: look for images often
+    is_moving: bool = False  # the service moves to you: look for images often; with `serve`: you have its last barrier
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,3 +141,20 @@ async def test_settings_are_stored_for_no_replica_that_does_not_replace_the_aren
             await ask(machine, far, sequence=7)
     async with machine.mpsd():
         assert 2 not in machine.coordinator.records
+
+
+async def test_the_last_report_of_the_replica_waits_for_no_keeper(
+    machine: FakeMachine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service stands still meanwhile, and what the keeper would say is known."""
+
+    async def never(_arena: int) -> int:
+        await trio.sleep_forever()
+        return -1
+
+    async with machine.mpsd():
+        _, far = await stopped(machine)
+        monkeypatch.setattr(machine.vault, "state_descriptor", never)
+        with trio.fail_after(60.0):
+            told = await ask(machine, far, sequence=7)
+        assert (told.order, told.steps, told.is_moving) == (Order.SERVE, 0, True)
