@@ -39,7 +39,7 @@ MANIFEST_IN_WORK = "manifest-new"
 LOCK_SECONDS = 60.0  # what others do under the lock takes far less than a second; a hung disk may take for ever
 _MOST_LIMITS_BYTES = 4096
 _MOST_WHY = 500  # characters
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.001  # most have it for less; a replica waits for it in the pause of a move
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: the name may be a FIFO's
 
 

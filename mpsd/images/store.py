@@ -90,10 +90,10 @@ class Images:
         if listing.damaged and not skips_damaged:
             why = "; ".join(listing.damaged.values())
             raise ImageDamaged(f"{why}: it may be the newest of arena {arena}: remove it to go on with the one before")
-        for each in reversed(listing.images):
-            if not each.members and any(one.facts.name == arena for one in each.arenas):
-                return each
-        raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}")
+        try:
+            return newest_of(listing.images, arena)
+        except ValueError:
+            raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}") from None
 
     def begin(self, name: str, group: str = "", files: int = 1, epoch: Epoch | None = None) -> ImageWriter:
         """Begin an image, which exists once its writer has finished.
@@ -196,6 +196,12 @@ class Images:
             with suppress(FileNotFoundError):
                 os.unlink(MANIFEST_IN_WORK, dir_fd=directory.top)  # of a writer that was killed
             return freed
+
+
+def newest_of(images: Iterable[Manifest], arena: str) -> Manifest:
+    """Return the newest one that has the blocks of an arena of this name.  Raise ValueError: none has."""
+    those = [each for each in images if not each.members and any(one.facts.name == arena for one in each.arenas)]
+    return max(reversed(those), key=lambda each: each.instant)
 
 
 def _used_slots(images: Iterable[Manifest]) -> dict[int, set[int]]:

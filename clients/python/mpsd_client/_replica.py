@@ -30,7 +30,7 @@ LAST = (ErrorCode.NOT_ALLOWED, ErrorCode.BAD_REQUEST, ErrorCode.NO_SUCH_METHOD) 
 PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY, ErrorCode.UNUSABLE_PATH)  # ask again
 SUFFIX = ".replica"
 LOOK_SECONDS = 0.5  # between two looks at the images, at most
-MOVING_SECONDS = 0.005  # the same while the service moves to this replica: a part of the pause
+MOVING_SECONDS = 0.005  # in a move: how long the imager waits for the next image, before the replica asks mpsd again
 REMOVE_SECONDS = 30.0  # how long the arena of a replica before may be in use still, by a process that was killed
 COMPLETE_TRIES = 20
 ANSWER_SECONDS = 10.0
@@ -75,8 +75,8 @@ class Replica:
             time.sleep(LOOK_SECONDS)
 
     def follow(self) -> bool:
-        """Copy what the newest image has and the memory lacks.  Return whether memory or layout are others than before.  A
-        failure is logged, and the next call tries again."""
+        """Copy what the newest image has and the memory lacks, and in a move wait for it.  Return whether memory or layout are
+        others than before.  A failure is logged, and the next call tries again."""
         assert self._arena
         before = self._arena.layout
         try:
@@ -122,7 +122,7 @@ class Replica:
 
     def _renew(self, arena: Arena, source: ImageSource) -> bool:
         """Copy the blocks in which the newest image differs."""
-        differ = source.renew()
+        differ = source.renew(MOVING_SECONDS if self._is_moving else 0.0)
         if differ is None:
             self._forget()
             return self._begin(arena)
@@ -153,7 +153,7 @@ class Replica:
                     arena.id, arena.generation, self._service, None if self._image is None else self._image[1],
                     state_generation=record.generation if record else 0, sequence=record.sequence if record else 0,
                     behind_bytes=self._behind_bytes, bound_seconds=self._bound, has_gpu_failed=self._has_gpu_failed,
-                    wait_seconds=min(seconds, MOVING_SECONDS if self._is_moving else self._pause),
+                    wait_seconds=seconds,
                 )
             )  # fmt: skip
         except (MpsdError, OSError) as exc:
@@ -187,10 +187,12 @@ class Replica:
         assert self._arena
         arena = self._arena
         while not is_closed():
+            began = time.monotonic()
             if self.follow():
                 adopt(arena)
             left = LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            if self.is_to_serve(left):
+            pause = max(0.0, began + MOVING_SECONDS - time.monotonic()) if self._is_moving else self._pause
+            if self.is_to_serve(min(left, pause)):
                 if self.complete():
                     adopt(arena)
                 return True

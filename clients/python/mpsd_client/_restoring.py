@@ -104,10 +104,11 @@ class ImageSource:
         """The image's name and moment."""
         return self._facts["image"], self._facts["instant"]
 
-    def renew(self) -> "array[int] | None":
-        """Go on with the newest image of the arena.  Return the numbers of the blocks to `fill`; None if that image has other
-        allocations, for which another source has to be made.  Raises ImageError: it is as before then."""
-        self.imager.ask({"do": "renew"})
+    def renew(self, wait_seconds: float = 0.0) -> "array[int] | None":
+        """Go on with the newest image of the arena, or wait for another one, so long at most.  Return the numbers of the blocks
+        to `fill`; None if that image has other allocations, for which another source has to be made.  Raises ImageError: it is
+        as before then."""
+        self.imager.ask({"do": "renew", "wait_seconds": wait_seconds})
         facts, files = self.imager.answer_with_files("renewed", START_SECONDS)
         if not facts["is_same_memory"]:
             return None

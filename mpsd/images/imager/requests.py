@@ -23,7 +23,8 @@ Or, to make an arena of an image:
     make         gpu, done: allocations that the starter has     -> made: items: [offset, bytes] each; a descriptor for each
     fill         descriptors: the order, the blocks that are done; is_partial: blocks that cannot be had become zeros
                          -> filled: lost: [offset, bytes] of these
-    renew        -> renewed: image, instant, is_same_memory; descriptors: the layout, the state, the numbers of the blocks that
+    renew        wait_seconds: until there is another image, at most, or absent
+                 -> renewed: image, instant, is_same_memory; descriptors: the layout, the state, the numbers of the blocks that
                  differ; without is_same_memory none
 
 The order is a file with the numbers of all blocks, 4 bytes each, as they are to be filled; the other file has a byte for each

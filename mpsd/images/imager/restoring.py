@@ -5,10 +5,11 @@ Prose: docs/images.md, "Restoring an image".
 
 import fcntl
 import os
+import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,13 +22,15 @@ from mpsd.images.imager.lanes import Lanes
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, differing
-from mpsd.images.store import Images
+from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
+from mpsd.images.store import Images, newest_of
 
 if TYPE_CHECKING:
     from mpsd.images.imager.rebuilding import RebuiltArena
 
 THREADS = 12
 END_SECONDS = 5.0  # that the end waits for a context
+LOOK_SECONDS = 0.0005  # between two looks for an image that is waited for: 15 us each
 
 
 class Start:
@@ -103,11 +106,15 @@ class Restorer:
     def renew(self, request: Request) -> None:
         """Go on with the newest image of the arena, and answer what of it the memory lacks.  More images follow: a damaged one
         is skipped."""
-        seen = self._seen()
-        if seen == self._renewed and len(self._filled) == len(self._blocks):
+        seen, end = self._seen(), time.monotonic() + request.asked.get("wait_seconds", 0.0)
+        is_whole = len(self._filled) == len(self._blocks)
+        while is_whole and seen == self._renewed and time.monotonic() < end and not self._channel.has_ended:
+            time.sleep(LOOK_SECONDS)
+            seen = self._seen()
+        if is_whole and seen == self._renewed:
             self._answer("renewed", b"", is_same_memory=True)
             return
-        image = self._images.reader(self._images.newest(self._facts.name, skips_damaged=True).name)
+        image = self._images.reader(self._newest(seen[1]))
         arena = image.arena(self._facts.name)
         found = image.manifest.arenas[arena]
         if found.facts.allocations != self._facts.allocations:
@@ -123,6 +130,18 @@ class Restorer:
         self._progress.begin()
         self._progress.expect(len(differ) * BLOCK_BYTES)
         self._answer("renewed", array("I", differ).tobytes(), is_same_memory=True)
+
+    def _newest(self, names: list[str]) -> str:
+        """Return the name of the newest image of the arena.  names: of all images.  Read only those that were not there when
+        the image here was the newest one, as long as that exists."""
+        before, ours = self._renewed[1], self._image.manifest
+        if ours.name not in before or ours.name not in names:
+            return self._images.newest(self._facts.name, skips_damaged=True).name
+        found = [ours]
+        for name in set(names).difference(before):
+            with suppress(ImageDamaged, NoSuchImage):
+                found.append(self._images.find(name))
+        return newest_of(found, self._facts.name).name
 
     def _seen(self) -> tuple[int, list[str]]:
         """Return what changes when an image comes or goes."""

@@ -64,6 +64,27 @@ def test_it_asks_again(monkeypatch: pytest.MonkeyPatch, failure: Failure) -> Non
     assert mpsd.connections == 2
 
 
+@pytest.mark.parametrize(("is_moving", "looks"), [(True, 0), (False, 1)])
+def test_in_a_move_it_looks_for_no_later_image(monkeypatch: pytest.MonkeyPatch, is_moving: bool, looks: int) -> None:
+    made, seen = replica(monkeypatch, FakeMpsd()), list[str]()
+    monkeypatch.setattr(made, "follow", lambda: bool(seen.append("look")))
+    made._is_moving = is_moving
+    made.complete()
+    assert len(seen) == looks
+
+
+def test_in_a_move_its_imager_waits_for_the_next_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpsd is asked as soon as there is one, and waits no longer than an image may."""
+    mpsd, waits = FakeMpsd(), list[float]()
+    made = replica(monkeypatch, mpsd)
+    monkeypatch.undo()
+    source: Any = SimpleNamespace(renew=lambda seconds: waits.append(seconds) or [], image=made._image, close=lambda: None)
+    made._source, made._arena = source, SimpleNamespace(layout=None)  # type: ignore[assignment]
+    for made._is_moving in (False, True):
+        assert not made.follow()
+    assert waits == [0.0, _replica.MOVING_SECONDS]
+
+
 def test_it_does_not_where_another_process_has_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="not the writer"):
         replica(monkeypatch, FakeMpsd(Refused(ErrorCode.STALE_GENERATION, "STALE_GENERATION", "not the writer"))).complete()
