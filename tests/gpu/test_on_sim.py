@@ -79,6 +79,9 @@ def check_that_sm_exceptions_are_contained_and_memory_faults_are_not(found: Resu
 
 def check_that_the_service_went_there_and_back(found: Result) -> None:
     assert len(found["raw"]["move"]["move"]["pauses_ms"]) == 2
+    for steps in found["raw"]["move"]["move"]["steps_ms"]:
+        assert list(steps) == ["barrier", "written", "given", "ordered", "begun", "first"]
+        assert min(steps.values()) > -1.0, "the image has its times of another clock"
 
 
 class Part(NamedTuple):

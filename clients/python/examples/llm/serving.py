@@ -61,6 +61,7 @@ class Serving:
             if not self._change() and not is_busy:
                 self._journal.publish(self._step, scheduler.slots)  # a heartbeat
                 self._link.wait(IDLE_SECONDS)
+        self._report.say("over", step=self._step)
         self._pass_on()
         self._link.finish(FINISH_SECONDS)
 
