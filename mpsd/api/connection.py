@@ -200,7 +200,9 @@ class Connection(Struct, eq=False):
                     continue  # a subscriber need not send anything
                 raise Idle(f"no request came for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
             await self._take_turn()  # before the descriptors come: others of this user would wait with theirs
-            await self.closings.room(self.share)
+            while not self.closings.has_room(self.share):
+                await self.closings.room(self.share)
+                await self._take_turn()  # all of a user's connections may get room in one moment
             try:
                 return receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):

@@ -78,8 +78,11 @@ class Closings:
 
     async def room(self, share: int) -> None:
         """Wait until mpsd may receive descriptors of this user; the caller receives them before it awaits anything else."""
-        while self._under_way[share] >= self._most or self._held[share] >= self._most_held:
+        while not self.has_room(share):
             await self._ended.wait()  # as long as the user likes
+
+    def has_room(self, share: int) -> bool:
+        return self._under_way[share] < self._most and self._held[share] < self._most_held
 
     @contextmanager
     def holding(self, share: int, count: int) -> Iterator[None]:

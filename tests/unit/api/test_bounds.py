@@ -18,6 +18,7 @@ from mpsd.api.dispatch import dispatch
 from mpsd.fairness.uid_ranges import parse
 from mpsd.host import arrivals
 from mpsd.host.datagrams import Datagram
+from mpsd.host.descriptors import MOST_HELD
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.container_flood import flood_of_a_container
@@ -246,6 +247,32 @@ async def test_connections_that_get_room_together_are_no_more_turns(tmp_path: Pa
         trio.lowlevel.remove_instrument(rounds)
     assert begun.total() == len(callers)
     assert max(begun.values()) == 1
+
+
+async def test_connections_whose_descriptors_get_room_together_are_no_more_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had taken their turns before: files of a slow server, closed at last, let 63 frames be decoded at once."""
+    rounds, decoded, share = Rounds(), Counter[int](), STRANGER.uid
+
+    def note(datagram: Datagram) -> Request:
+        decoded[rounds.number] += 1
+        return parse_request(datagram)
+
+    monkeypatch.setattr(connection, "parse", note)
+    async with open_daemon(tmp_path) as daemon:
+        callers = [daemon.connect(STRANGER) for _ in range(20)]
+        with daemon.api._closings[False].holding(share, MOST_HELD):
+            for caller in callers:
+                await caller.send(encode(Request(1, "hello", {"misspelt": VERSION})))
+            await trio.testing.wait_all_tasks_blocked()
+            assert not decoded.total()
+            trio.lowlevel.add_instrument(rounds)
+        for caller in callers:
+            assert isinstance(await caller.receive(), Response)
+        trio.lowlevel.remove_instrument(rounds)
+    assert decoded.total() == len(callers)
+    assert max(decoded.values()) == 1
 
 
 async def test_who_is_there_when_mpsd_ends_is_told(tmp_path: Path) -> None:
