@@ -25,6 +25,7 @@ from mpsd.model.process import ProcessId
 _FLAGS, _THREADS, _START_TIME, _PENDING = 9, 20, 22, 31  # fields of /proc/PID/stat, proc(5)
 _KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
 _MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive
+_LOOKS = 4  # at all of them; if some came or went each time, it counts as alive
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 _GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
@@ -290,20 +291,33 @@ def _stat(pid: int) -> list[bytes] | None:
 def _is_ending(pid: int, fields: list[bytes]) -> bool:
     """Return whether the process is ending, of which these are the fields.  Raises OSError if that is not known.
 
-    Its first thread may end alone, and the others go on: then each is looked at.
+    Its first thread may end alone, and the others go on.  Then mpsd looks at each, and lists them again: one can begin another
+    and end, or execute a program and so become the first, before its turn.
     """
     if not _is_over(fields):
         return False
     if int(fields[_THREADS - 3]) == 1:
         return True
+    before: list[int] = []
+    for _ in range(_LOOKS):
+        numbers = _threads(pid)
+        if numbers == before:
+            return True
+        if len(numbers) > _MOST_THREADS or any(map(_goes_on, numbers)):
+            return False
+        before = numbers
+    return False
+
+
+def _threads(pid: int) -> list[int]:
+    """Return its threads, or more than _MOST_THREADS of them; none if it has gone.  Raises OSError."""
     try:
         with os.scandir(f"/proc/{pid}/task") as threads:
-            numbers = [int(each.name) for each in islice(threads, _MOST_THREADS + 1)]
+            return [int(each.name) for each in islice(threads, _MOST_THREADS + 1)]
     except OSError as exc:
         if exc.errno in _GONE:
-            return True
+            return []
         raise
-    return len(numbers) <= _MOST_THREADS and not any(map(_goes_on, numbers))
 
 
 def _goes_on(thread: int) -> bool:

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,6 +96,41 @@ async def test_a_process_lives_without_its_first_thread() -> None:
         with trio.fail_after(10):
             await wait_ended(process)
         assert not processes.is_alive(process)
+
+
+def test_a_process_lives_whose_last_thread_becomes_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It executed a program after mpsd had looked at the first thread, and before it looked at that one.  125 of 444 such
+    processes, asked for all the time, counted as ended; a client that does so as it is admitted had no lease of its cgroup."""
+    stat = processes.reader.stat
+    with leaderless() as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+
+        def execute_before(pid: int) -> bytes:
+            if pid != made.pid:
+                monkeypatch.undo()
+                assert made.stdin is not None
+                made.stdin.write(b"\n")
+                made.stdin.flush()
+                deadline = time.monotonic() + 30
+                while processes.lacks_first_thread(process) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            return stat(pid)
+
+        monkeypatch.setattr(processes.reader, "stat", execute_before)
+        assert processes.is_alive(process)
+
+
+def test_a_process_lives_whose_last_thread_has_begun_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracer keeps those that have ended, so none of those that mpsd had listed was missing."""
+    lists = iter([[7, 8], [7, 8, 9]])
+    lives = processes._stat(os.getpid())
+    assert lives is not None
+    over = [b"Z", *lives[1:]]
+    over[processes._THREADS - 3] = b"2"
+    monkeypatch.setattr(processes, "_threads", lambda pid: next(lists))
+    monkeypatch.setattr(processes, "_stat", {7: over, 8: over, 9: lives}.__getitem__)
+    assert not processes._is_ending(7, over)
 
 
 def test_ended_threads_take_little_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
