@@ -28,21 +28,24 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
     """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
 
     token: from its environment, which was read before (client_facts.py).  Raise Refused if its cgroups are not known, also if
-    that has changed since then: version 1 shows the root as the cgroup of a thread that has ended.  A thread that
-    executes a program becomes the first one, so mpsd checks the first thread before the read and after it.
+    that has changed since then: version 1 shows the root as the cgroup of a thread that has ended.  A thread that executes a
+    program becomes the first one, so mpsd reads twice, and checks the first thread before, in between and after that.
     """
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
-    lacked_first_thread = processes.lacks_first_thread(process)
     try:
-        cgroups = _paths(process.pid)
+        looks = [_look(process) for _ in range(2)]
     except OSError as exc:
         raise Refused(Refusal.WAIT, _UNREAD.format(exc.strerror)) from None
     lacks_first_thread = processes.lacks_first_thread(process)  # at once: to see that it is alive can take a millisecond
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
-    if lacked_first_thread or lacks_first_thread:
+    if lacks_first_thread or any(lacked for lacked, _ in looks):
         raise Refused(Refusal.WAIT, f"pid {process.pid} has ended its first thread, which shows its cgroups")
+    [text, *others] = {text for _, text in looks}
+    if others or (not text and _are_there()):
+        raise Refused(Refusal.WAIT, _UNREAD.format("they change, or its first thread does"))
+    cgroups = _parsed(text)
     return Identity(
         process,
         credentials.uid,
@@ -56,12 +59,22 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
 def paths(pid: int) -> tuple[str, ...]:
     """Return the process's present path in each hierarchy; empty if it has ended, or they cannot be read."""
     with suppress(OSError):
-        return _paths(pid)
+        return _parsed(processes.read_cgroup(pid, _MOST_BYTES))
     return ()
 
 
-def _paths(pid: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
+def _look(process: ProcessId) -> tuple[bool, str]:
+    """Return whether it lacked its first thread, and then the contents of /proc/PID/cgroup.  Raise OSError."""
+    return processes.lacks_first_thread(process), processes.read_cgroup(process.pid, _MOST_BYTES)
+
+
+def _parsed(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(parse_cgroups(text)))
+
+
+def _are_there() -> bool:
+    """Return whether the kernel has cgroups."""
+    return Path("/proc/self/cgroup").exists()
 
 
 def trouble(pid: int) -> str:
