@@ -41,7 +41,8 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
     if lacks_first_thread or any(lacked for lacked, _ in looks):
-        raise Refused(Refusal.WAIT, f"pid {process.pid} has ended its first thread, which shows its cgroups")
+        why = f"pid {process.pid} has ended its first thread, which shows its cgroups, or could not be read"
+        raise Refused(Refusal.WAIT, why)
     [text, *others] = {text for _, text in looks}
     if others or (not text and _are_there()):
         raise Refused(Refusal.WAIT, _UNREAD.format("they change, or its first thread does"))

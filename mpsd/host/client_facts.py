@@ -40,7 +40,8 @@ class ClientFacts:
         if not processes.is_alive(process):
             return NOTHING
         if processes.lacks_first_thread(process):
-            raise Unreadable(f"pid {process.pid} has ended its first thread, which has what it was started with")
+            why = "has ended its first thread, which has what it was started with, or could not be read in time"
+            raise Unreadable(f"pid {process.pid} {why}")
         if found is None:
             return NOTHING
         for name, value in found.variables.items():

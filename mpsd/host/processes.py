@@ -86,11 +86,14 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def lacks_first_thread(process: ProcessId) -> bool:
-    """Return whether the thread has ended that shows the memory of a process: its environment then reads as empty."""
+    """Return whether the thread has ended that shows the memory of a process: its environment then reads as empty.
+
+    True if unknown: with some kernels its user prevents the read, and could so hide a token or a cgroup.
+    """
     try:
         fields = _stat(process.pid)
     except OSError:
-        return False
+        return True
     return fields is None or _is_over(fields)
 
 

@@ -16,6 +16,7 @@ from mpsd.host import cgroups, mounts, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import ClientFacts
 from mpsd.host.inspector import Unreadable
+from mpsd.host.process_reader import Unanswered
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
 from mpsd.model.process import Credentials, ProcessId
 from tests.inspecting import INSPECTOR
@@ -214,6 +215,22 @@ async def test_a_process_without_its_first_thread_is_not_read() -> None:
         assert process is not None
         with pytest.raises(Unreadable, match="has ended its first thread"):
             await ClientFacts(INSPECTOR).read(process)
+
+
+async def test_a_process_that_cannot_be_read_may_lack_its_first_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some kernels its user prevents the read for 5 s at a time (docs/decisions/029): it had no token and no cgroup."""
+
+    def unread(pid: int) -> bytes:
+        raise Unanswered(errno.ETIMEDOUT, "its reader waits")
+
+    with leaderless(env={TOKEN_VARIABLE: "t" * 20}) as made:
+        process = processes.process_id(made.pid)
+        assert process is not None
+        monkeypatch.setattr(processes.reader, "stat", unread)
+        with pytest.raises(Unreadable, match="or could not be read"):
+            await ClientFacts(INSPECTOR).read(process)
+        with pytest.raises(Refused, match="or could not be read"):
+            identify(process, Credentials(made.pid, 17, 18))
 
 
 def test_a_process_that_has_ended_its_first_thread_since_is_in_no_known_cgroup() -> None:
