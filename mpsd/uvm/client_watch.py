@@ -306,13 +306,18 @@ class Watch(Struct, eq=False):
             self._in_guards.clear()
         if observation is None:
             return _BREATH_SECONDS if taken.events else _FLOOD_SECONDS
-        self._has_faulted = True
+        self._has_faulted |= not self._has_several_spaces  # else its own work may go on, and harm others when it is killed
         self._publish(observation)
         return _FLOOD_SECONDS
 
+    @property
+    def _has_several_spaces(self) -> bool:
+        """Whether a fault may be of another process's VA space, which sent the client a descriptor of it."""
+        return len(self.holdings) >= MOST_SPACES or sum(holding.queue is not None for holding in self.holdings) > 1
+
     def _publish(self, seen: Observation) -> None:
-        """Publish a fault.  Another process may have sent the client a descriptor of its VA space: no proof then."""
-        if len(self.holdings) >= MOST_SPACES or sum(holding.queue is not None for holding in self.holdings) > 1:
+        """Publish a fault; without proof where it may not be the client's."""
+        if self._has_several_spaces:
             seen = replace(seen, is_proof=False, text=f"{seen.text}; no proof: it has several VA spaces"[:TEXT_CHARACTERS])
         self.around.publish(seen)
 

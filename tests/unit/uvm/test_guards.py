@@ -108,15 +108,23 @@ async def test_who_is_not_watched_is_told_so(tmp_path: Path, told: Told) -> None
 def test_a_client_with_a_second_va_space_is_accused_without_proof(event: UvmEvent, spaces: int, is_proof: bool) -> None:
     """It may be another user's, whose process sent it over a socket: its faults convicted the client that received it."""
     told, queue = Told(), OneEvent(event)
-    around = WatchParts(ignore, ignore, ignore, INSPECTOR, told, directly, directly, ignore, ignore)  # type: ignore[arg-type]
-    watch = Watch(P, "default", ("GPU-a",), company, True, UvmSettings(), around)
-    watch.holdings = [HeldSpace(FakeSpace(), queue, is_space=True) for _ in range(spaces)]
+    watch = watch_of(told, queue, spaces)
     watch._guards.append(WINDOW)
     watch._take(queue)
     watch._tell_guarded()
     [observation] = told.observations
     assert (observation.is_proof, observation.process) == (is_proof, P)
     assert observation.text.endswith("several VA spaces") != is_proof
+
+
+@pytest.mark.parametrize(("spaces", "is_held"), [(1, False), (2, True)])
+def test_a_fault_that_may_be_of_another_process_ends_no_hold(spaces: int, is_held: bool) -> None:
+    """A user who had sent a client such a descriptor could so let its kill take the client's co-runners along."""
+    queue = OneEvent(FATAL)
+    watch = watch_of(Told(), queue, spaces)
+    assert watch._is_worth_holding
+    watch._take(queue)
+    assert watch._is_worth_holding is is_held
 
 
 @pytest.mark.parametrize(("others", "is_proof"), [(0, True), (1, True), (MOST_SPACES - 1, False)])
@@ -134,6 +142,13 @@ async def test_a_client_with_more_descriptors_than_mpsd_holds_is_accused_without
     watch._take(queue)
     [observation] = told.observations
     assert observation.is_proof is is_proof
+
+
+def watch_of(told: Told, queue: "OneEvent", spaces: int) -> Watch:
+    around = WatchParts(ignore, ignore, ignore, INSPECTOR, told, directly, directly, ignore, ignore)  # type: ignore[arg-type]
+    watch = Watch(P, "default", ("GPU-a",), company, True, UvmSettings(), around)
+    watch.holdings = [HeldSpace(FakeSpace(), queue, is_space=True) for _ in range(spaces)]
+    return watch
 
 
 @dataclass
