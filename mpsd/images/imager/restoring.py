@@ -83,22 +83,24 @@ class Restorer:
         self._progress.expect(facts.content_bytes)
         self._hash_of = images.directory.hash_of
         self._start: Start | None = None
-        # Else it is the ordinal of one, or another version's request; and that of a lost arena may be lost.
-        if not self._lost and asked.get("gpu") in ("", facts.gpu):
-            self._start = Start(facts.gpu, self._hash_of)
         self._blocks: list[tuple[int, int]] = []  # of each: its offset, and its address here
         self._renewed: tuple[int, list[str]] = (0, [])  # what `_seen` was when the newest image was this one
         self._filled: set[int] = set()  # numbers of the blocks that the memory has as the image has them
-        self._answer("found", others=self._lost.others if self._lost else [])
+        is_there = self._answer("found", others=self._lost.others if self._lost else [])
+        # After the answer: where that fails, no `give_up` waits for the context.  Else `gpu` is the ordinal of one, or another
+        # version's request; and that of a lost arena may be lost.
+        if is_there and not self._lost and asked.get("gpu") in ("", facts.gpu):
+            self._start = Start(facts.gpu, self._hash_of)
 
-    def _answer(self, kind: str, *more: bytes, **facts: Any) -> None:
-        """Answer with the facts of the arena in the image, and files with the layout, the state and what else is given."""
+    def _answer(self, kind: str, *more: bytes, **facts: Any) -> bool:
+        """Answer with the facts of the arena in the image, and files with the layout, the state and what else is given.  Return
+        whether the process is still there."""
         of, manifest = self._facts, self._image.manifest
         with ExitStack() as stack:
             files = [_memory_file(data) for data in (*filter(None, (of.layout, of.state)), *more)]
             for each in files:
                 stack.callback(os.close, each)
-            self._channel.answer(
+            return self._channel.answer(
                 kind, files, arena=of.name, gpu=of.gpu, window_bytes=of.window_bytes, capacity_bytes=of.capacity_bytes,
                 has_layout=bool(of.layout), has_state=bool(of.state), image=manifest.name, instant=manifest.instant, **facts,
             )  # fmt: skip
@@ -209,8 +211,8 @@ class Restorer:
             self._channel.answer("filled")
 
     def give_up(self, why: str = "") -> None:
-        """Wait for a context that is being made: nothing else is under way between two requests."""
-        if self._start:
+        """At the end, wait for a context that is being made: nothing else is under way between requests.  why: one failed."""
+        if self._start and not why:
             self._start.wait()
 
 

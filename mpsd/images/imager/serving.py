@@ -35,28 +35,30 @@ def serve(descriptor: int) -> int:
 
 def _serve(channel: Channel, first: SimpleQueue[dict[str, Any]]) -> None:
     is_first, work = True, None  # is_first: `first` has nothing yet
-    while request := channel.receive():
-        with request:
-            try:
-                if is_first and request.asked["do"] != "restore":
-                    first.put(request.asked)
-                    is_first = False
-                if request.asked["do"] == "warm":
-                    pass
-                elif work is None:
-                    work = _begin(channel, request)
-                    if is_first:
+    try:
+        while request := channel.receive():
+            with request:
+                try:
+                    if is_first and request.asked["do"] != "restore":
                         first.put(request.asked)
                         is_first = False
-                else:
-                    getattr(work, REQUESTS[REQUESTS.index(request.asked["do"])])(request)
-            except FAILURES as exc:
-                why = str(exc) or type(exc).__name__
-                if work:
-                    work.give_up(why)
-                channel.answer("failed", why=why, is_missing=isinstance(exc, NoSuchImage))
-    if work:
-        work.give_up()
+                    if request.asked["do"] == "warm":
+                        pass
+                    elif work is None:
+                        work = _begin(channel, request)
+                        if is_first:
+                            first.put(request.asked)
+                            is_first = False
+                    else:
+                        getattr(work, REQUESTS[REQUESTS.index(request.asked["do"])])(request)
+                except FAILURES as exc:
+                    why = str(exc) or type(exc).__name__
+                    if work:
+                        work.give_up(why)
+                    channel.answer("failed", why=why, is_missing=isinstance(exc, NoSuchImage))
+    finally:
+        if work:
+            work.give_up()
 
 
 def _begin(channel: Channel, request: Request) -> Any:

@@ -5,10 +5,16 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from mpsd.images.imager import serving
+from mpsd.images.imager.requests import Request
+from mpsd.images.rules.refusals import NoSuchImage
 
 # The module of the driver is one that waits for ever.
 WAITS = """
@@ -44,6 +50,74 @@ def test_an_imager_that_fails_says_why() -> None:
     done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 1
     assert b"Error" in done.stderr
+
+
+def test_an_imager_waits_for_its_context_also_where_a_failure_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an end in the middle of a context the vendor's daemon may hang (docs/decisions/027).  A request that fails is no
+    end: its answer came five seconds late."""
+    said: list[str] = []
+
+    class Channel:
+        requests = iter(("restore", "renew"))
+
+        def receive(self) -> Request:
+            if (do := next(self.requests, None)) is None:
+                raise ValueError("not a request")
+            return Request({"do": do}, [])
+
+        def answer(self, kind: str, **facts: object) -> None:
+            said.append(kind)
+
+    class Work:
+        def __init__(self, *_: object) -> None: ...
+
+        def renew(self, request: Request) -> None:
+            raise NoSuchImage("no image")
+
+        def give_up(self, why: str = "") -> None:
+            said.append(f"gives up: {why}")
+
+    monkeypatch.setattr(serving, "_begin", Work)
+    with pytest.raises(ValueError, match="not a request"):
+        serving._serve(Channel(), SimpleQueue())  # type: ignore[arg-type]
+    assert said == ["gives up: no image", "failed", "gives up: "]
+
+
+@pytest.mark.parametrize("answer", [False, OSError("no room")])
+def test_an_imager_begins_no_context_before_it_has_answered(answer: bool | OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that failed, no work was there that could wait for the context at the end."""
+    restoring = pytest.importorskip("mpsd.images.imager.restoring")
+    facts = SimpleNamespace(
+        name="a", gpu="g", content_bytes=0, layout=b"", state=b"", window_bytes=0, capacity_bytes=0, allocations=()
+    )
+    manifest = SimpleNamespace(members=(), arenas=[SimpleNamespace(facts=facts)], name="one", instant=0.0)
+    image = SimpleNamespace(manifest=manifest, arena=lambda name: 0)
+    images = SimpleNamespace(reader=lambda name: image, directory=SimpleNamespace(hash_of=None))
+    begun: list[str] = []
+    monkeypatch.setattr(restoring, "Images", SimpleNamespace(open_existing=lambda path: images))
+    monkeypatch.setattr(restoring, "Start", lambda gpu, hash_of: begun.append(gpu))
+    monkeypatch.setattr(restoring, "Progress", lambda request: SimpleNamespace(expect=lambda size: None))
+
+    def respond(*_: object, **facts: object) -> bool:
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    asked = Request({"directory": "/nowhere", "image": "one", "arena": "a", "gpu": ""}, [])
+    with suppress(OSError):
+        restoring.Restorer(SimpleNamespace(answer=respond), asked)
+    assert not begun
+
+
+def test_a_failed_request_waits_for_no_context() -> None:
+    restoring = pytest.importorskip("mpsd.images.imager.restoring")
+    waits: list[str] = []
+    made = object.__new__(restoring.Restorer)
+    made._start = SimpleNamespace(wait=lambda: waits.append("waits"))
+    made.give_up("no image")
+    assert not waits
+    made.give_up()
+    assert waits == ["waits"]
 
 
 def test_no_image_is_of_a_client_that_went_on_before_the_barrier_ended() -> None:
