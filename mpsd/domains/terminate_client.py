@@ -20,15 +20,20 @@ async def terminate_client(
 
     mpsd does not ask for a client that is stopped: its co-runners would stand still, and its domain take no further client.  It
     does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
-    check: called right before the command is sent, which may have to wait; raises if the pid may be another process's by then.
+    check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
+    sent if the process has ended since this call: another one may have the pid.
     """
     if domain.state is DomainState.FAULT:
         raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no GPU work left")
     if domain.state is DomainState.CONTAINED:
         raise VendorFailed(contained(domain))
 
+    process = processes.find(client_pid)  # None: mpsd cannot see it, or it has ended
+
     def check_now() -> None:
         check()
+        if process is not None and not processes.is_alive(process):
+            raise VendorFailed(f"client {client_pid} has ended")
         if (how := processes.state(client_pid)) in _STOPPED:
             advice = "let its debugger continue it" if how == "t" else f"continue it first (kill -CONT {client_pid})"
             raise VendorFailed(f"client {client_pid} is stopped, and its server would wait for it: {advice}")

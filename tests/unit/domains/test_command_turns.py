@@ -126,6 +126,20 @@ async def test_a_stop_ends_the_work_of_no_later_process(queue: Queue, child: "su
     assert not released
 
 
+async def test_a_command_of_an_operator_ends_the_work_of_no_later_process(
+    queue: Queue, child: "subprocess.Popen[bytes]"
+) -> None:
+    """Nor does mpsd as it quits: neither has a check of its own."""
+
+    async def terminate() -> None:
+        with pytest.raises(VendorFailed, match="has ended"):
+            await terminate_client(queue.domain, SERVER, child.pid)
+
+    async with queue.wait(terminate):
+        end(child)
+    assert queue.sent == [FIRST]
+
+
 async def test_no_later_process_is_ended_as_a_stranger(queue: Queue, child: "subprocess.Popen[bytes]") -> None:
     process = found(child)
     queue.domain.servers = {SERVER: ServerView(SERVER, 0, "ACTIVE", (child.pid,), "d1", ("GPU-a",))}
