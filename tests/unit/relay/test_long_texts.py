@@ -1,6 +1,7 @@
 """Texts in a client's message that the vendor's daemon does not survive."""
 
 import struct
+import tracemalloc
 
 import pytest
 
@@ -18,6 +19,8 @@ from tests.unit.relay.test_forwarding import PATIENCE, pair, well
         pytest.param(b"\1\0\0\0" + b"x" * 4094, False, id="a byte more"),
         pytest.param(b"\1\0\0\0" + b"x" * 4094 + b"\0", False, id="with an end"),
         pytest.param((b"x" * 4000 + b"\0") * 3, True, id="several texts"),
+        pytest.param((b"x" * 4093 + b"\0") * 3, True, id="several of the longest"),
+        pytest.param(b"x" * 4093 + b"\0y\0" + b"x" * 4094 + b"\0y", False, id="between others"),
         pytest.param(struct.pack("<5000Q", *range(5000)), True, id="numbers"),
     ],
 )
@@ -35,4 +38,17 @@ async def test_a_text_that_ends_a_vendor_daemon_is_not_passed_on(sent: bytes, is
         with pytest.raises(BlockingIOError):
             domain.recv(1)
     for end in (client, link_client, link_domain, domain):
+        end.close()
+
+
+def test_a_message_of_zeros_is_looked_at_in_few_steps() -> None:
+    """It was split into 200,000 empty texts: 16 connections of one user let requests of others wait 20 ms, and up to 95."""
+    (client, link_client), zeros = pair(), message.Message(bytes(200_000), [], None)
+    link = Forwarding(link_client, False)
+    tracemalloc.start()
+    link._check_text(zeros)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < len(zeros.data)
+    for end in (client, link_client):
         end.close()
