@@ -196,6 +196,7 @@ def _readings(found: Startup, relayed: tuple[Relay, KeeperClient] | None, api: A
     return Readings(
         relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
         api_connections=lambda: api.connections,
+        log_lines_lost=lambda: found.journal.lost,
         audit_lines_lost=lambda: found.audit.lost,
         ask=api.ask_as,
     )

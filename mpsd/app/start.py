@@ -134,7 +134,7 @@ async def _run(
         inspector = _begin_inspector(ranges, opened)
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)
-        parts = (*stores, audit, inspector, allowance, ranges, admin_group)
+        parts = (*stores, audit, inspector, allowance, ranges, admin_group, journal)
         found = Startup(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = build(found)
         take_signal = Signals(config, invocation, journal, public, audit, allowance, admin_group).take

@@ -16,6 +16,7 @@ from mpsd.host.inspector import Inspector
 from mpsd.host.rules.descriptor_budget import Budget
 from mpsd.host.user_database import AdminGroup
 from mpsd.leases.store import LeaseStore
+from mpsd.log.journal import Journal
 from mpsd.model.device import Device
 from mpsd.services.store import ServiceStore
 from mpsd.vault.store import VaultStore
@@ -41,3 +42,4 @@ class Startup(Struct, frozen=True):
     budget: Budget
     ranges: UidRanges
     admin_group: AdminGroup
+    journal: Journal

@@ -2,9 +2,11 @@
 
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
+from mpsd_client import Selector, calls
 
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import EVENT_SECONDS, wait_for
@@ -24,6 +26,18 @@ def written(machine: Machine, name: str, domain: str) -> list[str]:
     """What the domain's vendor programs wrote, as callers see it: with the public pipe directory."""
     home = machine.state / "domains" / domain
     return (home / "log" / name).read_text().replace(str(home / "pipe"), str(machine.pipe)).splitlines()
+
+
+def lines_lost(door: Path, file: str) -> float:
+    """What the metrics have of lines that could not be written."""
+    with socket.socket(socket.AF_UNIX) as reader:
+        try:
+            reader.connect(str(door))
+        except OSError:
+            return 0.0  # it listens in a moment
+        reader.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        text = b"".join(iter(lambda: reader.recv(1 << 16), b"")).decode()
+    return float(re.findall(rf'mpsd_log_lines_lost_total{{file="{file}"}} (\S+)', text)[0])
 
 
 def left_of(machine: Machine, name: str, domain: str) -> list[str]:
@@ -139,6 +153,12 @@ def test_a_log_directory_that_cannot_be_written_costs_lines_and_nothing_else(mac
     """Root can write to a read-only directory, so a file takes the place of the directory."""
     machine.log_directory.rmdir()
     Path(machine.log_directory).write_text("not a directory")
+    door = machine.place / "metrics"
+    machine.configure(f'[metrics]\nlisten = "unix:{door}"\n')
     assert machine.run("-d", seconds=20).returncode == 0
     machine.counter().ready()
     assert os.path.isfile(machine.log_directory)
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create("audited", Selector.of_uid(UIDS[0]), sm_percent=1.0))
+    for file in ("log", "audit"):
+        wait_for(f"the lost lines of {file}", lambda file=file: lines_lost(door, file) > 0)
