@@ -11,6 +11,7 @@ from mpsd.config.loading import Invocation
 from mpsd.config.options import Config
 from mpsd.domains.pool import PoolSettings
 from mpsd.domains.vendor_control import VendorProgram
+from mpsd.errors import BadConfiguration
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.sources.kernel_log import KERNEL_LOG
 from mpsd.faults.sources.kmod_records import Mode
@@ -33,6 +34,12 @@ from mpsd.uvm.status import UvmSettings
 from mpsd.vault.rules.settings import Eviction, VaultSettings
 
 _USERS_SHARE_OF_QUEUE = 8  # one user can fill an eighth of the queue
+
+
+def check_enforceable(config: Config, *, is_privileged: bool) -> None:
+    """Raise BadConfiguration for what mpsd cannot enforce: it cannot refuse clients that reach the domains directly."""
+    if config.admission.default == "refuse" and not is_privileged:
+        raise BadConfiguration('admission.default = "refuse" needs root: without it clients do not pass through mpsd')
 
 
 def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, is_relayed: bool) -> VendorProgram:

@@ -10,9 +10,10 @@ from mpsd.api.audit import Audit
 from mpsd.app import settings
 from mpsd.app.daemon import Daemon
 from mpsd.app.descriptor_limit import fit_again
-from mpsd.config.loading import ConfigError, Invocation, changed
+from mpsd.config.loading import Invocation, changed
 from mpsd.config.options import Config
 from mpsd.domains.public_log import PublicLog
+from mpsd.errors import BadConfiguration
 from mpsd.host.rules.descriptor_budget import Budget
 from mpsd.host.user_database import AdminGroup
 from mpsd.log.journal import Journal
@@ -56,7 +57,8 @@ class Signals:
         self._public.reopen()
         try:
             new = fit_again(self._invocation.load(os.environ))
-        except ConfigError as exc:
+            settings.check_enforceable(new, is_privileged=daemon.relayed is not None)
+        except BadConfiguration as exc:
             log.error("reload.refused", why=str(exc), kept="the configuration in force")
         else:
             live, restart = changed(self._config, new)

@@ -13,6 +13,7 @@ import trio
 from mpsd import __version__
 from mpsd.api.audit import open_audit
 from mpsd.api.server import SOCKET as API_SOCKET
+from mpsd.app import settings
 from mpsd.app.build import build, build_strangers, find_devices
 from mpsd.app.daemon import UI_SOCKET
 from mpsd.app.descriptor_limit import fit_descriptors
@@ -28,7 +29,7 @@ from mpsd.config.loading import Invocation
 from mpsd.config.options import Config
 from mpsd.domains.public_log import PublicLog
 from mpsd.domains.store import SqliteStore
-from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError
+from mpsd.errors import AlreadyRunning, ErrorCode, MpsdError
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.faults.store import FaultStore
 from mpsd.health.loop_watch import LoopWatch
@@ -110,7 +111,7 @@ async def _run(
     ranges: UidRanges,
 ) -> int:
     is_privileged = may_impersonate()
-    _check_enforceable(config, is_privileged)
+    settings.check_enforceable(config, is_privileged=is_privileged)
     raise_priority(config.nice)
     config, allowance = fit_descriptors(config, _HOLDERS_DESCRIPTORS)
     with ExitStack() as opened:
@@ -180,12 +181,6 @@ def _watch_loop(opened: ExitStack) -> None:
     opened.callback(watch.close)
     trio.lowlevel.add_instrument(watch)
     opened.callback(trio.lowlevel.remove_instrument, watch)
-
-
-def _check_enforceable(config: Config, is_privileged: bool) -> None:
-    """Raise BadConfiguration for what mpsd cannot enforce: it cannot refuse clients that reach the domains directly."""
-    if config.admission.default == "refuse" and not is_privileged:
-        raise BadConfiguration('admission.default = "refuse" needs root: without it clients do not pass through mpsd')
 
 
 def _announce(public: PublicLog, config: Config) -> None:

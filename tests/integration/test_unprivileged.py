@@ -45,6 +45,15 @@ def test_the_doors_are_links_to_the_domains_own(shared_strangers: Machine) -> No
         assert os.readlink(shared_strangers.pipe / door) == f"{shared_strangers.state}/domains/default/pipe/{door}"
 
 
+def test_a_reload_accepts_no_refusal_of_clients_either(strangers: Machine) -> None:
+    """It took it as done, and every client ran."""
+    strangers.start()
+    strangers.configure('[admission]\ndefault = "refuse"\n')
+    strangers.signal_daemon("SIGHUP")
+    assert "needs root" in strangers.wait_for_journal("reload.refused")["why"]
+    assert not strangers.journal("reload.done")
+
+
 def test_the_command_language_is_whole(strangers: Machine) -> None:
     strangers.start()
     assert strangers.tell("set_default_active_thread_percentage 25") == "25.0\n"
