@@ -95,15 +95,21 @@ def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
 
 def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Ask the server of a stopped client, and report one for which the server waits."""
-    before, owner = domain.blocked_by, processes.owner(finding.client) if finding.client and finding.why else None
-    domain.blocked_by = (finding.client, owner[0]) if owner else None
+    before, uid = domain.blocked_by, _user_of(domain, finding.client) if finding.client and finding.why else None
+    domain.blocked_by = None if uid is None else (finding.client, uid)
     if finding.client and not finding.why:
         domain.mark_stale()
     if domain.blocked_by in (None, before):
         return
-    facts = {"pid": finding.client, "uid": domain.blocked_by[1], "domain": domain.name}
+    facts = {"pid": finding.client, "uid": uid, "domain": domain.name}
     log.error("client.stopped", **facts, why=finding.why)
     publish("client.stopped", facts)
+
+
+def _user_of(domain: Domain, pid: int) -> int | None:
+    """Return the user who connected with the client, which may run another user's program by now; None if not known."""
+    known = next((uid for process, uid in domain.uids.items() if process.pid == pid), None)
+    return processes.sole_uid(pid) if known is None else known
 
 
 def _signs(domain: Domain, with_clients: bool = False) -> Signs:
