@@ -3,7 +3,7 @@
 A vendor server can come into a state in which it still answers ACTIVE and refuses every context: one answered all with 401
 ILLEGAL_STATE, after ends of clients that leaked in it (H200, docs/decisions/027).  Its log and its commands do not show this.
 A program that ends before it has a context looks the same.  So while clients of other users are in the domain, as with
--multiuser-server, the failures of one user alone do not count.
+-multiuser-server, the failures of fewer than three users do not count: one person has two shares, with a range of /etc/subuid.
 """
 
 import structlog
@@ -13,6 +13,7 @@ from mpsd.domains.pool import Pool
 log = structlog.get_logger()
 ROOM_FOR_A_CONTEXT_BYTES = 1 << 30  # a context takes 516 MiB on an H200; with less, its absence shows nothing of the server
 _MOST_FAILURES = 3  # in a row: a program may end between its connection and its context
+_LEAST_USERS = 3  # where others are in the domain
 
 
 class Newcomers:
@@ -31,8 +32,9 @@ class Newcomers:
         share_of = self._pool.ranges.share_of
         users = self._failures.setdefault(domain_name, [])
         users.append(None if uid is None else share_of(uid))
-        others = {share_of(each) for each in domain.uids.values()} - {*users}
-        if len(users) < _MOST_FAILURES or (others and len({*users}) == 1):
+        failing = {*users} - {None}
+        others = {share_of(each) for each in domain.uids.values()} - failing
+        if len(users) < _MOST_FAILURES or (others and len(failing) < _LEAST_USERS):
             del users[:-_MOST_FAILURES]
             return
         del self._failures[domain_name]

@@ -66,9 +66,11 @@ def test_a_domain_that_has_gone_is_forgotten() -> None:
         pytest.param([7, 7], [7, 7, 7], True, id="its only user"),
         pytest.param([7, 8], [7] * 20, False, id="one of several users of a server"),
         pytest.param([8], [7, 7, 7, 8], True, id="and then another one"),
-        pytest.param([8], [7, 7, None], True, id="and one that nobody knows"),
+        pytest.param([8], [7, 7, None], False, id="and one that nobody knows"),
         pytest.param([], [7, 7, 7], True, id="no client of any other"),
         pytest.param([8], [100_000, 100_001, 100_002], False, id="one user's subordinate uids"),
+        pytest.param([8], [7, 100_000] * 10, False, id="one person, who has such uids too"),
+        pytest.param([8], [7, 9, 10], True, id="three users"),
     ],
 )
 def test_no_user_closes_a_domain_to_the_others_in_it(present: list[int], failing: list[int | None], is_worn: bool) -> None:
