@@ -60,8 +60,9 @@ def subscribe(
 
 
 def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
+    """Count the client against the user who connected: it may run another user's program by now."""
     if (owner := processes.owner(process.pid)) is not None:
-        book.adopt(process, Credentials(process.pid, *owner))
+        book.adopt(process, Credentials(process.pid, domain.uids.get(process, owner[0]), owner[1]))
 
 
 def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain: Domain, is_new: bool) -> None:
