@@ -25,7 +25,7 @@ from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
 from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
-from mpsd.host.polling import is_readable
+from mpsd.host.polling import is_readable, until_readable
 from mpsd.host.programs import own_program
 
 log = structlog.get_logger()
@@ -244,7 +244,7 @@ class Inspector:
         end, pid = self._send(question)
         with end:
             with trio.move_on_after(self._deadline_seconds + _SLACK_SECONDS):
-                await trio.lowlevel.wait_readable(end)
+                await until_readable(end)
                 return _receive(end, question.pid)
             if not await self._answers(pid):
                 self._replace(pid)
@@ -255,7 +255,7 @@ class Inspector:
             end, asked = self._send(Question(InspectorOp.PING))
             with end, trio.move_on_after(_PING_SECONDS):
                 if asked == pid:
-                    await trio.lowlevel.wait_readable(end)
+                    await until_readable(end)
                 return True
         return False
 

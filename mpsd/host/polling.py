@@ -38,13 +38,18 @@ async def until_perhaps_readable(descriptor: Any) -> None:
         await trio.sleep(_LOOK_SECONDS)
 
 
-async def until_ended(pidfd: int) -> None:
-    """Wait until the process has ended.
+async def until_readable(descriptor: Any) -> None:
+    """Wait until the descriptor is readable.
 
     That trio wakes the task does not prove it: if a socket had this number before, and another process has that socket open
     still, epoll reports the socket's hang-up under the number.
     """
     while True:
-        await until_perhaps_readable(pidfd)
-        if is_readable(pidfd):
+        await until_perhaps_readable(descriptor)
+        if is_readable(descriptor):
             return
+
+
+async def until_ended(pidfd: int) -> None:
+    """Wait until the process has ended."""
+    await until_readable(pidfd)

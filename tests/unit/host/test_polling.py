@@ -1,4 +1,4 @@
-"""Waiting for the end of a process, where a socket had the pidfd's number before."""
+"""Waiting for the end of a process, or for an answer, where a socket had the number of the descriptor before."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ import trio
 import trio.testing
 
 from mpsd.host import polling
+from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.polling import until_ended
 
 
@@ -78,3 +80,30 @@ async def test_the_end_of_a_process_that_cannot_be_watched_is_noticed(
             await until_ended(pidfd)
     finally:
         os.close(pidfd)
+
+
+async def test_the_loop_waits_for_no_answer_though_a_hang_up_comes_under_its_number() -> None:
+    """mpsd then read the answer at once, and stood still until the inspector gave it: for a second, if the process keeps it."""
+    inspector = Inspector(deadline_seconds=1.0)
+    inspector.start()
+    kept, theirs, number = await leave_in_epoll()
+    os.kill(inspector.pid, signal.SIGSTOP)
+    release = threading.Timer(5.0, os.kill, (inspector.pid, signal.SIGKILL))
+    release.start()
+
+    async def ask() -> None:
+        with pytest.raises(Unreadable):
+            await inspector.facts(os.getpid(), [])
+
+    try:
+        with kept:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked()
+                assert os.readlink(f"/proc/self/fd/{number}").startswith("socket:"), "the answer is to come there"
+                theirs.close()
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert release.is_alive(), "else the loop has stood still until then"
+    finally:
+        release.cancel()
+        inspector.close()
