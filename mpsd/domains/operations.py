@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import listed_process
 from mpsd.domains.placement_waits import PlacementWait
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import room
@@ -53,7 +54,7 @@ class DomainOperations:
         servers = {pid: server for pid, server in known.items() if only in (None, pid)}
         members = [process for process in domain.members if only in (None, process.pid)]
         strangers = servers.keys() - {process.pid for process in members}
-        others = [process for pid in strangers if (process := processes.find(pid))]
+        others = [process for pid in strangers if (process := listed_process(domain, pid))]
         for process in (*members, *others):
             yield self._view(process, domain.name, servers.get(process.pid))
 

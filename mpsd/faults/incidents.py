@@ -17,6 +17,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -32,7 +33,6 @@ from mpsd.faults.rules.unconfirmed_lines import Unconfirmed, confirms_fault
 from mpsd.faults.rules.verdict import WINDOW_NS, is_proof
 from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
-from mpsd.host import processes
 from mpsd.host.process_exit import ProcessExit
 from mpsd.model.blame import BlameStatus
 from mpsd.model.describe import describe as in_words
@@ -194,7 +194,7 @@ class Incidents:
         self._meet_listed(domain)
         at_work = domain.client_pids.union(*domain.contexts.values())
         pids = domain.present_pids | at_work
-        listed = (self.parties.by_pid(pid) for pid in domain.client_pids)
+        listed = (domain.admitted.get(pid) or self.parties.by_pid(pid) for pid in domain.client_pids)
         there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
         few = sorted(there, key=lambda each: (each.pid not in at_work, each))[:_MOST_PRESENT]
         return self.parties.present(domain.name, few, PRESENT_SECONDS)
@@ -206,7 +206,8 @@ class Incidents:
                 self.parties.meet(process, domain.name)
         for pid in domain.client_pids:
             known = self.parties.by_pid(pid)
-            found = processes.find(pid) if known is None or self.parties.is_gone(known) else None
+            self.parties.keep(domain.admitted.get(pid))
+            found = listed_process(domain, pid) if known is None or self.parties.is_gone(known) else None
             if found is not None and found != known:
                 self.parties.meet(found, domain.name)
                 self._pool.watch(domain, found)

@@ -19,6 +19,7 @@ class _Guest(Struct):
     party: Party
     domain: str
     gone_ns: int | None = None
+    listed_ns: int = 0  # when a server still listed it
     counts: bool = True  # it was present since its domain's servers were renewed
     former: str = ""  # where it was placed before, without having had a context there
     moved_ns: int = 0
@@ -35,7 +36,7 @@ class KnownClients:
         self._clock = clock
         self._guests: dict[ProcessId, _Guest] = {}
         self._by_pid: dict[int, ProcessId] = {}  # the latest process with this pid
-        self._gone: dict[ProcessId, None] = {}  # in the order of their ends
+        self._gone: dict[ProcessId, None] = {}  # in the order of their ends, or of their last listing
 
     def meet(self, process: ProcessId, domain: str) -> bool:
         """Record that the client is placed in the domain.  Returns True the first time."""
@@ -58,6 +59,13 @@ class KnownClients:
         self._gone[process] = None
         self._forget()
         return guest.domain
+
+    def keep(self, process: ProcessId | None) -> None:
+        """Keep an ended client known that a server lists: its GPU work may go on, as a child of it has its connection."""
+        if process in self._gone:
+            del self._gone[process]
+            self._gone[process] = None
+            self._guests[process].listed_ns = self._clock()
 
     def renew(self, domain: str) -> None:
         """Record that the domain has new servers, which clients that ended before have not used."""
@@ -112,7 +120,8 @@ class KnownClients:
     def _forget(self) -> None:
         oldest = self._clock() - _KNOWN_NS
         for process in list(self._gone):
-            if len(self._gone) <= _MOST_GONE and (self._guests[process].gone_ns or 0) >= oldest:
+            guest = self._guests[process]
+            if len(self._gone) <= _MOST_GONE and max(guest.gone_ns or 0, guest.listed_ns) >= oldest:
                 return
             del self._gone[process], self._guests[process]
             if self._by_pid.get(process.pid) == process:

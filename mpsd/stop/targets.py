@@ -12,6 +12,7 @@ from typing import TypeVar
 import trio
 from msgspec.structs import replace
 
+from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, NoSuchClient
 from mpsd.host import cgroups, processes
@@ -129,8 +130,8 @@ class Targets:
 
     async def _clients(self) -> set[ProcessId]:
         """Return the clients; some may have ended."""
-        pids = [pid for domain in self._pool.domains.values() for pid in domain.client_pids]
-        listed = set(filter(None, await self._in_turns(pids, processes.find)))
+        pids = [(domain, pid) for domain in self._pool.domains.values() for pid in domain.client_pids]
+        listed = set(filter(None, await self._in_turns(pids, lambda each: listed_process(*each))))
         placed = {process for domain in self._pool.domains.values() for process in domain.members}
         return listed | placed | set(self._admitted())
 

@@ -4,7 +4,9 @@ import ctypes
 import os
 import signal
 import struct
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from mpsd_client import Client, Refused, Selector, calls, values
@@ -44,6 +46,41 @@ for claim in ((others_pid, 0, 0), (os.getpid(), others_uid, 0), (others_pid, oth
 print("ready", flush=True)
 print(len(refused), flush=True)
 time.sleep(60)
+"""
+# Preloaded into a client: on SIGUSR1 a child takes its connections, without the driver's knowledge, and reports a trap to the
+# simulator's server after some seconds, as the GPU does if a kernel of the ended client traps.
+LEAVES = """
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { FAULT = 25, TRAP = 2, SECONDS = 8 };
+
+static void leave(int number)
+{
+	unsigned told[9] = { 0x4c4b0001, FAULT, 0, 0, 1, TRAP, 1, 0, 0 };
+
+	(void)number;
+	if (syscall(SYS_fork))
+		_exit(0);
+	alarm(60);
+	sleep(SECONDS);
+	for (int fd = 3; fd < 256; fd++) {
+		int type = 0;
+		socklen_t size = sizeof(type);
+
+		if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET)
+			send(fd, told, 33, MSG_NOSIGNAL);
+	}
+	for (;;)
+		pause();
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	signal(SIGUSR1, leave);
+}
 """
 FRIENDLY = 1000
 AFTER_SECONDS = 1.0  # mpsd ends clients within less
@@ -98,6 +135,29 @@ def test_a_reused_pid_has_nothing_of_the_client_before(machine: Machine, is_late
         finally:
             os.kill(culprit.pid, signal.SIGKILL)
             os.waitpid(culprit.pid, 0)
+
+
+def test_a_process_is_not_the_client_whose_pid_it_got(machine: Machine, short_dir: Path) -> None:
+    """The server lists the ended client for as long as a child has its connections (measured on an H200 too).  mpsd took the
+    process with its pid, of any user, for that client: it convicted and killed it after a fault."""
+    library = short_dir / "leaves.so"
+    library.with_suffix(".c").write_text(LEAVES)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, library.with_suffix(".c")], check=True)
+    machine.start()
+    ended = machine.client("faulter", "trap", "--after", "600", uid=NOBODY, LD_PRELOAD=str(library)).ready()
+    server = machine.server_of(ended)
+    os.kill(ended.pid, signal.SIGUSR1)
+    ended.process.wait()
+    wait_for("the pid to be free", lambda: start_with_pid(ended.pid, FRIENDLY, ["/bin/sleep", "600"], {}))
+    try:
+        with machine.mpsd() as mpsd:
+            assert machine.numbers(f"get_client_list {server}") == [ended.pid]
+            assert not running(mpsd, ended.pid)
+            [fault] = wait_for("a culprit", lambda: [each for each in mpsd.ask(calls.fault_list()).items if each.culprit], 30)
+            assert (fault.culprit.pid, fault.culprit.uid, fault.culprit.program) == (ended.pid, NOBODY, "faulter")
+    finally:
+        os.kill(ended.pid, signal.SIGKILL)
+        os.waitpid(ended.pid, 0)
 
 
 def running(mpsd: Client, pid: int) -> list[values.MpsClient]:

@@ -95,6 +95,42 @@ async def test_they_are_known_before_anything_happens(world, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+async def test_an_ended_client_is_there_for_as_long_as_its_server_lists_it(world, autojump_clock):
+    """A child of it has its connection, and its GPU work goes on.  mpsd convicted and killed the process, of any user, that got
+    the pid since: here our parent's."""
+    domain = world.domain()
+    ended, other = ProcessId(os.getppid(), 7), ProcessId(101, 7)
+    world.move(ended, domain)
+    domain.admit(ended)
+    world.lists(domain, ended.pid)
+    world.end(ended)
+    async with trio.open_nursery() as nursery:
+        running(world, nursery)
+        for _ in range(4):
+            await trio.sleep(30)
+            world.pool.notify()
+        world.move(other, domain)
+        world.end(other)  # ended ones are forgotten after a minute, when another one ends
+        await trio.sleep(7)
+        world.say_fault(domain)
+        nursery.cancel_scope.cancel()
+    assert world.last.culprit == ended
+    assert world.last.party(ended).program == f"p{ended.pid}"
+
+
+async def test_a_client_with_the_pid_of_an_ended_one_is_where_it_was_placed(world, autojump_clock):
+    first, second = world.domain(), world.domain("d2")
+    ended, alive = ProcessId(101, 7), ProcessId(101, 8)
+    world.move(ended, first)
+    first.admit(ended)
+    world.lists(first, 101)
+    world.end(ended)
+    world.move(alive, second)
+    await trio.sleep(7)
+    world.say_fault(first)
+    assert world.last.culprit == ended
+
+
 async def test_who_has_moved_is_not_moved_back_by_the_list_of_where_it_was(world, autojump_clock):
     """The former server still lists it; its second Xid is of where it was, and it is where it is."""
     first, second = world.domain(), world.domain("d2")
