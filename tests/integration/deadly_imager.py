@@ -1,8 +1,9 @@
 """An imager during whose completion of an image a process is killed: itself, or others.
 
     DEADLY_CALL      the call at which: its number among those that complete the image, or its name (the first one so called);
-                     or add.N, read.N: when a block is stored, or read, for the N-th time
+                     or add.N, read.N, make.N: when a block is stored, or read, or memory is wanted, for the N-th time
     DEADLY_VICTIMS   pids; `imager`: this process, `client`: the one that has started it
+    DEADLY_ONCE      a file that is made then, and spares all later imagers
 """
 
 import os
@@ -13,12 +14,18 @@ from itertools import count
 from typing import Any
 
 from mpsd.images.imager.__main__ import run
+from mpsd.images.imager.restoring import Restorer
 from mpsd.images.reader import ImageReader
 from mpsd.images.writer import ImageWriter
 from tests.unit.images.test_crashes import CALLS
 
 
 def kill() -> None:
+    if once := os.environ.get("DEADLY_ONCE"):
+        try:
+            os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
     known = {"imager": os.getpid(), "client": os.getppid()}
     for word in os.environ["DEADLY_VICTIMS"].split(","):
         with suppress(ProcessLookupError):
@@ -64,6 +71,8 @@ if __name__ == "__main__":
         ImageWriter.add = deadly_at(ImageWriter.add, int(number))  # type: ignore[method-assign]
     if name == "read":
         ImageReader.read_into = deadly_at(ImageReader.read_into, int(number))  # type: ignore[method-assign]
+    if name == "make":
+        Restorer.make = deadly_at(Restorer.make, int(number))  # type: ignore[method-assign]
     complete = ImageWriter.finish
     ImageWriter.finish = finish  # type: ignore[method-assign]
     run()

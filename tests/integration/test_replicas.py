@@ -21,6 +21,7 @@ from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
 from tests.integration.machine import SIMULATOR, Machine
 from tests.integration.process import wait_for
+from tests.integration.test_image_deaths import deadly_program
 from tests.integration.test_vault import vault_keeper
 from tests.seeds import seeds
 
@@ -105,8 +106,9 @@ class Cast:
         self.machine, self.directory = machine, directory
         self.members: list[Member] = []
 
-    def start(self, device: int) -> Member:
-        self.members.append(Member(self.machine, self.directory, 0, CUDA_VISIBLE_DEVICES=self.machine.uuids()[device]))
+    def start(self, device: int, **variables: str) -> Member:
+        variables["CUDA_VISIBLE_DEVICES"] = self.machine.uuids()[device]
+        self.members.append(Member(self.machine, self.directory, 0, **variables))
         return self.members[-1]
 
     def pair(self) -> tuple[Member, Member]:
@@ -273,6 +275,17 @@ def test_a_replica_that_sees_the_gpu_of_the_service_is_refused(cast: Cast) -> No
     cast.members.append(both)
     both.process.wait(SECONDS)
     wait_for("its error", lambda: "must not see GPU-" in both.errors)
+
+
+def test_a_replica_begins_anew_whose_imager_was_killed_while_it_gave_memory(cast: Cast, tmp_path: Path) -> None:
+    """mpsd has some of the memory then, which nothing of the replica has mapped, and no commit has."""
+    cast.start(0).first("step")
+    once = tmp_path / "once"
+    deadly = {"MPSD_IMAGER": str(deadly_program(tmp_path)), "DEADLY_CALL": "make.2", "DEADLY_VICTIMS": "imager"}
+    standby = cast.start(1, **deadly, DEADLY_ONCE=str(once))
+    wait_for("an imager to be killed", once.exists, SECONDS)
+    standby.wait("a replica", lambda: is_replicated(cast.machine))
+    assert standby.first("has")["right"]
 
 
 def strike(cast: Cast, what: str, active: Member, standby: Member) -> None:

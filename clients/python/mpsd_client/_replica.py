@@ -33,6 +33,7 @@ LOOK_SECONDS = 0.5  # between two looks at the images, at most
 MOVING_SECONDS = 0.005  # in a move: how long the imager waits for the next image, before the replica asks mpsd again
 REMOVE_SECONDS = 30.0  # how long the arena of a replica before may be in use still, by a process that was killed
 COMPLETE_TRIES = 20
+DROPPED_AT_ONCE = 1024  # mpsd takes no more offsets in a call
 ANSWER_SECONDS = 10.0
 _PASSING = (MpsdError, OSError, TimeoutError)
 _log = logging.getLogger("mpsd_client")
@@ -52,6 +53,7 @@ class Replica:
         self._arena: Arena | None = None
         self._source: ImageSource | None = None
         self._image: tuple[str, float] | None = None  # that the memory has, wholly
+        self._given: Sequence[tuple[int, int]] = ()  # the allocations that mpsd was given last, as far as it got
         self._behind_bytes = 0
         self._has_gpu_failed = self._is_moving = False
         self._mpsd: Client | None = None
@@ -110,15 +112,23 @@ class Replica:
         """Copy the whole image to new memory."""
         source = ImageSource("", self._service, self._directory, arena.gpu)
         self._source, self._image = source, None
-        for block in arena.blocks():
-            arena.free(block)
-        arena.commit()  # the memory of an image before: its places may be others' now
         with Client(self._path, program="mpsd_client") as mpsd:
+            self._empty(arena, mpsd)
+            self._given = source.given
             source.put(mpsd, arena.id, arena.generation, arena.gpu)
             mpsd.ask(calls.arena_commit(arena.id, arena.generation))
         arena.refresh()
         self._fill(arena, source, range(source.blocks))
         return True
+
+    def _empty(self, arena: Arena, mpsd: Client) -> None:
+        """Free the memory of an image before, since its places may be others' now, and what mpsd got in a failed attempt."""
+        for first in range(0, len(self._given), DROPPED_AT_ONCE):
+            offsets = [offset for offset, _ in self._given[first : first + DROPPED_AT_ONCE]]
+            mpsd.ask(calls.arena_drop(arena.id, arena.generation, offsets))
+        for block in arena.blocks():
+            arena.free(block)
+        arena.commit()
 
     def _renew(self, arena: Arena, source: ImageSource) -> bool:
         """Copy the blocks in which the newest image differs."""

@@ -72,6 +72,7 @@ class ImageSource:
     ) -> None:
         """imager: one that was started, and asked nothing; if it has ended since, another one is started."""
         self._stack, self._files = ExitStack(), list[int]()
+        self.given: list[tuple[int, int]] = []  # the allocations that mpsd has, or may have, as (offset, bytes)
         if imager is not None:
             self._stack.callback(imager.close)  # also one that has ended
         try:
@@ -126,7 +127,6 @@ class ImageSource:
 
     def put(self, mpsd: Asks, arena: int, generation: int, gpu: str) -> list[tuple[int, int]]:
         """Put memory without contents into the arena, uncommitted.  Return the allocations as (offset, bytes)."""
-        found: list[tuple[int, int]] = []
         for name in self._facts.get("others", ()):
             self._give(mpsd, name)
         self.imager.ask({"do": "make", "gpu": gpu, "done": 0})
@@ -135,15 +135,15 @@ class ImageSource:
             try:
                 if not descriptors:
                     break
-                found += [(offset, size) for offset, size in part["items"]]
-                self.imager.ask({"do": "make", "gpu": gpu, "done": len(found)})  # while mpsd takes these
+                self.given += [(offset, size) for offset, size in part["items"]]
+                self.imager.ask({"do": "make", "gpu": gpu, "done": len(self.given)})  # while mpsd takes these
                 mpsd.ask(calls.arena_put(arena, generation, part["items"], descriptors))
             finally:
                 for each in descriptors:
                     os.close(each)
-        self.blocks = sum(size for _, size in found) // BLOCK_BYTES
+        self.blocks = sum(size for _, size in self.given) // BLOCK_BYTES
         os.truncate(self.done, self.blocks)
-        return found
+        return self.given
 
     def _give(self, mpsd: Asks, name: str) -> None:
         """Give the imager the memory of another arena, from which and from parity it makes the lost one."""
