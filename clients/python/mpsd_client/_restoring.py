@@ -40,28 +40,35 @@ def restore_image(
     Raises ImageError (the image does not exist, or is damaged), Refused (an arena has the name; no room), TimeoutError; the new
     arena is then removed.
     """
-    with ExitStack() as stack:
-        source = stack.enter_context(ImageSource(image, arena, directory, gpu, imager))
-        made = mpsd.ask(calls.arena_create(*source.wanted(name, gpu), mode=mode, ttl_seconds=KILLED_TTL))
-        try:
-            generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
-            source.put(mpsd, made.id, generation, made.gpu)
-            source.fill(range(source.blocks), is_partial=lost is not None)
-            filled = source.imager.answer("filled", FILL_SECONDS, told)
-            if lost is not None:
-                lost += [(offset, size) for offset, size in filled.get("lost", ())]
-            if told:
-                told(*source.imager.progress)
-            state = source.state(generation)
-            mpsd.ask(calls.arena_change(made.id, ttl_seconds=ttl or 0.0))  # first: a complete arena must not expire so soon
-            mpsd.ask(calls.arena_commit(made.id, generation, source.layout, None if state is None else state.fd))
-            return mpsd.ask(calls.arena_close(made.id))
-        except BaseException:
-            with suppress(MpsdError):
-                mpsd.ask(calls.arena_close(made.id))
-            with suppress(MpsdError):
-                mpsd.ask(calls.arena_remove(made.name))
-            raise
+    with ImageSource(image, arena, directory, gpu, imager) as source:
+        return _restore(mpsd, source, name, gpu, mode, ttl, told, lost)
+
+
+def _restore(
+    mpsd: Asks, source: "ImageSource", name: str, gpu: str, mode: int, ttl: float | None, told: Told | None = None,
+    lost: list[tuple[int, int]] | None = None,
+) -> values.Arena:  # fmt: skip
+    """Make an arena of the image that was found: see restore_image."""
+    made = mpsd.ask(calls.arena_create(*source.wanted(name, gpu), mode=mode, ttl_seconds=KILLED_TTL))
+    try:
+        generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
+        source.put(mpsd, made.id, generation, made.gpu)
+        source.fill(range(source.blocks), is_partial=lost is not None)
+        filled = source.imager.answer("filled", FILL_SECONDS, told)
+        if lost is not None:
+            lost += [(offset, size) for offset, size in filled.get("lost", ())]
+        if told:
+            told(*source.imager.progress)
+        state = source.state(generation)
+        mpsd.ask(calls.arena_change(made.id, ttl_seconds=ttl or 0.0))  # first: a complete arena must not expire so soon
+        mpsd.ask(calls.arena_commit(made.id, generation, source.layout, None if state is None else state.fd))
+        return mpsd.ask(calls.arena_close(made.id))
+    except BaseException:
+        with suppress(MpsdError):
+            mpsd.ask(calls.arena_close(made.id))
+        with suppress(MpsdError):
+            mpsd.ask(calls.arena_remove(made.name))
+        raise
 
 
 class ImageSource:
@@ -205,9 +212,11 @@ def restore_if_missing(
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # the end of the process that has it ends the wait
         with Client(path, program="mpsd_client") as mpsd:
-            if is_missing(mpsd, name) and has_images(place):
-                early = take_imager()
-                restore_image(mpsd, "", name, arena=name, gpu=gpu, mode=mode, ttl=ttl, directory=directory, imager=early)
+            if not has_images(place) or not looks_missing(mpsd, name):
+                return
+            with ImageSource("", name, directory, gpu, take_imager()) as source:
+                if is_missing(mpsd, name):  # only now: an empty arena may have been made in advance, with its settings
+                    _restore(mpsd, source, name, gpu, mode, ttl)
     except NoSuchImage:
         pass
     finally:

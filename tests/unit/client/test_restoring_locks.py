@@ -2,12 +2,14 @@
 
 import fcntl
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mpsd_client import Call, ErrorCode, ImageError, Refused, _restoring, restore_image
+from mpsd_client._imager import NoSuchImage
 from mpsd_client._restoring import KILLED_TTL, is_missing, restore_if_missing
 
 
@@ -66,6 +68,26 @@ def test_an_arena_that_cannot_be_removed_is_there() -> None:
 def test_contents_without_a_layout_are_no_reason_to_restore_an_older_image(facts: dict[str, Any], is_removed: bool) -> None:
     mpsd = OneArena(**facts)
     assert (is_missing(mpsd, "weights"), mpsd.is_there) == (is_removed, not is_removed)
+
+
+@pytest.mark.parametrize("others", [[], ["model-1"]], ids=["without an image", "with an image of another arena"])
+def test_an_arena_that_was_made_in_advance_stays_without_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str]
+) -> None:
+    """It may have a mode of its own, and the settings of its service, which go with it."""
+    (tmp_path / "complete").mkdir()
+    for name in others:
+        (tmp_path / "complete" / name).touch()
+    mpsd = OneArena()
+
+    def find(*_: object) -> None:
+        assert others, "an imager is not needed"
+        raise NoSuchImage("there is no image of an arena weights")
+
+    monkeypatch.setattr(_restoring, "ImageSource", find)
+    monkeypatch.setattr(_restoring, "Client", lambda *_, **__: nullcontext(mpsd))
+    restore_if_missing("weights", "0", None, tmp_path, mode=0o600, ttl=0.0)
+    assert mpsd.is_there
 
 
 class Source:
