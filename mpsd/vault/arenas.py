@@ -257,8 +257,8 @@ class Arenas:
         """Let the arena `by_id`, which the process writes in this generation, have the name of another one.
 
         Return it, and the other one under its new name, which is sealed and expires.  fenced: the writer of that one, which was
-        killed; its work may still write that one's memory.  Raise StaleGeneration, NoSuchArena, or ArenaBusy for another
-        writer."""
+        killed; its work may still write that one's memory.  Raise StaleGeneration, NoSuchArena, ArenaSealed, or ArenaBusy for
+        another writer."""
         self._check_begun()
         old, new = self._catalog.find_id(arena_id), self._catalog.find_id(by_id)
         return self._writers.replace(old, new, generation, process, fenced)

@@ -170,9 +170,11 @@ class Writers:
         generation after those of both.
 
         Takes no lock, as `promote`.  fenced: the writer of the old one, which was killed.  Raise StaleGeneration unless the
-        process is the new one's writer, ArenaBusy if the old one has another writer."""
+        process is the new one's writer, ArenaSealed, ArenaBusy if the old one has another writer."""
         new.check_writer(generation, process)
         arena = old.arena
+        if arena.is_sealed:  # who may write it may not remove it
+            raise ArenaSealed(f"arena {arena.name} is sealed, and keeps its name")
         if arena.writer not in (None, fenced):
             raise ArenaBusy(self._why_busy(arena))
         gone = old.with_facts(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -143,3 +144,24 @@ def test_the_logs_do_not_name_an_arena_to_other_users(machine: Machine) -> None:
     read = attack(READ_LOGS, machine.log_directory)
     assert "Starting control daemon" in read  # control.log is everybody's, as the vendor's
     assert "unheard-of" not in read
+
+
+def test_a_user_who_may_write_removes_no_sealed_arena(machine: Machine) -> None:
+    """Nor gives its name to another one: as a replica of it whose GPU, as this user says, has failed."""
+    machine.start(MPSD_SIM_GPUS="2")
+    with machine.mpsd() as owner:
+        for name, gpu in (("weights", "0"), ("spare", "1")):
+            owner.ask(calls.arena_create(name, gpu, 4 * GRANULE, mode=0o666))
+        weights = owner.ask(calls.arena_open("weights", "write"))
+        fill(owner, weights, {0: b"secret"}, b"{}")
+        owner.ask(calls.arena_seal(weights.id, 1))
+        owner.ask(calls.arena_close(weights.id))
+        spare = owner.ask(calls.arena_get("spare"))
+        told = tried(machine, [
+            calls.arena_open("weights", "write"), calls.arena_remove("weights"), calls.arena_open("spare", "write"),
+            calls.service_replicate(spare.id, 1, "weights", time.time(), has_gpu_failed=True),
+        ])  # fmt: skip
+        del told["arena.list"]
+        assert list(told.values()) == ["ARENA_SEALED", "NOT_ALLOWED", "", "ARENA_SEALED"]
+        found = owner.ask(calls.arena_get("weights"))
+        assert (found.id, found.ttl_seconds, found.used_bytes) == (weights.id, None, GRANULE)

@@ -326,6 +326,18 @@ async def test_an_arena_takes_the_name_and_the_place_of_one_without_a_writer(mac
         assert vault.arenas.find("model").id == second.id
 
 
+async def test_a_sealed_arena_keeps_its_name(machine, writer, other):
+    """The members of its service may write it, and only its owner may remove it."""
+    async with machine.vault() as vault:
+        first = await committed(vault, writer.process)
+        await vault.arenas.seal(first.id, 1, writer.process)
+        second = await opened(vault, other.process, replace(SPEC, name="copy"))
+        with pytest.raises(ArenaSealed):
+            vault.arenas.replace(first.id, second.id, 1, other.process, None)
+        assert vault.arenas.find("model").id == first.id
+        assert vault.arenas.find("copy").generation == 1
+
+
 async def test_another_users_arena_of_the_name_that_comes_next_keeps_no_arena_from_being_replaced(machine, writer, other):
     """Each attempt failed: a service could neither move to its replica, nor fail over to it when its GPU failed."""
     async with machine.vault() as vault:
