@@ -243,8 +243,6 @@ static void apply(struct mpsd_session *session, const struct settings *wish, con
 		put_number("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", wish->lease_sm_percent);
 	if (wish->lease_memory_bytes)
 		put_memory(wish->lease_memory_bytes, all_devices(session, names));
-	if (wish->lease_domain[0] && strcmp(wish->lease_domain, "shared") != 0)
-		shim_log("MPSD_LEASE_DOMAIN=%s: mpsd has no such domains without root", wish->lease_domain);
 	shim_log("limits are in the environment, the domain is %s", domain);
 }
 
@@ -264,6 +262,18 @@ static CUresult refuse(const struct settings *wish, const char *what, const char
 	return wish->is_required ? (CUresult)ERROR_MPS_CONNECTION_FAILED : CUDA_SUCCESS;
 }
 
+/* Take no lease, but follow the wish as far as an mpsd without root can; refuse if it asks for more and is required. */
+static CUresult go_to(struct mpsd_session *session, const struct settings *wish, const char *domain)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	if (wish->lease_domain[0] && strcmp(wish->lease_domain, "shared") != 0)
+		result = refuse(wish, "MPSD_LEASE_DOMAIN", "mpsd has no such domains without root");
+	if (result == CUDA_SUCCESS)
+		apply(session, wish, domain);
+	return result;
+}
+
 CUresult lease_take(void)
 {
 	const struct settings *wish = settings();
@@ -279,10 +289,8 @@ CUresult lease_take(void)
 	session = session_get();
 	if (!session)
 		return refuse(wish, "mpsd", "it cannot be reached");
-	if (is_pointed(domain, sizeof(domain))) {
-		apply(session, wish, domain);
-		return CUDA_SUCCESS;
-	}
+	if (is_pointed(domain, sizeof(domain)))
+		return go_to(session, wish, domain);
 	if (!wish->wants_lease)
 		return CUDA_SUCCESS;
 	rc = ask(session, wish, &grant);

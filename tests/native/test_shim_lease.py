@@ -115,6 +115,15 @@ def test_each_gpu_has_the_limit_where_mpsd_is_not_root(mpsd: Mpsd, run: Run, sho
     assert limits == {str(number): "8192M" for number in range(max(gpus, 16))}
 
 
+@pytest.mark.parametrize("domain", ["own", "shared"])
+def test_no_program_that_requires_a_domain_of_its_own_shares_one(mpsd: Mpsd, run: Run, short_dir: Path, domain: str) -> None:  # noqa: F811
+    """mpsd has none for it without root, which was in the log alone."""
+    (short_dir / "pipe/control").symlink_to("../domain/control")
+    done = run("shim_found", "run", MPSD_REQUIRED="1", MPSD_LEASE_DOMAIN=domain)
+    assert (done.returncode, done.stdout) == ((5, "init(0): 805\n") if domain == "own" else (0, "PASS\n"))
+    assert run("shim_found", "run", MPSD_LEASE_DOMAIN=domain).stdout == "PASS\n"
+
+
 def test_the_wait_for_a_lease_ends_however_slow_the_answers_are(mpsd: Mpsd, run: Run) -> None:  # noqa: F811
     """Forty of them were waited for, each for up to 5 s."""
     mpsd.results["lease.create"], mpsd.seconds = QUEUED, 1.0
