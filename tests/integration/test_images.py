@@ -221,6 +221,31 @@ def test_the_limits_of_the_directory_hold_for_every_image(vault: Machine, tmp_pa
         assert (images.directory.failures().count, "quota" in images.directory.failures().why) == (1, True)
 
 
+@pytest.mark.slow
+def test_blocks_of_a_killed_imager_keep_no_later_image_from_its_room(vault: Machine, tmp_path: Path) -> None:
+    """The first one that fails frees them: no image was ever complete, after which the limits are applied."""
+    run(vault, "fill", "crowded", "leave")
+    take = ("image", "take", "crowded", "--directory", str(tmp_path), "--name")
+    with Images.open(tmp_path) as images:
+        assert mpsctl(vault, *take, "whole").returncode == 0
+        size = images.find("whole").content_bytes
+        images.remove("whole")
+        images.collect()
+        images.set_limits(Limits(quota_bytes=size + BLOCK_BYTES))
+        if (pid := os.fork()) == 0:
+            killed = images.begin("killed")
+            for number in range(3):
+                killed.add("crowded", number * BLOCK_BYTES, bytes([number]) * BLOCK_BYTES)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert images.directory.stored_bytes() == 3 * BLOCK_BYTES
+        refused = mpsctl(vault, *take, "refused")
+        assert (refused.returncode, "quota" in refused.stderr) == (1, True)
+        wait_for("the blocks to go", lambda: images.directory.stored_bytes() == 0)
+        done = mpsctl(vault, *take, "next")
+        assert done.returncode == 0, done.stderr
+
+
 def test_an_arena_that_is_written_takes_its_images_itself(vault: Machine, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), "fill", "busy", "stay"]
     with subprocess.Popen(command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:

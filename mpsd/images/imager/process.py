@@ -124,6 +124,7 @@ class Imager:
         self._arenas: dict[str, OpenArena] = {}
         self._writer: ImageWriter | None = None
         self._parity: ParityTaking | None = None
+        self._has_failed = False
         self.open(request)
 
     def open(self, request: Request) -> None:
@@ -191,8 +192,11 @@ class Imager:
                 self._images.tidy()
 
     def give_up(self, why: str = "") -> None:
-        """End the image that is under way; it leaves nothing.  why: it has failed."""
+        """End the image that is under way; it leaves nothing.  why: it has failed.
+
+        After the answer about a failure this is called again: the disk space that killed imagers left may have been missing."""
         if why:
+            self._has_failed = True
             with suppress(*FAILURES):  # as on a full disk
                 self._images.directory.note_failure(why)
         parity, self._parity = self._parity, None
@@ -203,5 +207,9 @@ class Imager:
         finally:
             if writer:
                 writer.close()
+        if self._has_failed and not why:
+            self._has_failed = False
+            with suppress(*FAILURES):
+                self._images.collect()
         for each in self._arenas.values():
             each.give_up()
