@@ -5,7 +5,7 @@ can have a client's FUSE file, and close(2) on it waits for the file server.  So
 and starts the next one; each later one is started by one of these.  One of them always waits for work.
 
 What only such a thread has open is closed when mpsd ends.  mpsd's own table stays, with all that is open there, for as long as
-one thread of mpsd waits for a file server, also after SIGKILL.
+another thread of mpsd waits for a file server, also after SIGKILL (killed_daemon.py).
 
 A signal's number is written to the descriptor by which it wakes the event loop (signal.set_wakeup_fd), in the table of the
 thread that gets the signal.  There this number is that of /dev/null, or it could be that of a client's descriptor.  Such a
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mpsd.host.descriptors import close_all
-from mpsd.host.syscalls import leave_descriptor_table
+from mpsd.host.syscalls import leave_descriptor_table, name_thread
 
 _STANDARD = range(3)
 _OPEN = "/proc/thread-self/fd"
@@ -29,6 +29,7 @@ _BEGIN_SECONDS = 5.0  # it takes a millisecond
 _AGAIN_SECONDS = 0.1
 INTERRUPT = signal.SIGWINCH  # for these threads alone: ignored without a handler, and mpsd uses no window
 _TAKEN = {INTERRUPT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # the others come from the thread itself
+BARE_NAME = "mpsd-bare"  # in /proc, once it has given up mpsd's descriptors
 MOST_WAITING = 4  # threads that wait for work
 MOST_DESCRIPTORS = 64  # of one work; Linux passes at most 253
 Work = Callable[[list[int]], None]
@@ -80,6 +81,7 @@ class BareThreads:
             signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - _TAKEN)
             leave_descriptor_table()
             _replace_all_but(end, self._wakes)
+            name_thread(BARE_NAME.encode())
         except OSError as exc:  # a container's seccomp filter can refuse the former
             troubles.append(exc)
             return

@@ -25,6 +25,7 @@ from typing import Any
 import trio
 from msgspec import Struct, field
 
+from mpsd.host.file_servers import closing
 from mpsd.host.syscalls import type_of
 from mpsd.threads import run_in_thread
 
@@ -106,7 +107,7 @@ class Closings:
 
     def begin(self, share: int, fds: Collection[int], ended: Callable[[], None] = lambda: None) -> None:
         """Close the descriptors in threads; call `ended` when they are closed."""
-        self._under_way[share] += close_beside(fds, ended, partial(self._end, share))
+        self._under_way[share] += close_beside(fds, share, ended, partial(self._end, share))
 
     def _end(self, share: int) -> None:
         self._under_way[share] -= 1
@@ -119,17 +120,21 @@ class Closings:
         self._ended = trio.Event()
 
 
-def close_beside(fds: Collection[int], ended: Callable[[], None], ended_one: Callable[[], None] = lambda: None) -> int:
+def close_beside(
+    fds: Collection[int], share: int, ended: Callable[[], None], ended_one: Callable[[], None] = lambda: None
+) -> int:
     """Close another process's descriptors in threads; return how many threads that takes.
 
     `ended_one` is called on the event loop for each thread that has ended, and `ended` after the last.  Each regular file gets
     a separate thread: a silent file server must not keep the other files open.  The kernel frees the number of a descriptor as
-    soon as close(2) begins.
+    soon as close(2) begins.  share: of the user who sent them (UidRanges.share_of).
     """
     files = [fd for fd in fds if is_file(fd)]
     others = [fd for fd in fds if fd not in files]
-    groups = [*([fd] for fd in files), *([others] if others or not files else [])]
-    left = len(groups)
+    works = [partial(_close_file, fd, share) for fd in files]
+    if others or not files:
+        works.append(partial(close_all, others))
+    left = len(works)
 
     def end_one() -> None:
         nonlocal left
@@ -138,9 +143,14 @@ def close_beside(fds: Collection[int], ended: Callable[[], None], ended_one: Cal
         if not left:
             ended()
 
-    for group in groups:
-        _start(partial(close_all, group), end_one)
-    return len(groups)
+    for work in works:
+        _start(work, end_one)
+    return len(works)
+
+
+def _close_file(fd: int, share: int) -> None:
+    with closing(fd, share):
+        close_all([fd])
 
 
 def _start(close: Callable[[], None], ended: Callable[[], None]) -> None:

@@ -5,8 +5,7 @@ The kernel drops a descriptor with the last copy of its message, and may then wa
 - a socket that lingers: a signal every 50 ms ends that wait;
 - a FUSE server that has a writeback cache, for written pages.  Only an answer, the end of that server, or an abort of the FUSE
   connection ends that wait.  So where a user keeps more than MOST_STUCK connections waiting, mpsd aborts the FUSE connections
-  of this user that have files in them: else a user could use up mpsd's descriptors.  The uid alone is not enough: root of a
-  container can take any uid, and must not have the mounts aborted that the host's user with that uid has.
+  of this user that have files in them (file_servers.py): else a user could use up mpsd's descriptors.
 
 Prose: docs/security.md, "What no boundary promises"; decision 019.
 """
@@ -19,12 +18,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import structlog
 import trio
 from msgspec import Struct, field
 
+from mpsd.host import file_servers
 from mpsd.host.bare_threads import INTERRUPT, MOST_DESCRIPTORS, BareThreads
 from mpsd.host.descriptors import ANCILLARY_BYTES, close_all, received
 from mpsd.host.peers import peer_credentials
@@ -34,7 +33,6 @@ log = structlog.get_logger()
 MOST_STUCK = 8  # connections of a user; a client of an honest one leaves no file in its connection
 STUCK_SECONDS = 3.0
 _ROOM_FOR_IDS = socket.CMSG_SPACE(12)  # SCM_CREDENTIALS
-FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
 _SHAKE_SECONDS = 0.05
 _NO_UID = 0xFFFFFFFF  # of a TCP connection
@@ -198,17 +196,8 @@ def _stuck(now: float) -> dict[int, _Stuck]:
 def _abort_servers(stuck: dict[int, _Stuck]) -> None:
     """Abort the FUSE connections of these users that have files there.  Their files then fail."""
     for share, found in stuck.items():
-        aborted = sum(_abort(FUSE_CONNECTIONS / str(number), share) for number in found.file_systems)
+        aborted = sum(file_servers.abort(number, share, _share_of) for number in found.file_systems)
         log.warning("connections.stuck", uid=share, connections=found.count, aborted_file_servers=aborted)
-
-
-def _abort(connection: Path, share: int) -> bool:
-    """Abort this FUSE connection if a user of the share has mounted it, and it has requests waiting; return whether it was."""
-    with suppress(OSError, ValueError):  # none, or it has ended, or is not ours to abort
-        if _share_of(connection.stat().st_uid) == share and int((connection / "waiting").read_text()) > 0:
-            (connection / "abort").write_text("1")
-            return True
-    return False
 
 
 # -- looks -----------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """The type and the file system of a file by statx(2), from what the kernel has cached: the file system of a user may never
-answer.  And a table of descriptors of its own for a thread."""
+answer.  And for a thread: a table of descriptors of its own, and a name."""
 
 import errno
 import os
@@ -41,6 +41,19 @@ def leave_descriptor_table() -> None:
     """Give this thread a copy of the table of descriptors: nothing else sees what it opens, or closes.  Raise OSError."""
     if lib.unshare(lib.CLONE_FILES):
         raise OSError(ffi.errno, os.strerror(ffi.errno))
+
+
+def thread_name() -> bytes:
+    """Return the name of this thread."""
+    name = ffi.new("char[16]")
+    lib.prctl(lib.PR_GET_NAME, int(ffi.cast("uintptr_t", name)), 0, 0, 0)
+    return bytes(ffi.string(name))
+
+
+def name_thread(name: bytes) -> None:
+    """Name this thread, with 15 bytes at most: /proc shows the name, also after SIGKILL, until the thread has ended."""
+    text = ffi.new("char[]", name)
+    lib.prctl(lib.PR_SET_NAME, int(ffi.cast("uintptr_t", text)), 0, 0, 0)
 
 
 def _statx(directory: int, path: bytes, flags: int, wanted: int = lib.STATX_TYPE) -> Any:

@@ -17,6 +17,7 @@ from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
+from mpsd.host.killed_daemon import wait_closed
 from mpsd.host.polling import is_readable
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.arena import Arena
@@ -54,7 +55,7 @@ class ArenaHolders:
         self._ended: set[ProcessId] = set()
         self._hurried: set[ProcessId] = set()  # a request waits for their end
         self._expelled: set[ProcessId] = set()  # fenced before their end
-        self._before: list[tuple[int, trio.Event]] = []  # of each earlier mpsd: when the next one began; set: it has ended
+        self._before: list[tuple[int, trio.Event]] = []  # of each earlier mpsd: when the next one began; set: it holds nothing
         self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None
         self._gone: Gone | None = None
@@ -160,9 +161,9 @@ class ArenaHolders:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for daemon, until in before.items():
-                has_ended = trio.Event()
-                self._before.append((until, has_ended))
-                nursery.start_soon(_see_ended, daemon, has_ended)
+                is_closed = trio.Event()
+                self._before.append((until, is_closed))
+                nursery.start_soon(self._see_closed, daemon, is_closed)
             for each in self._early:
                 nursery.start_soon(self._wait, each)
             self._early.clear()
@@ -193,14 +194,18 @@ class ArenaHolders:
                 self._hurried.discard(process)
                 self._expelled.discard(process)
 
+    async def _see_closed(self, daemon: ProcessId, is_closed: trio.Event) -> None:
+        await wait_closed(daemon, self._share_of)  # for ever: until then it may hold what a dead client's work needs
+        is_closed.set()
+
     async def _fence(self, process: ProcessId) -> None:
         began = trio.current_time()
         if process in self._hurried or self._is_awaited(process):
             self._holding.release(process)
         await self._holding.wait_over(process)  # faults.hold_seconds at most
-        for until, has_ended in self._before:
+        for until, is_closed in self._before:
             if process.start_time <= until:  # a later one it never held
-                await has_ended.wait()  # until the kernel has closed the descriptors of a killed mpsd
+                await is_closed.wait()  # until the kernel has closed the descriptors of a killed mpsd
         assert self._gone is not None, "set by run()"
         await self._gone(process, trio.current_time() - began)
 
@@ -227,6 +232,3 @@ def has_ended_wholly(process: ProcessId) -> bool:
         os.close(pidfd)
 
 
-async def _see_ended(daemon: ProcessId, has_ended: trio.Event) -> None:
-    await wait_ended(daemon)  # for ever: until then it may hold what a dead client's work needs
-    has_ended.set()

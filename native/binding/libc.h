@@ -27,7 +27,7 @@ static const int IN_CLOSE_WRITE, IN_CREATE, IN_MODIFY, IN_MOVED_TO;
 int inotify_init1(int flags);
 int inotify_add_watch(int group, const char *path, uint32_t events);
 
-static const int PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG;
+static const int PR_GET_NAME, PR_SET_CHILD_SUBREAPER, PR_SET_NAME, PR_SET_PDEATHSIG;
 int prctl(int option, unsigned long, unsigned long, unsigned long, unsigned long);
 
 static const int CLONE_FILES;

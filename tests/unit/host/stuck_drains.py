@@ -15,16 +15,16 @@ import sys
 import time
 from pathlib import Path
 
-from mpsd.host import draining
+from mpsd.host import draining, file_servers
 from mpsd.host.bare_threads import BareThreads
 from mpsd.model.process import Credentials
 from tests.unit.api.file_server import WRITE, open_as, serve
 
 UID = 4711
 PAGE = 4096
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 
 
 class Server:
@@ -72,16 +72,16 @@ def connection_with(place: Path) -> socket.socket:
 def map_to_write(place: Path) -> int:
     """Return the address of a page.  Once it is written, the kernel sends it when any open file of the same inode is closed."""
     descriptor = open_as(place, UID, os.O_RDWR)
-    address = int(_libc.mmap(None, PAGE, 3, 1, descriptor, 0))  # PROT_READ | PROT_WRITE, MAP_SHARED
+    address = int(libc.mmap(None, PAGE, 3, 1, descriptor, 0))  # PROT_READ | PROT_WRITE, MAP_SHARED
     os.close(descriptor)
     return address
 
 
 def main(place: str, other: str, control: str, count: str, whom: str) -> None:
-    if _libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
+    if libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
         raise OSError(ctypes.get_errno(), "fusectl")
     draining.begin(int, BareThreads())
-    draining.FUSE_CONNECTIONS = Path(control)
+    file_servers.FUSE_CONNECTIONS = Path(control)
     draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
     servers = [Server(place, WRITE, keeps_writes=True, is_for_all=whom == "all")]
     try:

@@ -67,7 +67,7 @@ async def test_without_a_thread_they_are_closed_later(monkeypatch: pytest.Monkey
     monkeypatch.setattr(trio.lowlevel, "start_thread_soon", refuse)
     (ours, theirs), (ours_too, theirs_too), closed = socket.socketpair(), socket.socketpair(), trio.Event()
     with theirs, theirs_too, trio.fail_after(30):
-        close_beside([ours.detach()], closed.set)
+        close_beside([ours.detach()], SLOW, closed.set)
         await close_apart(ours_too.close)
         await closed.wait()
         assert (theirs.recv(1), theirs_too.recv(1)) == (b"", b"")
@@ -78,7 +78,7 @@ async def test_all_are_closed_before_the_end_is_told() -> None:
     left, right = socket.socketpair()
     with tempfile.TemporaryFile() as file:
         fds = [os.dup(file.fileno()), left.detach(), right.detach()]
-    close_beside(fds, closed.set)
+    close_beside(fds, SLOW, closed.set)
     with trio.fail_after(30):
         await closed.wait()
     for fd in fds:
@@ -88,7 +88,7 @@ async def test_all_are_closed_before_the_end_is_told() -> None:
 
 async def test_no_descriptors_are_closed_at_once() -> None:
     closed = trio.Event()
-    close_beside([], closed.set)
+    close_beside([], SLOW, closed.set)
     with trio.fail_after(30):
         await closed.wait()
 

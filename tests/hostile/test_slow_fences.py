@@ -1,0 +1,77 @@
+"""A client's file that never closes, and mpsd is killed: its process stays, and may hold what a dead writer's work needs."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from mpsd_client import calls
+
+from mpsd.model.arena import GRANULE
+from tests.hostile.attacker import PYTHON
+from tests.hostile.test_slow_exits import BRINGS_A_FILE, states
+from tests.integration.machine import FRONT_END, Machine
+from tests.integration.process import wait_for
+
+WITH_CONTROL_FILES = f"""#!/bin/sh
+exec unshare --mount sh -c 'mount -t fusectl none /sys/fs/fuse/connections && exec {FRONT_END} "$@"' sh "$@"
+"""
+HAS_THE_ARENA = """
+import sys, time
+from mpsd_client import Client, calls
+mpsd = Client(sys.argv[1])
+mpsd.ask(calls.arena_open("kv", "write"))
+print("ready", flush=True)
+time.sleep(600)
+"""
+ATTACKER = 64_111
+SECONDS = 30.0
+
+
+@contextmanager
+def silent_file(machine: Machine) -> Iterator[int]:
+    """A user's file in mpsd that does not close; yield the thread that waits for its file server."""
+    command = ["unshare", "--mount", PYTHON, "-I", "-S", "-c", BRINGS_A_FILE, str(ATTACKER), str(machine.pipe / "mpsd.sock")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        if said.startswith("skip: "):
+            pytest.skip(f"FUSE cannot be mounted here: {said}")
+        yield int(said)
+    finally:
+        process.communicate(timeout=SECONDS)
+
+
+@pytest.mark.root
+def test_an_arena_gets_another_writer_though_the_mpsd_before_cannot_end(machine: Machine) -> None:
+    """A user's silent file server kept its process, and all that was open there: until that server ended the arenas of all
+    who wrote when mpsd was killed got no other writer, and services no successor."""
+    if not os.access("/dev/fuse", os.R_OK):
+        pytest.skip("no FUSE here")
+    starter = machine.place / "starter"
+    starter.write_text(WITH_CONTROL_FILES)
+    starter.chmod(0o755)
+    assert machine.run("-d", program=starter).returncode == 0
+    pid = machine.daemon_pid()
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.arena_create("kv", "0", 16 * GRANULE))
+    writer = subprocess.Popen([sys.executable, "-c", HAS_THE_ARENA, machine.pipe / "mpsd.sock"], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        with silent_file(machine) as thread:
+            assert thread in states(pid)
+            os.kill(pid, signal.SIGKILL)
+            wait_for("the rest of mpsd to end", lambda: set(states(pid).values()) == {"D", "Z"})
+            assert machine.run("-d", program=starter).returncode == 0
+            writer.kill()
+            with machine.mpsd() as mpsd:
+                mpsd.ask(calls.arena_open("kv", "write", wait_seconds=SECONDS))
+            assert machine.journal("daemon.unfinished")
+    finally:
+        writer.kill()
+        writer.communicate()

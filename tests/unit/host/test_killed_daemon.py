@@ -1,0 +1,67 @@
+"""A killed mpsd of which a thread waits for a user's file server: when nothing is open any more that it had open."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpsd.host import file_servers
+from mpsd.host.draining import STUCK_SECONDS
+from mpsd.host.syscalls import thread_name
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = Path(__file__).with_name("killed_daemons.py")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize(
+    ("case", "said", "aborted"),
+    [
+        pytest.param("sent", "closed", 1, id="its user's server is aborted"),
+        pytest.param("strange", "open", 0, id="no other user's is"),
+        pytest.param("serving", "open", None, id="none is while that mpsd serves"),
+        pytest.param("queued", "closed", None, id="a bare thread has nothing of mpsd's"),
+        pytest.param("unknown", "open", 0, id="another thread may have"),
+    ],
+)
+def test_what_a_killed_mpsd_had_open(tmp_path: Path, case: str, said: str, aborted: int | None) -> None:
+    """A user's server could keep it open for as long as the user liked, and arenas of other users without a writer."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("this machine has no /dev/fuse")
+    seconds = 3 * STUCK_SECONDS if said == "open" else 60
+    directories = [tmp_path / name for name in ("mounted", "control")]
+    for each in directories:
+        each.mkdir()
+    program = [sys.executable, PROGRAM, *directories, case, str(seconds)]
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *program],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=80, check=False,
+    )  # fmt: skip
+    if "Operation not permitted" in done.stderr:
+        pytest.skip(f"root may not mount here: {done.stderr.strip()[-200:]}")
+    assert done.stdout.splitlines()[-1:] == [said], done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if "daemon.unfinished" in line]
+    assert len(told) == (aborted is not None), done.stdout
+    assert aborted is None or f"aborted_file_servers={aborted}" in told[0]
+
+
+def test_the_name_of_a_thread_tells_what_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only for a file system without a device, as FUSE's is, and a user who is not root: root's serves the whole machine."""
+    before = thread_name()
+    for number, share, found in [
+        (94, 1000, (94, 1000)),
+        (0xFFFFF, 0xFFFFFFFE, (0xFFFFF, 0xFFFFFFFE)),
+        (8 << 20 | 1, 1000, None),
+        (0, 1000, None),
+        (94, 0, None),
+        (94, -1, None),
+    ]:
+        monkeypatch.setattr(file_servers, "file_system_of", lambda descriptor, number=number: number)
+        with file_servers.closing(7, share):
+            assert file_servers.named(thread_name().decode()) == found
+        assert thread_name() == before
+    assert file_servers.named("python3") is None
