@@ -11,6 +11,7 @@ from mpsd.model.lease import Grant, Lease
 from mpsd.model.process import Credentials, ProcessId
 
 Publish = Callable[[str, Mapping[str, Any]], None]
+FactsOf = Callable[[Lease], Mapping[str, object]]  # more facts of a lease, for its event
 
 
 class LeaseEvents:
@@ -37,6 +38,10 @@ class LeaseEvents:
 
     def refused(self, process: ProcessId | None, who: Credentials, refused: Refused) -> None:
         self._publish("client.refused", _client(process, who) | {"way": str(refused.way), "why": str(refused)})
+
+
+def no_facts(lease: Lease) -> Mapping[str, object]:
+    return {}
 
 
 def _client(process: ProcessId | None, who: Credentials) -> dict[str, object]:

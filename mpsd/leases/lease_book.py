@@ -20,7 +20,7 @@ from mpsd.host.unix_groups import UnixGroups
 from mpsd.leases.active_leases import ActiveLeases, end_of
 from mpsd.leases.admissions import Admissions, Identify
 from mpsd.leases.admitted_clients import AdmittedClients
-from mpsd.leases.event_log import LeaseEvents, Publish
+from mpsd.leases.event_log import FactsOf, LeaseEvents, Publish, no_facts
 from mpsd.leases.expiry_timer import ExpiryTimer
 from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.request_checks import check_draft, same_request, with_start_time
@@ -45,8 +45,6 @@ _LOOKS_A_ROUND = 1000  # more processes are checked less often
 _AGAIN_SECONDS = 5.0  # until a failed write is tried again
 _ENDS_AT_ONCE = 64  # leases; one user can let hundreds expire in one moment, and each takes up to half a millisecond
 _SILENT = "the user database does not answer which groups user {} is in, and a quota depends on that (see nsswitch.conf)"
-NO_FACTS: Mapping[str, object] = MappingProxyType({})
-FactsOf = Callable[[Lease], Mapping[str, object]]  # of a lease that ends, for its event
 
 
 class LeaseBook:
@@ -256,7 +254,7 @@ class LeaseBook:
                 self._register.try_again_at(lease, self._again_at)
         self._try_to_end(self._admissions.refuse_overdue(now)[:most], now, "refused", _why_refused)
 
-    def _try_to_end(self, leases: Sequence[Lease], now: float, what: str, facts_of: FactsOf = lambda lease: NO_FACTS) -> bool:
+    def _try_to_end(self, leases: Sequence[Lease], now: float, what: str, facts_of: FactsOf = no_facts) -> bool:
         if not leases:
             return True
         if now < self._again_at <= now + _AGAIN_SECONDS:  # else the clock was set
@@ -276,7 +274,7 @@ class LeaseBook:
         self,
         leases: Sequence[Lease],
         what: str,
-        facts_of: FactsOf = lambda lease: NO_FACTS,
+        facts_of: FactsOf = no_facts,
         process: ProcessId | None = None,
     ) -> None:
         """End the leases together: their waiting clients are matched once, and not for each lease that they would have next."""
