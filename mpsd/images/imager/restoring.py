@@ -20,6 +20,7 @@ from mpsd.images.imager.filling import Filling
 from mpsd.images.imager.host_filling import HostFilling
 from mpsd.images.imager.lanes import Lanes
 from mpsd.images.imager.requests import MOST_DESCRIPTORS, Channel, Progress, Request
+from mpsd.images.imager.warming import END_SECONDS
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, differing
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from mpsd.images.imager.rebuilding import RebuiltArena
 
 THREADS = 12
-END_SECONDS = 5.0  # that the end waits for a context
 LOOK_SECONDS = 0.0005  # between two looks for an image that is waited for: 15 us each
 
 

@@ -4,53 +4,45 @@ Unless asked to warm up, it begins no context for an image that does not exist. 
 not for ever: after an end before that the vendor's daemon may hang (docs/decisions/027).
 """
 
-import threading
 from importlib import import_module
-from queue import SimpleQueue
 from typing import Any
 
 from mpsd.images.imager.requests import FAILURES, Channel, Request
-from mpsd.images.imager.warming import warm
+from mpsd.images.imager.warming import Driver
 from mpsd.images.rules.refusals import NoSuchImage
 
 # What is asked first, and who does it; loaded then: restoring does without NumPy.
 BEGINNINGS = {"open": ("process", "Imager"), "restore": ("restoring", "Restorer")}
 # Methods of these:
 REQUESTS = ("open", "wait", "allocations", "drop", "facts", "prepare", "stage", "other", "make", "fill", "renew")
-END_SECONDS = 5.0  # a context may wait for a place at MPS for as long as others have theirs
 
 
 def serve(descriptor: int) -> int:
     """Serve one process until it closes its end."""
-    first: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    driver = threading.Thread(target=warm, args=(first,), name="driver", daemon=True)
-    driver.start()
+    driver = Driver()
     try:
-        _serve(Channel(descriptor), first)
+        _serve(Channel(descriptor), driver)
     finally:
-        first.put({})
-        driver.join(END_SECONDS)
+        driver.end()
     return 0
 
 
-def _serve(channel: Channel, first: SimpleQueue[dict[str, Any]]) -> None:
-    is_first, work = True, None  # is_first: `first` has nothing yet
+def _serve(channel: Channel, driver: Driver) -> None:
+    work = None
     try:
         while request := channel.receive():
             with request:
                 try:
-                    if is_first and request.asked["do"] != "restore":
-                        first.put(request.asked)
-                        is_first = False
-                    if request.asked["do"] == "warm":
+                    what = request.asked["do"]
+                    if what != "restore":
+                        driver.begin(request.asked)
+                    if what == "warm":
                         pass
                     elif work is None:
                         work = _begin(channel, request)
-                        if is_first:
-                            first.put(request.asked)
-                            is_first = False
+                        driver.begin(request.asked)  # a restore: the image exists
                     else:
-                        getattr(work, REQUESTS[REQUESTS.index(request.asked["do"])])(request)
+                        getattr(work, REQUESTS[REQUESTS.index(what)])(request)
                 except FAILURES as exc:
                     why = str(exc) or type(exc).__name__
                     if work:

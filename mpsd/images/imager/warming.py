@@ -4,6 +4,7 @@ Prose: docs/images.md, "An imager that is warm".
 """
 
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -16,12 +17,35 @@ from mpsd.images.rules.refusals import NoSuchImage
 if TYPE_CHECKING:
     from mpsd.images.imager.device import Gpu
 
+END_SECONDS = 5.0  # that the end waits for a context: one may wait for a place at MPS for as long as others have theirs
+
+
+class Driver:
+    """Guards that the thread that makes a context gets one request, the first for which it is to make one."""
+
+    def __init__(self) -> None:
+        self._first: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._has_begun = False
+        self._thread = threading.Thread(target=warm, args=(self._first,), name="driver", daemon=True)
+        self._thread.start()
+
+    def begin(self, asked: dict[str, Any]) -> None:
+        """Make a context for this request, unless one was given before."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._first.put(asked)
+
+    def end(self) -> None:
+        """Begin no context any more, and wait for one that is being made, but not for ever."""
+        self.begin({})
+        self._thread.join(END_SECONDS)
+
 
 def warm(first: SimpleQueue[dict[str, Any]]) -> None:
-    """Load modules, and make a context after the first request.  What asks for an image meets the same failure, and answers it.
+    """Load modules, and make a context after the first request.  A request for an image meets the same failure.
 
-    first: gets that request, or an empty one at the end.  For `warm`, which asks for no image yet, say on standard error why
-    there is no context."""
+    first: gets that request, or an empty one at the end.  For `warm`, which asks for no image yet, print on standard error why
+    no context was made."""
     asked: dict[str, Any] = {}
     try:
         device = import_module("mpsd.images.imager.device")
@@ -41,7 +65,7 @@ def warm(first: SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _keep_room(gpu: "Gpu", asked: dict[str, Any]) -> None:
-    """Let the context go if the arena's newest image does not fit beside it: other processes may restore it first."""
+    """Let the context go if the arena's newest image does not fit with it: other processes may restore it first."""
     from mpsd.images.imager.device import free_bytes
     from mpsd.images.store import Images
 
