@@ -3,9 +3,9 @@
 A writer takes over the present contents, and so reads them: writing needs both bits.  The execute bits mean nothing.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
+from mpsd.model import sorted_numbers
 from mpsd.model.arena import Access
 
 _READ, _WRITE = 4, 2
@@ -18,11 +18,6 @@ def may(access: Access, mode: int, owner_uid: int, owner_gid: int, uid: int, gid
 
     As for files, the first class of owner, group and others that the user is in decides.  Callers check operators before.
     """
-    place = _OWNER if uid == owner_uid else _GROUP if _is_among(owner_gid, gids) else _OTHERS
+    place = _OWNER if uid == owner_uid else _GROUP if sorted_numbers.has(gids, owner_gid) else _OTHERS
     needed = _NEEDED[access]
     return (mode >> place) & needed == needed
-
-
-def _is_among(gid: int, gids: Sequence[int]) -> bool:
-    at = bisect_left(gids, gid)
-    return at < len(gids) and gids[at] == gid

@@ -14,9 +14,9 @@ cannot see gets no lease: mpsd would not notice its end.  Prose: docs/leases.md,
 import hashlib
 import hmac
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from mpsd.model import sorted_numbers
 from mpsd.model.cgroup_path import parse_path
 from mpsd.model.lease import Identity, Lease, Selector, SelectorKind
 
@@ -80,9 +80,7 @@ def places_of(identity: Identity) -> "array[int]":
 
 def is_among(place: Place, places: "array[int]") -> bool:
     """Return whether the place is one of these; a place with the same hash as one is taken for it."""
-    wanted = hash(place)
-    at = bisect_left(places, wanted)
-    return at < len(places) and places[at] == wanted
+    return sorted_numbers.has(places, hash(place))
 
 
 def key_of(selector: Selector) -> Key:
