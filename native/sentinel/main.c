@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,19 +20,13 @@ enum {
 	LAST_PEER_MS = 1000, ALONE_MS = 10000, MOST_IN_A_ROW = 2, /* then requests are read again */
 };
 
-enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_ADDED };
-
-struct added { /* a client of the server */
-	pid_t pid;
-	int pidfd; /* -1: it has ended, or a free place */
-	bool is_held;
-};
+enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_CLIENT };
 
 static struct {
 	struct client client;
 	struct rm rm;
-	struct pollfd polled[FIRST_ADDED + MPSD_SENTINEL_CLIENTS];
-	struct added added[MPSD_SENTINEL_CLIENTS];
+	struct pollfd polled[FIRST_CLIENT + MPSD_SENTINEL_CLIENTS];
+	struct clients clients;
 	int holders; /* the end that they write to */
 	uint32_t exceptions;
 	uint64_t pc; /* of the last one */
@@ -127,12 +120,15 @@ static void arm(void)
 						  .count = rm->sms });
 }
 
-static void hold(const struct added *added)
+static void hold(int place)
 {
-	int rc = holder_start(added->pid, added->pidfd, watcher.pc, watcher.rm.is_simulated, !added->is_held, watcher.holders);
+	const struct clients *clients = &watcher.clients;
+	pid_t pid = clients->pids[place];
+	int rc = holder_start(pid, clients->polled[place].fd, watcher.pc, watcher.rm.is_simulated, !clients->are_held[place],
+			      watcher.holders);
 
 	if (rc)
-		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)added->pid, .status = rc,
+		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)pid, .status = rc,
 							  .pc = watcher.pc });
 }
 
@@ -142,9 +138,8 @@ static void hear_holder(void)
 
 	if (read(watcher.polled[HOLDERS].fd, &report, sizeof(report)) != sizeof(report))
 		return;
-	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
-		if (watcher.added[i].pidfd >= 0 && watcher.added[i].pid == (pid_t)report.pid && !report.status)
-			watcher.added[i].is_held = true;
+	if (!report.status)
+		clients_set_held(&watcher.clients, (pid_t)report.pid);
 	report_now(report);
 }
 
@@ -186,8 +181,8 @@ static bool contain_once(uint64_t began_ns, const struct exception *exception)
 						  .pc = exception->pc, .warp_esr = exception->warp_esr,
 						  .global_esr = exception->global_esr, .count = exception->sms });
 	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
-		if (watcher.added[i].pidfd >= 0)
-			hold(&watcher.added[i]);
+		if (watcher.clients.polled[i].fd >= 0)
+			hold(i);
 	settle(began_ns + SETTLE_MS * 1000000ull);
 	if (exception->is_shared)
 		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME a client would hang, and which one is not known */
@@ -232,21 +227,10 @@ static void hear_signal(void)
 /* Takes the pidfd.  mpsd can have sent the request just before the exception; the next mpsd names all clients again. */
 static void add_client(pid_t pid, int pidfd)
 {
-	int place = MPSD_SENTINEL_CLIENTS;
+	int place = clients_add(&watcher.clients, pid, pidfd);
 
-	for (int i = 0; i < MPSD_SENTINEL_CLIENTS && pid; i++)
-		if (watcher.added[i].pidfd < 0)
-			place = i;
-		else if (watcher.added[i].pid == pid && poll(&watcher.polled[FIRST_ADDED + i], 1, 0) == 0)
-			pid = 0; /* it is known, and lives */
-	if (!pid || place == MPSD_SENTINEL_CLIENTS) {
-		close(pidfd);
-		return;
-	}
-	watcher.added[place] = (struct added){ pid, pidfd, false };
-	watcher.polled[FIRST_ADDED + place].fd = pidfd;
-	if (watcher.exceptions)
-		hold(&watcher.added[place]);
+	if (place >= 0 && watcher.exceptions)
+		hold(place);
 }
 
 static void hear_peer(void)
@@ -271,15 +255,10 @@ static void hear_peer(void)
 	}
 }
 
-/* The server is useless after an exception, and its last client has gone. */
+/* Once its last client has gone after an exception, the server is useless. */
 static void client_ended(int place)
 {
-	close_slot(FIRST_ADDED + place);
-	watcher.added[place].pidfd = -1;
-	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
-		if (watcher.added[i].pidfd >= 0)
-			return;
-	if (watcher.exceptions)
+	if (clients_remove(&watcher.clients, place) && watcher.exceptions)
 		leave(0);
 }
 
@@ -313,7 +292,7 @@ static int wait_ms(void)
 
 static void run(void)
 {
-	static void (*const hear[FIRST_ADDED])(void) = { [LISTENER] = accept_peer, [PEER] = hear_peer, [SIGNALS] = hear_signal,
+	static void (*const hear[FIRST_CLIENT])(void) = { [LISTENER] = accept_peer, [PEER] = hear_peer, [SIGNALS] = hear_signal,
 							 [START] = arm, [EVENT] = contain, [HOLDERS] = hear_holder,
 							 [SERVER] = server_ended };
 	static const int order[] = { EVENT, HOLDERS, START, SIGNALS, PEER, LISTENER, SERVER };
@@ -322,7 +301,7 @@ static void run(void)
 		int ready;
 
 		look_alone();
-		ready = poll(watcher.polled, FIRST_ADDED + MPSD_SENTINEL_CLIENTS, wait_ms());
+		ready = poll(watcher.polled, FIRST_CLIENT + MPSD_SENTINEL_CLIENTS, wait_ms());
 		if (ready < 0)
 			continue;
 		if (ready == 0 && watcher.start_end_ns && now_ns() >= watcher.start_end_ns)
@@ -331,7 +310,7 @@ static void run(void)
 			if (watcher.polled[order[i]].fd >= 0 && watcher.polled[order[i]].revents)
 				hear[order[i]]();
 		for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
-			if (watcher.added[i].pidfd >= 0 && watcher.polled[FIRST_ADDED + i].revents)
+			if (watcher.clients.polled[i].fd >= 0 && watcher.clients.polled[i].revents)
 				client_ended(i);
 	}
 }
@@ -358,10 +337,9 @@ static int start(int listener, uid_t uid)
 		files.rlim_cur = files.rlim_max; /* the event's descriptor has a high number */
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
-	for (int i = 0; i < FIRST_ADDED + MPSD_SENTINEL_CLIENTS; i++)
+	for (int i = 0; i < FIRST_CLIENT + MPSD_SENTINEL_CLIENTS; i++)
 		watcher.polled[i] = (struct pollfd){ .fd = -1, .events = i == EVENT ? POLLIN | POLLPRI : POLLIN };
-	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
-		watcher.added[i].pidfd = -1;
+	watcher.clients.polled = &watcher.polled[FIRST_CLIENT];
 	watcher.polled[LISTENER].fd = fcntl(listener, F_DUPFD_CLOEXEC, 3);
 	watcher.polled[SIGNALS].fd = open_signals();
 	if (watcher.polled[LISTENER].fd < 0 || watcher.polled[SIGNALS].fd < 0 || pipe2(ends, O_CLOEXEC) != 0)

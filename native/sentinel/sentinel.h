@@ -3,6 +3,7 @@
  *
  *   main.c     the watcher: requests, reports, the order of things
  *   client.c   the CUDA client that is stopped
+ *   clients.c  the table of the server's clients
  *   rm.c       RM on /dev/nvidiactl: the client's objects, the debugger session, the event
  *   trial.c    a client for the self-test
  *   holders.c  one process for each client after an exception: holds its descriptors, looks the PC up
@@ -14,6 +15,7 @@
 #include "mpsd_sentinel.h"
 
 #include <dirent.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -34,6 +36,18 @@ int client_start(uid_t uid, struct client *out); /* as this user; 0, or -errno. 
 int client_stop(const struct client *client); /* 0, or -errno; waits until it is stopped, 5 s at most */
 bool client_is_lost(const struct client *client); /* it has ended, or runs again; never waits */
 void client_kill(const struct client *client); /* waits for its end, 5 s at most */
+
+/* clients.c: never waits */
+struct clients { /* of the server, each in a place */
+	struct pollfd *polled; /* in each place a pidfd, or -1: it is free.  The caller has the array, and polls it */
+	pid_t pids[MPSD_SENTINEL_CLIENTS];
+	bool are_held[MPSD_SENTINEL_CLIENTS]; /* a holder has its descriptors */
+};
+
+/* Takes the pidfd.  Returns its place; -1 for a client that is known and lives, for pid 0, and without a free place. */
+int clients_add(struct clients *clients, pid_t pid, int pidfd);
+void clients_set_held(struct clients *clients, pid_t pid);
+bool clients_remove(struct clients *clients, int place); /* whether it was the last one */
 
 /* rm.c: each returns 0, an NV_STATUS, or -errno */
 struct rm {
