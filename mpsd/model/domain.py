@@ -32,7 +32,7 @@ class DomainState(StrEnum):
 class DomainView(Struct, frozen=True):
     """The facts about one fault domain that a policy needs.
 
-    `uid` is the user whose server runs there, None if none runs.  `clients` counts the places taken of `capacity`:
+    `uid` is the user of the server that runs there, None if none runs.  `clients` counts the places taken of `capacity`:
     connected contexts, and clients that are still connecting.  `gpus` are the UUIDs its vendor daemon was started with.
     """
 
@@ -51,7 +51,7 @@ class DomainView(Struct, frozen=True):
     users: frozenset[int] = frozenset()  # of its clients, as far as mpsd knows them
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
     ends_at: float | None = None  # when mpsd ends the clients of a CONTAINED one (seconds since the epoch); None: never
-    blocked_uid: int | None = None  # whose stopped client its server waits for: all its clients' work stands still
+    blocked_uid: int | None = None  # its server waits for a stopped client of this user: all clients' work stands still
 
 
 class Defaults(Struct, frozen=True):
