@@ -66,7 +66,7 @@ class ImageSchedule:
         stop = threading.Event()
         try:
             threading.Thread(target=self._run, args=(arena, stop), name="mpsd images", daemon=True).start()
-        except RuntimeError as exc:  # this process may have no more threads now: the next step tries again
+        except RuntimeError as exc:  # this process may start none now: the next step tries again
             if str(exc) != self.trouble:
                 self._note_failure(exc)
             return
@@ -82,8 +82,8 @@ class ImageSchedule:
             self._changed.notify_all()
 
     def hurry(self, is_hurried: bool, on_last: Callable[[], object] | None) -> None:
-        """Take images without a pause, or as before.  on_last: called, in any thread, when the last image is prepared, whose
-        barrier is `take_last`; None: images have their barriers in `step_done`.  May be repeated."""
+        """Take images without a pause, or as before.  on_last: called, in any thread, when the last image is prepared, with
+        `take_last` as its barrier; None: images have their barriers in `step_done`.  May be repeated."""
         with self._changed:
             self._is_hurried, self._on_last = is_hurried, on_last
             if on_last is None and self._last is not None:
