@@ -93,17 +93,32 @@ class Connection(Struct, eq=False):
             while not is_over:
                 datagram = await self._receive()
                 with self.closings.holding(self.share, len(datagram.descriptors)):
+                    files_closed = self._begin_closing(datagram.descriptors.take_files())
                     try:
                         is_over = not datagram.data
                         if not is_over:
                             await self._answer(parse(datagram), datagram.descriptors)
                     finally:
                         await self.closings.close(self.share, datagram.descriptors.take())
+                        await files_closed.wait()  # as long as the user likes
         except (ProtocolError, Idle) as error:
             log.info("api.dropped", **self._who(), why=str(error))
             self.part(error)
         except (OSError, trio.TooSlowError) as exc:
             log.info("api.dropped", **self._who(), why=repr(exc))
+
+    def _begin_closing(self, files: list[int]) -> trio.Event:
+        """Close the files that came with a request before it is answered, for which the peer can let mpsd wait.
+
+        A file that is open as mpsd is killed keeps its process, if the file's server is silent: only the name of a thread that
+        closes it lets the next mpsd end that (host/file_servers.py).  Return what is set once they are closed.
+        """
+        closed = trio.Event()
+        if files:
+            self.closings.begin(self.share, files, closed.set)
+        else:
+            closed.set()
+        return closed
 
     async def _take_turn(self) -> None:
         """Wait until no earlier request of the user has to begin.  Decoding counts too: 64 KiB take up to 16 ms (measured)."""

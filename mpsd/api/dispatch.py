@@ -67,7 +67,7 @@ def _count(method: Method, ask: Any, call: Call[Request]) -> None:
             raise ProtocolError(f"the request carries descriptors, and {name} takes none")
     elif found != (wanted := method.takes(ask)):
         raise BadRequest(f"{name} carries {found} descriptors, and by its parameters it takes {wanted}")
-    elif not all(map(is_prompt, call.taken.held)):
+    elif call.taken.files or not all(map(is_prompt, call.taken.held)):
         raise BadRequest(f"{name} carries a descriptor that is neither a device nor a memory file")
 
 

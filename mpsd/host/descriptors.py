@@ -39,12 +39,23 @@ ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
 
 class Descriptors(Struct, eq=False):
-    """Guards that each descriptor is taken once, to be closed or kept."""
+    """Guards that each descriptor is taken once, to be closed or kept.
+
+    files: how many were regular files, and are taken.
+    """
 
     held: list[int] = field(default_factory=list)
+    files: int = 0
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.held) + self.files
+
+    def take_files(self) -> list[int]:
+        """Return the regular files among them, which no service gets; the caller has to close them."""
+        files = [fd for fd in self.held if is_file(fd)]
+        self.held = [fd for fd in self.held if fd not in files]
+        self.files += len(files)
+        return files
 
     def take(self) -> list[int]:
         """Return all descriptors; the caller has to close them."""

@@ -14,6 +14,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.api.authority import Peer
+from mpsd.api.connection import Connection
 from mpsd.host import descriptors as module
 from mpsd.host.descriptors import MOST_CLOSINGS, close_all
 from mpsd.model.arena import GRANULE, Arena
@@ -107,6 +108,32 @@ async def test_root_of_a_container_does_not_keep_operators_waiting(stuck: tuple[
             await (await daemon.call_as(OPERATOR)).ask("health")
         finally:
             os.write(stuck[1], bytes(MOST_CLOSINGS))
+
+
+async def test_a_file_is_closed_while_its_request_waits(
+    odd: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who read no answers had it open in mpsd for as long: if mpsd was killed then, its silent server kept that process."""
+    waits, may_go = trio.Event(), trio.Event()
+
+    async def until_room(self: Connection) -> None:
+        waits.set()
+        await may_go.wait()
+
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
+        monkeypatch.setattr(Connection, "_until_room", until_room)
+        with trio.fail_after(PATIENCE_SECONDS):
+            before = opened()
+            await caller.send(encode(Request(2, "arena.put", PUT)), [odd["a file"], daemon.any_fd()])
+            await waits.wait()
+            while any(each.endswith(os.__file__) for each in opened() - before):  # noqa: ASYNC110  nobody is told
+                await trio.sleep(0.001)
+            may_go.set()
+            response = await caller.receive()
+        assert isinstance(response, Response)
+        assert response.error is not None
+        assert "neither a device nor a memory file" in response.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "memory"])
