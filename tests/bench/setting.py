@@ -43,10 +43,10 @@ def run(name: str, asked: argparse.Namespace, measure: Callable[[Stage, argparse
     return status
 
 
-def parser(name: str, about: str, trials: int = 20) -> argparse.ArgumentParser:
+def parser(name: str, about: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog=f"bench_{name}.py", description=about.partition("\n")[0])
     options.add_argument("--gpu", action="store_true", help="on this machine's GPU rather than on the simulator")
-    options.add_argument("--trials", type=int, default=trials, help=f"{trials}; what is repeated scales with it")
+    options.add_argument("--trials", type=int, default=20, help="20; what is repeated scales with it")
     options.add_argument("--json", metavar="FILE", help="everything that was found, raw figures too")
     options.add_argument("--plot", metavar="FILE", help="a picture; needs matplotlib")
     options.add_argument("--vendor", type=Path, help=f"the vendor's control program, with --gpu ({VENDOR})")

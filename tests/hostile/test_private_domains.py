@@ -23,9 +23,9 @@ ATTACKERS = pytest.mark.parametrize("attacker", [NOBODY, OWNER], ids=["a strange
 QUICK = "[faults]\nrecycle_seconds = 1.0\n[domains]\nrestart_seconds = 0.1\n"
 
 
-def files(machine: Machine, domain: str = "default") -> dict[str, int]:
+def files(machine: Machine) -> dict[str, int]:
     """The vendor's files in a private directory, and their modes."""
-    directory = machine.state / "domains" / domain / "pipe"
+    directory = machine.state / "domains/default/pipe"
     return {path.name: path.lstat().st_mode & 0o7777 for path in directory.iterdir()}
 
 

@@ -199,11 +199,11 @@ def build_front_end(directory: Path) -> Path:
 
 
 @contextmanager
-def open_host(front_end: Path, configuration: str = "", first: str = "exec {patient}/sleep 86400") -> Iterator[Host]:
+def open_host(front_end: Path, first: str = "exec {patient}/sleep 86400") -> Iterator[Host]:
     """first: what the host's first process does after the setup."""
     place = Path(tempfile.mkdtemp(prefix="mpsd-host-", dir="/tmp"))
     place.chmod(0o755)
-    (place / "mpsd.toml").write_text(f'backend = "sim"\n{configuration}')
+    (place / "mpsd.toml").write_text('backend = "sim"\n')
     (place / "nvidia-smi").write_text(NVIDIA_SMI)
     (place / "nvidia-smi").chmod(0o755)
     host = Host(place, _set_up(place, front_end) + first.format(patient=PATIENT))

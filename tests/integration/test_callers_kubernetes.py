@@ -1,7 +1,6 @@
 """NVIDIA's Kubernetes device plugin in MPS mode: what it runs, in its order and with its environment."""
 
 import subprocess
-from collections.abc import Mapping
 
 import pytest
 
@@ -15,9 +14,9 @@ ENVIRONMENT = {"CUDA_MPS_PIPE_DIRECTORY": f"{PLACE}/pipe", "CUDA_MPS_LOG_DIRECTO
 REPLICAS = 4
 
 
-def echo_pipe_to_control(host: Host, command: str, environment: Mapping[str, str] = ENVIRONMENT) -> str:
+def echo_pipe_to_control(host: Host, command: str) -> str:
     """EchoPipeToControl: no newline; a status that is not 0 is an error, standard error is not looked at."""
-    done = host.run(CONTROL, environment=environment, typed=command)
+    done = host.run(CONTROL, environment=ENVIRONMENT, typed=command)
     assert done.returncode == 0, f"{command}: {done}"
     return done.stdout
 

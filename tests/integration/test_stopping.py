@@ -22,9 +22,9 @@ pytestmark = pytest.mark.root
 QUICK = "[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n"
 
 
-def in_an_endless_kernel(machine: Machine, uid: int | None = None) -> Client:
+def in_an_endless_kernel(machine: Machine) -> Client:
     """Its process stays when its GPU work has been ended."""
-    client = machine.client("faulter", "hang", "--linger", "600", uid=uid)
+    client = machine.client("faulter", "hang", "--linger", "600")
     client.wait("fault")
     machine.server_of(client)
     return client

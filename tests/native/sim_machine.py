@@ -68,10 +68,10 @@ class Client:
                 return event
         raise AssertionError(f"ended without {name!r}: {self.events}")
 
-    def falls_silent(self, seconds: float = 3.0) -> bool:
-        """Whether it says nothing for a while, within this time; what it says before is read. One that ended is not silent."""
+    def falls_silent(self) -> bool:
+        """Whether it says nothing for a while, within 3 s; what it says before is read. One that ended is not silent."""
         assert self.process.stdout
-        until = time.monotonic() + seconds
+        until = time.monotonic() + 3.0
         while time.monotonic() < until:
             if not select.select([self.process.stdout], [], [], SILENT_SECONDS)[0]:
                 return True

@@ -67,14 +67,10 @@ class CoreDumps:
         lived: Callable[[ProcessId, int], bool] = lambda process, at_ns: True,
         *,
         share_of: Callable[[int], int] = int,
-        kept: int = KEPT,
-        total_bytes: int = TOTAL_BYTES,
     ) -> None:
         self.absent = "not started"
         self._path = directory
         self._clients_of, self._lived, self._share_of = clients_of, lived, share_of
-        self._kept = kept
-        self._total_bytes = total_bytes
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
         self._writers: FileWriters | None = None
         self._judged = Rates(_JUDGED)
@@ -95,7 +91,7 @@ class CoreDumps:
         """Run until cancelled; return at once if dumps cannot be read here."""
         try:
             directory = CoreDirectory(
-                self._path, self._kept, self._total_bytes, share_of=self._share_of, writers_of=self._writers_of
+                self._path, KEPT, TOTAL_BYTES, share_of=self._share_of, writers_of=self._writers_of
             )
         except UnusablePath as exc:
             self._note_absent(str(exc))

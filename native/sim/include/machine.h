@@ -103,7 +103,6 @@ void machine_forget_after_fork(void);
 
 /* processes.c; the caller holds the lock unless the comment differs */
 int machine_join(enum machine_kind kind, pid_t pid, pid_t server_pid); /* slot, or -errno; takes the lock */
-void machine_leave(void);                                               /* takes the lock */
 struct machine_process *machine_self(void);                             /* NULL before machine_join() */
 int machine_own_slot(void);                                             /* -1 before it */
 void machine_reap(void);

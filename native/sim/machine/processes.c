@@ -66,19 +66,6 @@ int machine_join(enum machine_kind kind, pid_t pid, pid_t server_pid)
 	return slot;
 }
 
-void machine_leave(void)
-{
-	struct machine_process *self = machine_self();
-
-	if (!self)
-		return;
-	machine_lock();
-	empty_slot(machine_open(), (unsigned)own_slot);
-	machine_slot_drop((unsigned)own_slot);
-	own_slot = -1;
-	machine_unlock();
-}
-
 /* In exclusive mode one process may have contexts; clients of its MPS server share the server's. */
 bool machine_may_create_context(unsigned gpu)
 {

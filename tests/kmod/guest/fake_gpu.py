@@ -144,12 +144,12 @@ UNMAP = command(1, 0xF4, _Mapping)
 CHANNEL_ACT = command(3, 0xF5, ChannelState)
 
 
-def open_uvm_device(name: str = "nvidia-uvm", minor: int = 0) -> int:
+def open_uvm_device() -> int:
     """Open the device node, and make it if it is missing: the guest has no udev."""
-    path = Path("/dev") / name
+    path = Path("/dev/nvidia-uvm")
     if not path.exists():
         (major,) = re.findall(r"^ *(\d+) nvidia-uvm$", Path("/proc/devices").read_text(), re.MULTILINE)
-        os.mknod(path, 0o600 | 0o020000, os.makedev(int(major), minor))
+        os.mknod(path, 0o600 | 0o020000, os.makedev(int(major), 0))
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 

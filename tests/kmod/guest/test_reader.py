@@ -35,10 +35,10 @@ class Heard:
 
 
 @asynccontextmanager
-async def listening(reader: Kmod | None = None) -> AsyncIterator[Heard]:
+async def listening() -> AsyncIterator[Heard]:
     """A reader that has opened the device and waits, until the block ends."""
     send, receive = trio.open_memory_channel[Observation](4 * RING_RECORDS)
-    heard = Heard(reader or Kmod(), send, receive)
+    heard = Heard(Kmod(), send, receive)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(heard.reader.run, send.send_nowait)
         with trio.fail_after(DEADLINE_SECONDS):

@@ -227,8 +227,8 @@ HOME, AWAY = Make(20.0, gpu="GPU-a"), Make(20.0, gpu="GPU-b")
 MOVED, ENDS = "the service has moved to another GPU", "the service ends"
 
 
-def at_home(number: int, standing: str = READY, **more: object) -> Own:
-    return own(number, standing, **{"make": HOME, "has_joined": bool(standing)} | more)  # type: ignore[arg-type]
+def at_home(number: int, **more: object) -> Own:
+    return own(number, **{"make": HOME, "has_joined": True} | more)  # type: ignore[arg-type]
 
 
 def away(number: int, **more: object) -> Own:

@@ -16,9 +16,9 @@ TOTAL = 80  # GiB of a GPU
 class ContainedWorld(World):
     """A world with a domain that contains an exception."""
 
-    async def client_ends(self, pid: int, uid: int = ALICE) -> None:
+    async def client_ends(self, pid: int) -> None:
         """Run a client of this user until its end in a contained domain."""
-        await self.admit(pid, uid)
+        await self.admit(pid, ALICE)
         self.contained.add(pid)
         self.end(pid)
 
@@ -32,9 +32,9 @@ class ContainedWorld(World):
             self.book.leave(process(each))
 
     @asynccontextmanager
-    async def arrival(self, pid: int, uid: int = ALICE):
+    async def arrival(self, pid: int):
         async with self.running() as nursery:
-            arrival = Arrival(self, nursery, pid, uid)
+            arrival = Arrival(self, nursery, pid, ALICE)
             await wait_all_tasks_blocked()
             yield arrival
 

@@ -28,8 +28,8 @@ PRAGMA user_version=3;
 """
 
 
-async def again(machine, process, heartbeat: float = 0.0, rank: int = 0) -> None:
-    await machine.failover.join(1, process, rank, heartbeat)
+async def again(machine, process, heartbeat: float = 0.0) -> None:
+    await machine.failover.join(1, process, 0, heartbeat)
     machine.failover.ready(1, process)
 
 

@@ -8,12 +8,11 @@ from mpsd.errors import NotAllowed
 from mpsd.model.service import Order, Phase, ServiceSettings
 
 
-async def again(machine, *members, ready=True):
+async def again(machine, *members):
     """They join the mpsd that is there now, in this order."""
     for each in members:
         await machine.failover.join(1, each, 0, 0)
-        if ready:
-            machine.failover.ready(1, each)
+        machine.failover.ready(1, each)
 
 
 async def test_who_served_serves(machine, autojump_clock: MockClock):

@@ -93,8 +93,8 @@ class FaultSetup:
             self.keep(self.fusion.take(each, each.seen_ns + int(late_ms * MS)))
         return self
 
-    def recover(self, ms, domain=DOMAIN):
-        self.keep(self.fusion.domain_recovered(domain, at(ms)))
+    def recover(self, ms):
+        self.keep(self.fusion.domain_recovered(DOMAIN, at(ms)))
         return self
 
     def settle(self, ms):
