@@ -1,6 +1,6 @@
 """The schedulers' socket: calls per second compared with a bare echo of the same bytes, events per second to many subscribers.
 
-    .venv/bin/python tests/bench/bench_api.py [--trials 20] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_api.py [--trials 20] [--json FILE]
 
 It needs neither a GPU nor a daemon. Callers and readers are separate processes, and so is the server's side, which has a book
 in memory, so that only the socket is measured.
@@ -38,7 +38,6 @@ FLOOD = 64
 NOBODY = 65534
 SECTION = "api"
 
-Lines = dict[str, list[tuple[float, float]]]
 HEALTH = encode(Request(1, "health", {}))
 LIST = encode(Request(1, "lease.list", {}))
 HELLO = encode(Request(0, "hello", {"version": 1}))
@@ -47,7 +46,6 @@ HELLO = encode(Request(0, "hello", {"version": 1}))
 def main() -> int:
     asked = setting.parser(SECTION, __doc__).parse_args()
     table = Table(facts={"callers": "processes of their own, one call at a time"})
-    lines: Lines = {"echo": [], "health": []}
     total = max(100, CALLS * asked.trials // 20)
     with TemporaryDirectory(prefix="mpsd-bench-", dir="/tmp") as place:
         Path(place).chmod(0o755)
@@ -57,24 +55,20 @@ def main() -> int:
         try:
             os.read(ready, 1)
             for callers in CALLERS:
-                _measure_calls(table, lines, Path(place), callers, total // callers)
+                _measure_calls(table, Path(place), callers, total // callers)
             _measure_health(table, Path(place) / "mpsd.sock")
             _measure_list(table, Path(place) / "mpsd.sock", max(1, asked.trials // 4))
             _measure_events(table, Path(place) / "mpsd.sock", max(50, EVENTS * asked.trials // 20), mine)
         finally:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
-    if asked.json:
-        Path(asked.json).write_text(table.json())
-    setting.plot(asked.plot, "Calls of the socket", "callers", "answered per second", lines)
-    print(table.text())
-    return 0
+    return setting.finish(table, asked)
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------------
 
 
-def _measure_calls(table: Table, lines: Lines, place: Path, callers: int, each: int) -> None:
+def _measure_calls(table: Table, place: Path, callers: int, each: int) -> None:
     seconds: dict[str, list[float]] = {"echo": [], "health": []}
     for _ in range(ROUNDS):
         seconds["echo"].append(_time(callers, lambda: _exchange(place / "echo", each)))
@@ -89,8 +83,6 @@ def _measure_calls(table: Table, lines: Lines, place: Path, callers: int, each: 
         ratio=figures.times(rates["health"] / rates["echo"]),
         remark="health; in the vendor's place a bare echo of the same bytes",
     )
-    for name, rate in rates.items():
-        lines[name].append((callers, rate))
 
 
 def _measure_health(table: Table, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The cost of mpsd as its clients grow: memory and processor time while they are idle, and the time of a command.
 
-    .venv/bin/python tests/bench/bench_growth.py [--gpu] [--clients 0,64,250,1000] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_growth.py [--gpu] [--clients 0,64,250,1000] [--json FILE]
 
 It uses as many fault domains as needed; the vendor's daemon is measured with as many clients as it takes, 48.
 """
@@ -49,18 +49,14 @@ def measure(stage: Stage, asked: argparse.Namespace) -> None:
     _grow(stage, stage.vendor, VENDOR_CLIENTS)
     [vendor] = _costs({"vendor": [stage.vendor.pid()]}).values()
     times = {"vendor": _command_ms(stage.vendor)}
-    lines: dict[str, list[tuple[float, float]]] = {MPSD: [], KEEPER: [], DOMAINS: []}
     for size in asked.clients or (GPU_SIZES if asked.gpu else SIZES):
         each_ms = _grow(stage, grown, size)
         time.sleep(SETTLE_SECONDS)
         costs, times["mpsd"] = _costs(_daemons(grown)), _command_ms(grown)
         _rows(stage, size, vendor, costs, times, each_ms)
-        for name, cost in costs.items():
-            lines[name].append((size, cost.resident_mib))
         stage.keep(
             f"{size} clients", {name: asdict(cost) for name, cost in costs.items()} | {"get_server_list, ms": times["mpsd"]}
         )
-    setting.plot(asked.plot, "Resident memory", "clients", "MiB", lines)
 
 
 def _grow(stage: Stage, system: System, size: int) -> float:

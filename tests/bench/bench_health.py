@@ -30,7 +30,6 @@ SETTINGS = {"nice -10, the default": "", "nice 0": "nice = 0\n"}
 
 
 def measure(stage: Stage, asked: argparse.Namespace) -> None:
-    lines: dict[str, list[tuple[float, float]]] = {}
     for name, config in SETTINGS.items():
         with open_machine() as machine:
             machine.configure(config)
@@ -42,8 +41,6 @@ def measure(stage: Stage, asked: argparse.Namespace) -> None:
                 middle, high, longest = took[len(took) // 2], took[len(took) * 99 // 100], took[-1]
                 figures = f"{middle:.1f}, {high:.1f}, {longest:.1f} ms; {waited:.1f} ms; n {len(took)}"
                 stage.add(f"{name}{caller}: median, 99 %, longest; waited", mpsd=figures)
-                lines[name + caller] = [(100 * rank / len(took), ms) for rank, ms in enumerate(took)]
-    setting.plot(asked.plot, "Answers to health", "percent of the answers", "ms", lines)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Leases: what it costs to make one, to find a client's and to decide about it, as they grow in number.
 
-    .venv/bin/python tests/bench/bench_leases.py [--trials 20] [--json FILE] [--plot FILE] [--store DIRECTORY]
+    .venv/bin/python tests/bench/bench_leases.py [--trials 20] [--json FILE] [--store DIRECTORY]
 
 Needs neither a GPU nor a daemon.  The store is on /dev/shm, as the state directory of a daemon is on /run; --store puts it
 elsewhere.  The ratio is that to the smallest number of leases.
@@ -55,12 +55,7 @@ def main() -> int:
         for size in SIZES:
             _row(table, size, what, found[size][what], found[SIZES[0]][what])
     table.add("leases", "who a process is, from /proc", mpsd=_us(_timed(_identify, times)))
-    if asked.json:
-        Path(asked.json).write_text(table.json())
-    lines = {what: [(size, (figures.median(found[size][what]) or 0) * 1e6) for size in SIZES] for what in found[SIZES[0]]}
-    setting.plot(asked.plot, "Leases", "leases", "median, microseconds", lines)
-    print(table.text())
-    return 0
+    return setting.finish(table, asked)
 
 
 def measure(directory: Path, size: int, times: int) -> dict[str, Seconds]:

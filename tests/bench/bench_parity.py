@@ -1,6 +1,6 @@
 """Parity: how fast one core makes P, or P and Q, of blocks of 2 MiB, and rebuilds one; compared with memcpy of as many bytes.
 
-    .venv/bin/python tests/bench/bench_parity.py [--trials 20] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_parity.py [--trials 20] [--json FILE]
 
 Needs neither a GPU nor a daemon.  The blocks are in 256 MiB, more than most processors have as cache; GB/s are bytes of the
 members.
@@ -56,7 +56,6 @@ def main() -> int:
     for at in range(0, len(view), BLOCK_BYTES):
         view[at : at + BLOCK_BYTES] = os.urandom(BLOCK_BYTES)
     blocks = [view[at : at + BLOCK_BYTES] for at in range(0, len(view), BLOCK_BYTES)]
-    lines: dict[str, list[tuple[float, float]]] = {}
     for count in MEMBERS:
         stripes = [blocks[first : first + count] for first in range(0, BLOCKS - count + 1, count)]
         rates: dict[str, list[float]] = {what: [] for what in WORK}
@@ -66,16 +65,11 @@ def main() -> int:
         table.keep("parity", f"{count} members", rates)
         for what, those in rates.items():
             found, copied = figures.median(those) or 0.0, figures.median(rates["memcpy"]) or 0.0
-            lines.setdefault(what, []).append((count, found))
             if what != "memcpy":
                 remark = f"memcpy of as many bytes {copied:.1f} GB/s; {figures.pair_range(those, rates['memcpy'])}"
                 ratio = f"{found / copied:.2f}"
                 table.add("parity", f"{what} of {count} members", mpsd=f"{found:.1f} GB/s", ratio=ratio, remark=remark)
-    if asked.json:
-        Path(asked.json).write_text(table.json())
-    setting.plot(asked.plot, "Parity of blocks of 2 MiB, one core", "members", "GB/s", lines)
-    print(table.text())
-    return 0
+    return setting.finish(table, asked)
 
 
 def _rate(work: Callable[[Sequence[memoryview]], None], stripes: Sequence[Sequence[memoryview]]) -> float:

@@ -1,6 +1,6 @@
 """The relay alone: messages to and fro through it, compared with the same two ends joined directly.
 
-    .venv/bin/python tests/bench/bench_relay.py [--trials 20] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_relay.py [--trials 20] [--json FILE]
 
 It needs neither a GPU nor a daemon: clients and a peer that echoes are separate processes, the relay's links run here.
 """
@@ -35,7 +35,6 @@ def main() -> int:
     asked = setting.parser("relay", __doc__).parse_args()
     trips = max(100, ROUND_TRIPS * asked.trials // 20)
     table = Table(facts={"message": f"{BYTES} bytes", "credentials are sent": str(may_impersonate())})
-    lines: dict[str, list[tuple[float, float]]] = {"direct": [], "relayed": []}
     for connections in CONNECTIONS:
         each = max(1, trips // connections)
         direct, relayed = [], []
@@ -43,13 +42,7 @@ def main() -> int:
             direct.append(_seconds(connections, each, _join_directly))
             relayed.append(_seconds(connections, each, _join_by_links))
         _rows(table, connections, each, direct, relayed)
-        for name, seconds in (("direct", direct), ("relayed", relayed)):
-            lines[name].append((connections, 2 * each * connections / (figures.median(seconds) or 1)))
-    if asked.json:
-        Path(asked.json).write_text(table.json())
-    setting.plot(asked.plot, "Messages through the relay", "connections", "messages per second", lines)
-    print(table.text())
-    return 0
+    return setting.finish(table, asked)
 
 
 def _seconds(connections: int, each: int, join: Callable[[Pairs, Pairs], None]) -> float:

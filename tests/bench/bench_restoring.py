@@ -1,6 +1,6 @@
 """A service that begins from its image, on the simulator: with an imager that `open` starts, and with one of `Service(...)`.
 
-    .venv/bin/python tests/bench/bench_restoring.py [--trials 20] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_restoring.py [--trials 20] [--json FILE]
 
 The member makes its context after `Service(...)`, loads for a while (it sleeps), and opens.  The image has 6 MiB: what is
 measured is the start of an imager.
@@ -29,7 +29,6 @@ MEMBER, IMAGES = Path(__file__).with_name("restoring_member.py"), ROOT / "tests/
 def main() -> int:
     asked = setting.parser("restoring", __doc__).parse_args()
     table = Table(facts={"machine": "the simulator: only ratios mean something", "load": f"{os.getloadavg()[0]:.1f}"})
-    lines: dict[str, list[tuple[float, float]]] = {"cold": [], "early": []}
     with tempfile.TemporaryDirectory() as directory, open_machine() as machine:
         machine.start(MPSD_SIM_GPUS="1")
         _run(machine, str(IMAGES), "keep_tensors", directory)
@@ -42,17 +41,11 @@ def main() -> int:
                     firsts[how].append(said["first"] * 1000)
             table.keep("restoring", f"{seconds:g} s of loading", firsts)
             cold, early = (figures.median(firsts[how]) or 0.0 for how in HOW)
-            lines["cold"].append((seconds, cold))
-            lines["early"].append((seconds, early))
             (fast, slow), (quick, late) = ((min(firsts[how]), max(firsts[how])) for how in HOW)
             remark = f"{quick:.0f} to {late:.0f} ms; cold {cold:.0f} ms, {fast:.0f} to {slow:.0f}"
             what, ratio = f"{seconds:g} s of loading", f"{early / cold:.2f}"
             table.add("restoring", what, mpsd=f"{early:.0f} ms", ratio=ratio, remark=remark)
-    if asked.json:
-        Path(asked.json).write_text(table.json())
-    setting.plot(asked.plot, "From open() to the first bytes", "seconds of loading before", "ms", lines)
-    print(table.text())
-    return 0
+    return setting.finish(table, asked)
 
 
 def _run(machine: Machine, *words: str) -> str:

@@ -1,6 +1,6 @@
 """The start of mpsd: how long `-d` takes, the processor time of the imports, and the memory of a daemon without clients.
 
-    .venv/bin/python tests/bench/bench_start.py [--gpu] [--trials 20] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_start.py [--gpu] [--trials 20] [--json FILE]
 
 Processor time hardly depends on what else the machine does; the time of `-d` does.
 """
@@ -48,7 +48,6 @@ def measure(stage: Stage, asked: argparse.Namespace) -> None:
         mpsd=figures.number(figures.median(resident["mpsd"]), "MiB"),
     )
     stage.keep("start", {"-d, ms": started, "resident, MiB": resident, "processor, ms": spent})
-    setting.plot(asked.plot, "Start", "trial", "ms", {name: list(enumerate(each)) for name, each in started.items()})
 
 
 def _processor_ms(python: Path, code: str) -> float:

@@ -1,6 +1,6 @@
 """The forward state: what a publish costs its writer, and a read its reader, in C and from Python.
 
-    .venv/bin/python tests/bench/bench_state.py [--trials 20] [--json FILE] [--plot FILE]
+    .venv/bin/python tests/bench/bench_state.py [--trials 20] [--json FILE]
 
 Needs neither a GPU nor a daemon; its figures are absolute, of this machine's processor.
 """
@@ -34,26 +34,17 @@ def main() -> int:
     asked = setting.parser("state", __doc__).parse_args()
     table = Table(facts={"clock": "ticks of the processor, less what the clock itself costs; steps of up to 10 ns"})
     times = max(200, TIMES * asked.trials // 20)
-    lines: dict[str, list[tuple[float, float]]] = {"all of it changed": [], "64 bytes of it changed": []}
     with tempfile.TemporaryDirectory() as place:
         program = _built(Path(place, "cost"))
         for size in SIZES:
             for changed in sorted({size, 64}):
                 found = {how: _cost(program, size, changed, times, how) for how in ("still", "followed", "cold")}
                 _rows(table, f"{size} bytes, {'all' if changed == size else changed} changed", found)
-                if changed == size:
-                    lines["all of it changed"].append((size, found["still"]["median"]))
-                if changed == 64:
-                    lines["64 bytes of it changed"].append((size, found["still"]["median"]))
         for changed in PARTS[1:]:
             found = {how: _cost(program, SIZES[-1], changed, times, how) for how in ("still", "followed", "cold")}
             _rows(table, f"{SIZES[-1]} bytes, {changed} changed", found)
     _python(table, times)
-    if asked.json:
-        Path(asked.json).write_text(table.json())
-    setting.plot(asked.plot, "Publishing a forward state", "bytes of the record", "ns", lines)
-    print(table.text())
-    return 0
+    return setting.finish(table, asked)
 
 
 def _built(program: Path) -> Path:

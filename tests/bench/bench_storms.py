@@ -72,11 +72,9 @@ sys.stdin.read()
 
 def measure(stage: Stage, asked: argparse.Namespace) -> None:
     stage.deadline = time.monotonic() + LIMIT_SECONDS * (len(asked.waiting) + 1)
-    resident = []
     for size in asked.waiting:
         with _machine(ONE_DOMAIN, asked.no_reserve) as machine:
-            resident.append((size, _wait(stage, machine, size, asked.users)))
-    setting.plot(asked.plot, "Resident memory", "waiting clients", "MiB", {"mpsd": resident})
+            _wait(stage, machine, size, asked.users)
     if asked.arrivals:
         with _machine(CROWD) as machine:
             _arrive(stage, machine, asked.arrivals, asked.users)
@@ -124,8 +122,8 @@ def _lenient() -> Iterator[None]:
 # -- clients that wait -------------------------------------------------------------------------------------------------------
 
 
-def _wait(stage: Stage, machine: Machine, size: int, users: int) -> float:
-    """Resident MiB of mpsd while they wait."""
+def _wait(stage: Stage, machine: Machine, size: int, users: int) -> None:
+    """Measure mpsd while so many wait, and when they are killed."""
     machine.counter(uid=HOLDER_UID).ready(60.0)
     before = _cost(machine)
     words = [sys.executable, "-I", "-S", "-c", WAITERS, str(machine.pipe / "control"), str(FIRST_UID), str(users), str(size)]
@@ -160,7 +158,6 @@ def _wait(stage: Stage, machine: Machine, size: int, users: int) -> float:
     )
     kept = {"came, s": came, "gone, s": gone, "resident, MiB": memory, "descriptors": descriptors, "answers, ms": answers}
     stage.keep(name, kept)
-    return memory
 
 
 def _answers(mpsd: Mpsd) -> dict[str, list[float]]:
