@@ -52,35 +52,23 @@ WHY = reasons()
 WHY_NAMES = {number: name for name, number in WHY.items()}
 
 
+def of(kind: type, *names: str) -> list[tuple[str, type]]:
+    """Fields of one type, for `_fields_`."""
+    return [(name, kind) for name in names]
+
+
 class Record(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_uint16),
-        ("major", ctypes.c_uint8),
-        ("kind", ctypes.c_uint8),
+        *of(ctypes.c_uint8, "major", "kind"),
         ("flags", ctypes.c_uint32),
-        ("sequence", ctypes.c_uint64),
-        ("monotonic_ns", ctypes.c_uint64),
-        ("gpu_ns", ctypes.c_uint64),
-        ("address", ctypes.c_uint64),
-        ("window_base", ctypes.c_uint64),
-        ("window_bytes", ctypes.c_uint64),
-        ("start_ns", ctypes.c_uint64),
+        *of(ctypes.c_uint64, "sequence", "monotonic_ns", "gpu_ns", "address", "window_base", "window_bytes", "start_ns"),
         ("gpu_uuid", ctypes.c_uint8 * 16),
         ("tgid", ctypes.c_int32),
-        ("uid", ctypes.c_uint32),
-        ("lost", ctypes.c_uint32),
-        ("channel", ctypes.c_uint16),
-        ("client_id", ctypes.c_uint16),
-        ("ve_id", ctypes.c_uint8),
-        ("gpc_id", ctypes.c_uint8),
-        ("client_type", ctypes.c_uint8),
-        ("engine_type", ctypes.c_uint8),
-        ("access_type", ctypes.c_uint8),
-        ("fault_type", ctypes.c_uint8),
-        ("reason", ctypes.c_uint8),
-        ("action", ctypes.c_uint8),
-        ("why", ctypes.c_uint8),
-        ("gpu_instance", ctypes.c_uint8),
+        *of(ctypes.c_uint32, "uid", "lost"),
+        *of(ctypes.c_uint16, "channel", "client_id"),
+        *of(ctypes.c_uint8, "ve_id", "gpc_id", "client_type", "engine_type", "access_type", "fault_type"),
+        *of(ctypes.c_uint8, "reason", "action", "why", "gpu_instance"),
         ("reserved", ctypes.c_uint8 * 6),
         ("comm", ctypes.c_char * 16),
     ]
@@ -100,10 +88,7 @@ assert RECORD_BYTES == 128
 
 class Info(ctypes.Structure):
     _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("record_bytes", ctypes.c_uint32),
-        ("ring_records", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
+        *of(ctypes.c_uint32, "major", "record_bytes", "ring_records", "minor"),
         ("sequence", ctypes.c_uint64),
         ("driver", ctypes.c_char * 24),
     ]

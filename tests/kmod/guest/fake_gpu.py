@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from device import Device, command
+from device import Device, command, of
 
 SPARSE_ENTRY = 0x8  # not valid, volatile: gv100 and later
 PAGE_4K, PAGE_64K, PAGE_2M = 4 << 10, 64 << 10, 2 << 20
@@ -80,58 +80,28 @@ class Engine(IntEnum):
 
 
 class _Gpu(ctypes.Structure):
-    _fields_ = [
-        ("uvm_fd", ctypes.c_int32),
-        ("number", ctypes.c_uint32),
-        ("mig_plus_one", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-    ]
+    _fields_ = [("uvm_fd", ctypes.c_int32), *of(ctypes.c_uint32, "number", "mig_plus_one", "flags")]
 
 
 class Access(ctypes.Structure):
     _fields_ = [
-        ("address", ctypes.c_uint64),
-        ("gpu_ns", ctypes.c_uint64),
-        ("took_ns", ctypes.c_uint64),
+        *of(ctypes.c_uint64, "address", "gpu_ns", "took_ns"),
         ("flags", ctypes.c_uint32),
-        ("channel", ctypes.c_uint16),
-        ("client_id", ctypes.c_uint16),
-        ("ve_id", ctypes.c_uint8),
-        ("gpc_id", ctypes.c_uint8),
-        ("client_type", ctypes.c_uint8),
-        ("engine_type", ctypes.c_uint8),
-        ("access_type", ctypes.c_uint8),
-        ("fault_type", ctypes.c_uint8),
-        ("reason", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint8),
+        *of(ctypes.c_uint16, "channel", "client_id"),
+        *of(ctypes.c_uint8, "ve_id", "gpc_id", "client_type", "engine_type", "access_type", "fault_type", "reason", "reserved"),
     ]
 
 
 class _Entry(ctypes.Structure):
-    _fields_ = [
-        ("address", ctypes.c_uint64),
-        ("page_bytes", ctypes.c_uint32),
-        ("is_there", ctypes.c_uint32),
-        ("value", ctypes.c_uint64),
-    ]
+    _fields_ = [("address", ctypes.c_uint64), *of(ctypes.c_uint32, "page_bytes", "is_there"), ("value", ctypes.c_uint64)]
 
 
 class _Mapping(ctypes.Structure):
-    _fields_ = [
-        ("address", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("page_bytes", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-    ]
+    _fields_ = [*of(ctypes.c_uint64, "address", "bytes"), *of(ctypes.c_uint32, "page_bytes", "reserved")]
 
 
 class ChannelState(ctypes.Structure):
-    _fields_ = [
-        ("act", ctypes.c_uint32),
-        ("is_bound", ctypes.c_uint32),
-        ("stops", ctypes.c_uint32),
-        ("has_answered", ctypes.c_uint32),
-    ]
+    _fields_ = of(ctypes.c_uint32, "act", "is_bound", "stops", "has_answered")
 
 
 assert [ctypes.sizeof(each) for each in (_Gpu, Access, _Entry, _Mapping, ChannelState)] == [16, 40, 24, 24, 16]
