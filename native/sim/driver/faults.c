@@ -63,22 +63,16 @@ static void say_access(const struct bad_access *bad, char *detail, size_t size)
 		 bad->address & 0xffffffff, bad->is_read_only ? "FAULT_RO_VIOLATION" : "FAULT_PDE", access);
 }
 
-/* The event queue gets the fault long before the fault has consequences, unless the test asked for a delay. */
+/* The event queue gets the fault long before the fault has consequences. */
 void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy)
 {
 	struct bad_access bad = { address, access, context->gpu, false, is_copy };
-	unsigned long delay_ms = machine_knob("MPSD_SIM_UVM_DELAY_MS", 0);
 	char detail[128];
 
 	bad.is_read_only = access != ADDRESS_READ && address_may(address, 1, ADDRESS_READ);
 	say_access(&bad, detail, sizeof(detail));
-	if (!delay_ms)
-		space_report(&bad);
+	space_report(&bad);
 	begin(context, FAULT_MMU, detail);
-	if (delay_ms) {
-		queue_sleep(context, delay_ms * 1000000ull);
-		space_report(&bad);
-	}
 	finish(context, FAULT_MMU, detail);
 }
 
