@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.machine import FRONT_END, Machine, open_machine
+from tests.native.c_client_fixtures import begin_sessions, built_drive, name_of_the_test  # noqa: F401
 from tests.native.fake_daemon import fake_environment, installed  # noqa: F401
 from tests.native.keeper_client import KeeperClient, RunningKeeper
 from tests.native.ui_daemon import Run

@@ -10,15 +10,7 @@ import pytest
 
 from tests.integration.machine import Machine
 from tests.native.c_client_drive import GRANULE, MIB, Answer, build
-from tests.native.c_client_fixtures import (  # noqa: F401
-    CAPACITY,
-    Begin,
-    begin_sessions,
-    built_drive,
-    machine_of_all,
-    name_of_the_test,
-    opened,
-)
+from tests.native.c_client_fixtures import CAPACITY, Begin, machine_of_all, opened  # noqa: F401
 
 # -- what outlives whom -------------------------------------------------------------------------------------------------
 

@@ -10,14 +10,7 @@ import pytest
 from tests.integration.machine import Machine, open_machine
 from tests.integration.process import wait_for
 from tests.native.c_client_drive import MIB, Answer, Drive, Relay, open_relay
-from tests.native.c_client_fixtures import (  # noqa: F401
-    Begin,
-    begin_sessions,
-    built_drive,
-    machine_of_all,
-    name_of_the_test,
-    opened,
-)
+from tests.native.c_client_fixtures import Begin, machine_of_all, opened  # noqa: F401
 
 
 @pytest.fixture

@@ -4,14 +4,7 @@ import pytest
 
 from tests.integration.machine import Machine
 from tests.native.c_client_drive import MIB, Drive
-from tests.native.c_client_fixtures import (  # noqa: F401
-    Begin,
-    begin_sessions,
-    built_drive,
-    machine_of_all,
-    name_of_the_test,
-    opened,
-)
+from tests.native.c_client_fixtures import Begin, machine_of_all, opened  # noqa: F401
 from tests.native.test_c_client_breaks import kill_keepers
 
 SIZE = 2 * MIB
