@@ -1,7 +1,6 @@
-"""A stopped component, or one whose files are gone: newcomers go elsewhere, and health reports the problem."""
+"""A stopped component: newcomers go elsewhere, and health reports the problem."""
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -85,16 +84,6 @@ def test_health_queue_and_why_name_the_stopped_process(machine: Machine, part: s
             assert (why.state, why.queue and why.queue.reason) == ("waiting", entry.reason)
     newcomer.ready()
     wait_for("the health of before", lambda: problems(machine) == [before[0].replace(" 1/48", " 2/48")])
-
-
-def test_a_removed_state_directory_is_named_and_newcomers_are_served(machine: Machine) -> None:
-    machine.start()
-    client = machine.counter().ready()
-    shutil.rmtree(machine.state)
-    found = wait_for_problem(machine, "under the running mpsd")  # removed; within a second replaced, since mpsd makes it again
-    assert f"the state directory {machine.state} was re" in found
-    machine.counter().ready(NEWCOMER_SECONDS)
-    client.goes_on()
 
 
 @pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])

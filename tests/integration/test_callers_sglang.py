@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.machine import PROGRAM, Machine
-from tests.integration.process import is_running, wait_for
+from tests.integration.process import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -59,11 +59,3 @@ def test_static_partitions_pass_the_vendors_words_through(machine: Machine) -> N
     assert machine.tell("lspart") == 'Unknown command "lspart"\n'
     for line in ("sm_partition add GPU-00000000 10", "sm_partition rm GPU-00000000 Dx4AAA"):
         assert machine.tell(line) == 'Unknown command "sm_partition"\n'
-
-
-def test_quit_leaves_no_daemon_behind_the_pid_file(machine: Machine) -> None:
-    machine.start()
-    pid = machine.daemon_pid()
-    assert machine.quit("quit") == 0
-    assert not is_running(pid)
-    assert not (machine.pipe / f"{PROGRAM}.pid").exists()

@@ -112,12 +112,3 @@ def test_limits_reach_a_domain_that_was_started_again(machine: Machine) -> None:
     killed = machine.kill_vendor("default")
     wait_for("another vendor daemon", lambda: machine.vendor_pid("default") not in (0, killed))
     assert sms(machine) == 32
-
-
-def test_quit_forgets_limits_as_the_vendors_daemon_does(machine: Machine) -> None:
-    machine.start()
-    machine.tell("set_default_active_thread_percentage 25")
-    assert machine.quit("quit") == 0
-    machine.start()
-    assert machine.tell("get_default_active_thread_percentage") == "100.0\n"
-    assert sms(machine) == SMS

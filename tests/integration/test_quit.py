@@ -27,18 +27,24 @@ def test_quit_without_clients_ends_everything_before_it_returns(machine: Machine
     machine.with_spare()
     client.end()
     assert len(machine.processes()) > 4
+    pids = {machine.daemon_pid(), *machine.servers(), *map(machine.vendor_pid, machine.domains())}
     assert machine.quit("quit") == 0
     assert machine.processes() == []
+    shown = subprocess.run(["ps", "-eo", "pid,stat,args"], capture_output=True, text=True, check=True).stdout
+    left = [line for line in shown.splitlines() if re.match(rf"\s*({'|'.join(map(str, pids))})\s", line)]
+    assert not [line for line in left if "mps" in line], "the uncollected dead are [nvidia-cuda-mps] <defunct>"
     assert sorted(path.name for path in machine.pipe.iterdir()) == []
     assert machine.ask("get_server_list").stderr == "Cannot find MPS control daemon process\n"
 
 
-def test_quit_waits_for_the_clients(machine: Machine) -> None:
+def test_quit_waits_for_the_clients_and_questions_are_answered(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()
     quitting = machine.begin(typed="quit\n")
     machine.wait_for_journal("quit.begins")
     client.goes_on()
+    assert machine.tell("get_default_active_thread_percentage") == "100.0\n"
+    wait_for("the client in the list", lambda: machine.clients() == {client.pid})
     client.goes_on()
     assert quitting.poll() is None
     client.end()
@@ -95,21 +101,6 @@ def test_quit_t_ends_the_clients_work_with_810(machine: Machine, seconds: int) -
     assert not machine.journal("domain.kill")
 
 
-@pytest.mark.slow
-def test_quit_waits_for_a_client_that_has_only_just_come(machine: Machine) -> None:
-    machine.start()
-    for _ in range(2):
-        client = machine.counter().ready()
-        quitting = machine.begin(typed="quit\n")
-        machine.wait_for_journal("quit.begins")
-        client.goes_on()
-        assert quitting.poll() is None
-        client.end()
-        assert quitting.wait(10) == 0
-        (machine.log_directory / "mpsd.log").unlink()
-        machine.start()
-
-
 def test_quit_t_does_not_wait_for_longer_than_the_clients_do(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()
@@ -133,16 +124,6 @@ def test_two_quits_at_once_end_together_and_the_shorter_wait_counts(machine: Mac
     assert patient.wait(5) == 0
     assert client.error() == 810
     assert len(machine.journal("quit.begins")) == 1
-
-
-@pytest.mark.slow
-def test_while_it_quits_questions_are_answered(machine: Machine) -> None:
-    machine.start()
-    client = machine.counter().ready()
-    machine.begin(typed="quit\n")
-    machine.wait_for_journal("quit.begins")
-    assert machine.tell("get_default_active_thread_percentage") == "100.0\n"
-    wait_for("the client in the list", lambda: machine.clients() == {client.pid})
 
 
 def test_another_user_may_not_quit_and_is_told_in_the_vendors_words(machine: Machine) -> None:
@@ -213,19 +194,6 @@ def test_quit_right_after_kill_9_ends_what_the_dead_mpsd_had_started(machine: Ma
     machine.start()
     assert machine.quit("quit -t 0") == 0
     assert not vendor_processes(machine)
-
-
-def test_no_process_is_left_not_even_a_dead_one(machine: Machine) -> None:
-    """`ps` shows the uncollected dead as [nvidia-cuda-mps] <defunct>."""
-    machine.start()
-    client = machine.counter().ready()
-    machine.with_spare()
-    client.end()
-    pids = {machine.daemon_pid(), *machine.servers(), *map(machine.vendor_pid, machine.domains())}
-    assert machine.quit("quit") == 0
-    shown = subprocess.run(["ps", "-eo", "pid,stat,args"], capture_output=True, text=True, check=True).stdout
-    left = [line for line in shown.splitlines() if re.match(rf"\s*({'|'.join(map(str, pids))})\s", line)]
-    assert not [line for line in left if "mps" in line]
 
 
 @pytest.mark.slow

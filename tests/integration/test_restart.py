@@ -214,18 +214,11 @@ def test_sigterm_drains(machine: Machine) -> None:
     wait_for("the end of everything", lambda: not machine.processes())
 
 
-@pytest.mark.slow
-def test_sigterm_ends_clients_when_their_time_is_over(machine: Machine) -> None:
-    machine.configure("[stop]\non_sigterm = 'drain'\ndrain_seconds = 0.5\n")
-    machine.start()
-    client = machine.counter().ready()
-    machine.signal_daemon("SIGTERM")
-    assert client.error() == 810
-    wait_for("the end of everything", lambda: not machine.processes())
-
-
-def test_sigterm_with_quit_ends_clients_at_once(machine: Machine) -> None:
-    machine.configure("[stop]\non_sigterm = 'quit'\ndrain_seconds = 60.0\n")
+@pytest.mark.parametrize(("way", "seconds"), [pytest.param("drain", 0.5, marks=pytest.mark.slow), ("quit", 60.0)])
+def test_sigterm_ends_clients_when_their_time_is_over_and_with_quit_at_once(
+    machine: Machine, way: str, seconds: float
+) -> None:
+    machine.configure(f"[stop]\non_sigterm = '{way}'\ndrain_seconds = {seconds}\n")
     machine.start()
     client = machine.counter().ready()
     machine.signal_daemon("SIGTERM")
@@ -275,24 +268,7 @@ def test_sighup_reloads_what_can_be_and_keeps_the_rest(machine: Machine) -> None
     wait_for("two spares", lambda: len(machine.spares()) == 2)
 
 
-def test_a_reload_of_a_bad_configuration_is_refused_and_said(machine: Machine) -> None:
-    machine.start()
-    machine.configure("[domains]\nspares = 99\n")
-    machine.signal_daemon("SIGHUP")
-    assert "spares" in machine.wait_for_journal("reload.refused")["why"]
-    machine.counter().ready()
-
-
 # -- starting while another runs, and after it ------------------------------------------------------------------------
-
-
-def test_a_second_daemon_is_refused_with_the_vendors_words(machine: Machine) -> None:
-    machine.start()
-    before = machine.daemon_pid()
-    done = machine.run("-d")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "An instance of this daemon is already running\n", "")
-    assert machine.daemon_pid() == before
-    machine.counter().ready()
 
 
 @pytest.mark.slow

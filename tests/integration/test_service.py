@@ -137,4 +137,5 @@ def test_a_bad_file_at_a_reload_changes_nothing(
         daemon.send_signal(signal.SIGTERM)
         _, log = daemon.communicate(timeout=SECONDS)
     assert daemon.returncode == 0
+    assert b"reload.refused" in log
     assert b"spare: no such option; did you mean domains.spares?" in log

@@ -121,19 +121,6 @@ def test_a_fault_of_another_in_the_actives_domain(machine: Machine, mode: str) -
 
 
 @pytest.mark.slow
-def test_the_actives_mps_server_dies(machine: Machine) -> None:
-    machine.start()
-    active, standby = two(machine)
-    view = look(machine)
-    assert view
-    [domain] = [each.domain for each in view.members if each.pid == active.pid]
-    [server] = [pid for pid in machine.servers() if machine.domain_of_server(pid) == domain]
-    os.kill(server, signal.SIGKILL)
-    until_served_by(machine, standby)
-    check_well(machine, active, standby)
-
-
-@pytest.mark.slow
 def test_handed_over_and_back(machine: Machine) -> None:
     machine.start()
     active, standby = two(machine)
@@ -175,17 +162,6 @@ def test_mpsd_is_killed_and_the_active_goes_on(machine: Machine) -> None:
     wait_for("the standby to be ready", lambda: is_ready(machine, standby), SECONDS)
     os.kill(active.pid, signal.SIGKILL)
     until_served_by(machine, standby)
-    check_well(machine, active, standby)
-
-
-@pytest.mark.slow
-def test_mpsd_and_the_active_are_killed(machine: Machine) -> None:
-    machine.start()
-    active, standby = two(machine)
-    machine.kill_daemon()
-    os.kill(active.pid, signal.SIGKILL)
-    machine.start()
-    assert until_served_by(machine, standby).generation == 2
     check_well(machine, active, standby)
 
 
