@@ -275,29 +275,17 @@ async def test_one_that_leaves_the_pool_gets_back_what_it_lent(load: Load, autoj
         assert [each.sm_percent for each in batch if each] == [33.0, 33.0]
 
 
-async def test_a_share_that_would_round_to_nothing(load: Load, autojump_clock: MockClock) -> None:
-    """A quiet service of 0.1 % keeps more than nothing when it shrinks; the others move beside it."""
+@pytest.mark.parametrize(("percent", "dealt"), [(0.1, 0.05), (5e-324, 5e-324)], ids=["rounds to 0", "beyond the precision"])
+async def test_a_tiny_share_is_more_than_nothing(load: Load, autojump_clock: MockClock, percent: float, dealt: float) -> None:
+    """A user may ask for any share above 0: it keeps more than nothing when it shrinks, and the others move beside it."""
     async with load.machine.mpsd():
         await load.begin()
         change, settings = load.machine.failover.change, load.machine.failover.settings
-        change(CHAT, replace(settings(CHAT), sm_percent=0.1))
+        change(CHAT, replace(settings(CHAT), sm_percent=percent))
         change(FIRST, replace(settings(FIRST), elastic=Elasticity.INTERACTIVE))
         await load.serve(CHAT)
         load.busy[CHAT] = load.busy[FIRST] = 0.2
         await load.work(8)
-        assert load.shares() == pytest.approx([0.05, 16.5, 49.5], abs=0.11)
+        assert load.shares() == pytest.approx([dealt, 16.5, 49.5], abs=0.11)
         assert min(load.shares()) > 0.0
         assert sum(load.shares()) <= 66.1
-
-
-async def test_a_share_beyond_the_precision_of_numbers(load: Load, autojump_clock: MockClock) -> None:
-    """A user may ask for any share above 0: where the policy's sums lose it, the others are dealt theirs nevertheless."""
-    async with load.machine.mpsd():
-        await load.begin()
-        change, settings = load.machine.failover.change, load.machine.failover.settings
-        change(CHAT, replace(settings(CHAT), sm_percent=5e-324))
-        change(FIRST, replace(settings(FIRST), elastic=Elasticity.INTERACTIVE))
-        await load.serve(CHAT)
-        load.busy[CHAT] = load.busy[FIRST] = 0.2
-        await load.work(8)
-        assert load.shares() == pytest.approx([5e-324, 16.5, 49.5], abs=0.11)

@@ -43,11 +43,13 @@ async def test_alone_it_goes_on_and_is_heard_of_again(machine, autojump_clock: M
         assert machine.phase is Phase.FENCING
 
 
-async def test_of_whom_none_is_expected_any_more_nobody_says_that_they_are_silent(machine, autojump_clock: MockClock):
-    """Else the next standby that is ready would end one that is well."""
+async def test_its_owner_asks_for_it_and_later_for_none(machine, autojump_clock: MockClock):
+    """Silent for ever, it would be ended by the next standby that is ready, though it is well."""
     async with machine.mpsd():
         await machine.serves("a")
         Kept(machine, 1)
+        await trio.sleep(2)
+        assert machine.view().members[0].standing is MemberState.READY
         machine.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
         await trio.sleep(1)
         assert machine.view().members[0].standing is MemberState.SILENT
@@ -69,17 +71,6 @@ async def test_what_the_one_before_left_is_no_heartbeat(machine, autojump_clock:
         await machine.member("c")
         await trio.sleep(2)
         assert (machine.phase, machine.ended) == (Phase.SERVING, [])
-
-
-async def test_its_owner_can_ask_for_it(machine, autojump_clock: MockClock):
-    async with machine.mpsd():
-        await machine.serves("a")
-        Kept(machine, 1)
-        await trio.sleep(2)
-        assert machine.view().members[0].standing is MemberState.READY
-        machine.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
-        await trio.sleep(1)
-        assert machine.view().members[0].standing is MemberState.SILENT
 
 
 async def test_nobody_is_silent_because_the_state_cannot_be_read(machine, autojump_clock: MockClock, monkeypatch):
