@@ -1,6 +1,7 @@
 """Recorded frames of version 1: both sides still read and write them, and mpsd still gives these answers.
 
-The files are never edited, only added to.  In them `#` describes the next frame in JSON, `>` is to mpsd, `<` from it.
+The files are never edited, only added to; one goes if a later one has all its requests and all its fields.
+In them `#` describes the next frame in JSON, `>` is to mpsd, `<` from it.
 """
 
 import json
