@@ -1,9 +1,9 @@
 """A member of a service that uses only the calls: it counts in a file while it serves.
 
-    service_member.py NAME FILE [--rank N] [--warm SECONDS] [--heartbeat SECONDS] [--stubborn]
+    service_member.py NAME FILE [--rank N] [--heartbeat SECONDS]
 
 It prints lines of JSON: {"event", "pid", ...}. FILE contains the count; only the process that holds the lock of FILE.lock
-counts. With --stubborn it does not yield on request. While FILE.PID exists it does nothing, like a hung program.
+counts. While FILE.PID exists it does nothing, like a hung program.
 """
 
 import argparse
@@ -82,7 +82,6 @@ class Member:
         os.environ.update(self.ask(calls.service_enlist(self.asked.name)).environment)
         begin_cuda()
         self.open()
-        time.sleep(self.asked.warm)
         self.ask(calls.service_ready(self.arena))
         say("ready")
         term = 0
@@ -94,7 +93,7 @@ class Member:
                 return
             if told.order == "serve" and told.generation != term:
                 term = self.begin(told.generation)
-            if told.order == "yield" and term and not self.asked.stubborn:
+            if told.order == "yield" and term:
                 self.let_go(term)
                 term = 0
             if told.order == "standby" and is_new and not term:
@@ -142,7 +141,5 @@ if __name__ == "__main__":
     known.add_argument("name")
     known.add_argument("file")
     known.add_argument("--rank", type=int, default=0)
-    known.add_argument("--warm", type=float, default=0.0)
     known.add_argument("--heartbeat", type=float, default=0.0)
-    known.add_argument("--stubborn", action="store_true")
     Member(known.parse_args()).run()

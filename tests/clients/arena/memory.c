@@ -100,14 +100,6 @@ static double fill_all(struct program *program, const struct piece *pieces, size
 	return client_ms_since(before);
 }
 
-/* For ever: the process that started this one ends it. */
-static void stay_if_asked(struct program *program)
-{
-	if (client_flag(&program->argc, program->argv, "--stay"))
-		for (;;)
-			pause();
-}
-
 static int write_memory(struct program *program)
 {
 	uint64_t bytes = size_option(program, "--bytes", "2M"), before, worst_ns = 0;
@@ -140,7 +132,6 @@ static int write_memory(struct program *program)
 		   open_ms, count, alloc_ms, hold_ms, client_ms_since(before), (double)worst_ns / 1e6,
 		   (unsigned long long)mpsd_arena_generation(program->arena));
 	free(pieces);
-	stay_if_asked(program);
 	return 0;
 }
 
@@ -189,7 +180,6 @@ static int adopt(struct program *program)
 		   seen.count == count && seen.bytes == bytes ? "true" : "false",
 		   (unsigned long long)mpsd_arena_generation(program->arena));
 	free(pieces);
-	stay_if_asked(program);
 	return 0;
 }
 
