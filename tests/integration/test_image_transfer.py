@@ -15,7 +15,6 @@ from mpsd.images.store import Images
 from tests.unit.images.making import contents_of, expected, stored_blocks, take
 
 BLOCKS = {place: 100 + place for place in range(60)}
-PORT = 4000
 RELAY = """
 import os, socket, sys, threading
 with socket.create_connection(("192.0.2.2", 4000)) as line:

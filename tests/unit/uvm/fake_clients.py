@@ -28,7 +28,6 @@ from tests.running import started
 
 SCRIPT = Path(__file__).with_name("fake_client.py")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
-LOW = ((0x10000, 0x1F0000), (0x200000, 0x200000))
 DONE, NOT_YET = RangeResult(Outcome.DONE), RangeResult(Outcome.NOT_YET, "invalid device (0x26)")
 
 

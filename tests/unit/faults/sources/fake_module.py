@@ -6,8 +6,6 @@ import struct
 
 from mpsd.faults.sources.kmod_records import EXEMPT, GET_INFO, INFO, POLICY, RECORD, SET_POLICY, TARGET, Mode
 
-PLACES = 64
-
 
 class FakeModule:
     """told: ("exempt", pid) and ("policy", mode). refuses: an errno by an ioctl's number. full: no place for these pids."""
