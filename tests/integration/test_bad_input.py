@@ -22,19 +22,11 @@ SOCKETS = (*DOORS, "mpsd-ui")
 ADMITTED_SECONDS = 10.0  # however bad it is, a new client is in by then, on a slow machine too
 PROBE_SECONDS = 3.0  # for an answer; a health check gives up then
 CROWD = 2000
-MALFORMED = {
-    "bogus": 'Unknown command "bogus"\n',
-    "": 'Unknown command ""\n',
-    "get_server_status": "A server PID is required\n",
-    "get_server_status abc": "A server PID is required\n",
-    "get_server_status 99999999999": "Server 99999999999 not found\n",
+MALFORMED = {  # the others are in tests/contract, and in bad_input.py
     "get_server_status 99999999999999999999": "Server 9223372036854775807 not found\n",
-    "get_client_list -1": "Server -1 not found\n",
     "terminate_client 1 1": "Server 1 not found\nServer 1 not found!\n1\n",
     "set_default_active_thread_percentage 1e400": "100.0\n",
     "set_default_active_thread_percentage nan": "100.0\n",
-    "set_default_client_priority 7": "Invalid priority value - must be 0 or 1!\n",
-    "start_server -uid": "A user id (UID) is required to start a new server\n",
     "bogus\x1b[2J": 'Unknown command "bogus\\x1b[2J"\n',
 }
 
