@@ -7,6 +7,7 @@ A user's file server (FUSE) can keep any of them from ending, also after SIGKILL
 "Fencing"; decision 048.
 """
 
+import errno
 import os
 from collections.abc import Callable
 
@@ -53,12 +54,22 @@ def _left_threads(daemon: ProcessId) -> list[str] | None:
     except OSError:
         return None
     try:
-        names = processes.thread_names(daemon.pid) if processes.has_ended(daemon.pid) else None
+        names = thread_names(daemon.pid) if processes.has_ended(daemon.pid) else None
         return [] if is_readable(pidfd) else names  # if it has ended by now, the names may be another process's
     except OSError:
         return None
     finally:
         os.close(pidfd)
+
+
+def thread_names(pid: int) -> list[str]:
+    """Return the names of those threads of a process that have not ended.  Raises OSError if that is not known."""
+    threads = os.listdir(f"/proc/{pid}/task")
+    left = [int(each) for each in threads if not processes.has_ended(int(each))]
+    names = [processes.command(each) for each in left]
+    if os.listdir(f"/proc/{pid}/task") != threads:  # one ended meanwhile: the kernel may have left out those after it
+        raise OSError(errno.EAGAIN, "its threads are ending")
+    return names
 
 
 def _abort(names: list[str], share_of: Callable[[int], int]) -> int:

@@ -184,15 +184,6 @@ def pid_namespaces(pid: int) -> tuple[int, ...]:
         return ()
 
 
-def thread_names(pid: int) -> list[str]:
-    """Return the names of those threads of the process that have not ended.  Raises OSError if that is not known."""
-    threads = os.listdir(f"/proc/{pid}/task")
-    found = [status for each in threads if (status := _status(int(each)))]
-    if os.listdir(f"/proc/{pid}/task") != threads:  # one ended meanwhile: the kernel may have left out those after it
-        raise OSError(errno.EAGAIN, "its threads are ending")
-    return [_value(b"\n" + each, b"Name").decode() for each in found if _value(each, b"State")[:1] not in (b"Z", b"X")]
-
-
 def uids_to_take(pid: int) -> list[tuple[int, int]]:
     """Return the uids that the user namespace of the process maps, as ranges, each its first and its last.
 

@@ -24,7 +24,7 @@ import trio
 from mpsd.host import draining, file_servers, processes
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.descriptors import Closings
-from mpsd.host.killed_daemon import wait_closed
+from mpsd.host.killed_daemon import thread_names, wait_closed
 from mpsd.model.process import Credentials, ProcessId
 from tests.integration.process import wait_for
 from tests.unit.api.file_server import FLUSH, WRITE, open_as
@@ -83,7 +83,7 @@ def main(place: str, control: str, case: str, seconds: str) -> None:
 
 def threads(pid: int) -> list[str]:
     try:
-        return processes.thread_names(pid)
+        return thread_names(pid)
     except OSError:  # one has ended meanwhile
         return []
 
