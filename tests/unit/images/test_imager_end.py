@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,7 +78,7 @@ def test_an_imager_waits_for_its_context_also_where_a_failure_ends_it(monkeypatc
 
     monkeypatch.setattr(serving, "_begin", Work)
     with pytest.raises(ValueError, match="not a request"):
-        serving._serve(Channel(), SimpleQueue())  # type: ignore[arg-type]
+        serving._serve(Channel(), SimpleNamespace(begin=lambda asked: None))  # type: ignore[arg-type]
     assert said == ["gives up: no image", "failed", "gives up: "]
 
 
