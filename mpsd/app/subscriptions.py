@@ -4,6 +4,7 @@ A signal calls its subscribers in the order in which they stand here.  A fault g
 source sees it, the coordinator of services promotes a standby, and then the incident is judged, which starts the reactions.
 """
 
+import math
 from functools import partial
 
 from mpsd.domains.domain import Domain
@@ -69,7 +70,8 @@ def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
     company, uid = partial(_has_company, domain, process), book.uid_of(process)
-    attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid)
+    has_channel = domain.members.get(process) == math.inf  # of an earlier connection, or an earlier mpsd
+    attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel)
 
 
 def _has_company(domain: Domain, process: ProcessId) -> bool:

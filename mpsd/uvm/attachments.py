@@ -86,13 +86,14 @@ class Attachments:
         has_company: Callable[[], bool],
         is_roomy: bool = True,
         uid: int | None = None,
+        has_asked: bool = True,
     ) -> None:
         """Watch a client; call it at each connection of the client.
 
         The first call starts the watch; a later one, for a context, makes the watch look again.  It returns at once, and never
         fails.  gpus: the UUIDs of the domain.  has_company: whether the client's end could hurt another one, since the domain
         has other clients and is not in FAULT.  is_roomy: the client's memory limit leaves room for a context.  uid: with which
-        it connected: it may run another user's program by now; None: not known.
+        it connected: it may run another user's program by now; None: not known.  has_asked: for a context, or it may have.
         """
         known = self._watches.get(process)
         if known is not None:
@@ -102,7 +103,8 @@ class Attachments:
             in_thread, close = partial(self._looks.run, share), partial(self._closings.run, share)
             served = self._served.setdefault(share, trio.Lock())
             around = replace(self._around, in_thread=in_thread, close=close, served=served)
-            self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), around), share)
+            made = Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), around, has_asked=has_asked)
+            self._begin(made, share)
 
     def note_leaving(self, process: ProcessId) -> None:
         """Record how the client is ending, if it is: one of its connections has ended."""

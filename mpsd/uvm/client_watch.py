@@ -20,7 +20,6 @@ from typing import Any
 import structlog
 import trio
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from mpsd.errors import TooMany
 from mpsd.host import processes
@@ -29,12 +28,12 @@ from mpsd.host.polling import until_ended, until_perhaps_readable
 from mpsd.host.process_exit import ProcessExit, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
-from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
+from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.client_descriptors import ProcessEnded
-from mpsd.uvm.fault_digest import digest, digest_guarded, guarded
-from mpsd.uvm.holding import HeldSpace, OpenSpaces, attach_all, close_all, look
+from mpsd.uvm.fault_digest import digest, digest_guarded, doubted, guarded
+from mpsd.uvm.holding import HeldSpace, OpenSpaces, attach_all, close_all, look, why_no_proof
 from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.status import UvmSettings
 
@@ -54,6 +53,7 @@ _FLOOD_SECONDS = 0.1  # between two observations of one client; its queue fills 
 _BREATH_SECONDS = 0.001
 _VERDICT_SECONDS = 0.05  # a fatal fault begins like one in a guard, and is reported as fatal at once after that
 _ATTACH_SECONDS = 2.0
+_KNOWN_SECONDS = 0.5  # a fault soon after the context waits so long for the look that makes it proof
 _MOST_GUARDS = 64
 _PAUSE_TIMES = 10  # as long as the taking of served faults takes is the pause after it
 _COMPANY_SECONDS = 0.05
@@ -87,6 +87,8 @@ class Watch(Struct, eq=False):
     around: WatchParts
     holdings: list[HeldSpace] = field(default_factory=list)
     connections: int = 1  # a process makes one, and one more for each context
+    has_asked: bool = True  # for a context: then it has opened its own VA space
+    _is_complete: bool = False  # mpsd has taken all its descriptors since
     _leaving: list[HeldSpace] = field(default_factory=list)  # are being closed; the client's end may cancel that
     _listeners: dict[HeldSpace, trio.CancelScope] = field(default_factory=dict)
     _woken: trio.Event = field(default_factory=trio.Event)
@@ -117,6 +119,7 @@ class Watch(Struct, eq=False):
         """
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
         self.connections += 1
+        self.has_asked, self._is_complete = True, False
         self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # before that it had no context to miss
         self.wake()
 
@@ -236,7 +239,7 @@ class Watch(Struct, eq=False):
 
     async def _look(self, pidfd: int, life: trio.Nursery) -> None:
         try:
-            have, around = list(self.holdings), self.around
+            have, around, connections = list(self.holdings), self.around, self.connections
             found = await around.in_thread(look, self.process, pidfd, have, self._open_spaces, around.inspector)
         except ProcessEnded:
             return  # its pidfd shows that
@@ -247,6 +250,8 @@ class Watch(Struct, eq=False):
         self._leaving = []
         await around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings, around.inspector)
         self._count()
+        self.has_asked &= not found.lost or self.connections > connections  # it may have executed another program
+        self._is_complete = self.has_asked and self.connections == connections and not (found.why or self._is_full)
         for holding in self.holdings:
             if holding.queue is not None and holding not in self._listeners:
                 self._listeners[holding] = trio.CancelScope()
@@ -279,6 +284,9 @@ class Watch(Struct, eq=False):
         with scope:
             while True:
                 await until_perhaps_readable(queue)  # for ever: most clients never fault
+                with trio.move_on_after(_KNOWN_SECONDS):
+                    while self.has_asked and not self._is_complete:  # noqa: ASYNC110 as _attend does
+                        await trio.sleep(_BREATH_SECONDS)
                 await trio.sleep(await self._take_in_turn(queue))
                 if self._in_guards:
                     await trio.sleep(_VERDICT_SECONDS)
@@ -306,19 +314,15 @@ class Watch(Struct, eq=False):
             self._in_guards.clear()
         if observation is None:
             return _BREATH_SECONDS if taken.events else _FLOOD_SECONDS
-        self._has_faulted |= not self._has_several_spaces  # else its own work may go on, and harm others when it is killed
+        # Else its own work may go on, and harm others when it is killed.
+        self._has_faulted |= not why_no_proof(self.holdings, is_complete=self._is_complete)
         self._publish(observation)
         return _FLOOD_SECONDS
 
-    @property
-    def _has_several_spaces(self) -> bool:
-        """Whether a fault may be of another process's VA space, which sent the client a descriptor of it."""
-        return len(self.holdings) >= MOST_SPACES or sum(holding.queue is not None for holding in self.holdings) > 1
-
     def _publish(self, seen: Observation) -> None:
         """Publish a fault; without proof where it may not be the client's."""
-        if self._has_several_spaces:
-            seen = replace(seen, is_proof=False, text=f"{seen.text}; no proof: it has several VA spaces"[:TEXT_CHARACTERS])
+        if doubt := why_no_proof(self.holdings, is_complete=self._is_complete):
+            seen = doubted(seen, doubt)
         self.around.publish(seen)
 
     def _tell_guarded(self) -> None:

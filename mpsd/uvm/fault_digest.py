@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from msgspec.structs import replace
+
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import POISON, EventKind, UvmEvent
@@ -60,6 +62,11 @@ def digest_guarded(
         text=words,
         is_contained=True,
     )
+
+
+def doubted(seen: Observation, why: str) -> Observation:
+    """Return the observation without proof, and why."""
+    return replace(seen, is_proof=False, text=f"{seen.text}; no proof: {why}"[:TEXT_CHARACTERS])
 
 
 def _text(event: UvmEvent, count: int, lost: int) -> str:

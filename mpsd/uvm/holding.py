@@ -7,6 +7,7 @@ from msgspec import Struct
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import Same
+from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.process import ProcessId
 from mpsd.uvm.rules.memory_maps import Mapping, parse_maps
 from mpsd.uvm.rules.shield import ShieldPlan, plan_shield
@@ -122,6 +123,18 @@ def find_closed(holdings: Sequence[HeldSpace], inspector: Inspector) -> list[Hel
     """Return the holdings that their clients have closed, as far as that is known."""
     same = inspector.same_now([holding.space.pair for holding in holdings]) if holdings else []
     return [holding for holding, each in zip(holdings, same, strict=True) if each is Same.OTHER]
+
+
+def why_no_proof(holdings: Sequence[HeldSpace], *, is_complete: bool) -> str:
+    """Return why a fault may be of another process, which sent the client a descriptor of its VA space; empty: it is not.
+
+    is_complete: mpsd has looked since the client asked for a context.  CUDA opens the client's own VA space after its first
+    connection, and before it makes another one for a context (driver 580).
+    """
+    if not is_complete:
+        return "its own VA space may not be known"
+    is_one = len(holdings) < MOST_SPACES and sum(holding.is_space for holding in holdings) == 1
+    return "" if is_one else "it has several VA spaces"
 
 
 def close_all(holdings: Sequence[HeldSpace]) -> None:

@@ -1,20 +1,26 @@
 """How the parts are joined."""
 
+import math
 import os
 from types import SimpleNamespace
+
+import pytest
 
 from mpsd.app.subscriptions import _adopt, _watch
 from mpsd.model.process import Credentials, ProcessId
 
 
-def test_the_watch_of_a_client_has_the_user_who_connected() -> None:
+@pytest.mark.parametrize(("seen_at", "has_asked"), [(12.0, False), (math.inf, True)])
+def test_the_watch_of_a_client_has_the_user_who_connected(seen_at: float, has_asked: bool) -> None:
+    """And whether it may have asked for a context: one with a channel may have, as a client of an earlier mpsd."""
+    process = ProcessId(7, 7)
     watched: list[tuple[object, ...]] = []
     book = SimpleNamespace(grant_of=lambda process: None, uid_of=lambda process: 1000)
     attachments = SimpleNamespace(watch=lambda *words: watched.append(words))
-    domain = SimpleNamespace(name="default", gpus=("GPU",))
-    _watch(attachments, book, ProcessId(7, 7), domain, True)  # type: ignore[arg-type]
-    [(process, name, gpus, _, is_roomy, uid)] = watched
-    assert (process, name, gpus, is_roomy, uid) == (ProcessId(7, 7), "default", ("GPU",), True, 1000)
+    domain = SimpleNamespace(name="default", gpus=("GPU",), members={process: seen_at})
+    _watch(attachments, book, process, domain, True)  # type: ignore[arg-type]
+    [(watched_process, name, gpus, _, *facts)] = watched
+    assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_asked])
 
 
 def test_an_adopted_client_counts_against_the_user_who_connected() -> None:

@@ -1,11 +1,14 @@
 """Guards that a client maps between its allocations: the events of its queue, and their handling."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mpsd.errors import TooMany
 from mpsd.faults.rules.verdict import judge
@@ -16,7 +19,7 @@ from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import EventKind, UvmEvent
 from mpsd.uvm.client_watch import Watch, WatchParts
 from mpsd.uvm.fault_digest import digest_guarded, guarded
-from mpsd.uvm.holding import HeldSpace
+from mpsd.uvm.holding import HeldSpace, look
 from mpsd.uvm.space import Taken
 from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
@@ -148,7 +151,58 @@ def watch_of(told: Told, queue: "OneEvent", spaces: int) -> Watch:
     around = WatchParts(ignore, ignore, ignore, INSPECTOR, told, directly, directly, ignore, ignore)  # type: ignore[arg-type]
     watch = Watch(P, "default", ("GPU-a",), company, True, UvmSettings(), around)
     watch.holdings = [HeldSpace(FakeSpace(), queue, is_space=True) for _ in range(spaces)]
+    watch._is_complete = True
     return watch
+
+
+@pytest.mark.parametrize(
+    ("own_comes", "asks", "is_proof"),
+    [(False, False, False), (False, True, True), (True, False, False), (True, True, False)],
+)
+async def test_a_client_that_may_lack_its_own_va_space_is_accused_without_proof(
+    own_comes: bool, asks: bool, is_proof: bool
+) -> None:
+    """CUDA opens it after the first connection, when mpsd has looked.  The only one then could be of another process, which had
+    sent the client a descriptor before; mpsd looked for no other one, and that one's fault convicted the client."""
+    told, queue = Told(), OneEvent(FATAL)
+    there = [FakeSpace()]
+    there[0].attach = lambda: queue  # type: ignore[assignment, method-assign]
+    take = lambda process, pidfd, have: [each for each in there if each not in have]  # noqa: E731
+    around = WatchParts(take, ignore, lambda process: True, INSPECTOR, told, directly, directly, ignore, ignore)  # type: ignore[arg-type]
+    found = processes.process_id(os.getpid())
+    assert found is not None
+    watch = Watch(found, "default", ("GPU-a",), company, True, UvmSettings(shield="off"), around, has_asked=False)
+    life: Any = SimpleNamespace(start_soon=ignore)
+    await watch._look(-1, life)
+    if own_comes:
+        there.append(FakeSpace(number=4))
+        there[1].attach = lambda: queue  # type: ignore[assignment, method-assign]
+    if asks:
+        watch.connect("default", ("GPU-a",), company)
+        await watch._look(-1, life)
+    watch._take(queue)
+    [observation] = told.observations
+    assert observation.is_proof is is_proof
+
+
+async def test_a_client_that_asks_while_mpsd_looks_is_looked_at_again() -> None:
+    told = Told()
+    watch = watch_of(told, OneEvent(FATAL), 1)
+
+    async def connect_meanwhile(function: Callable[..., object], *args: object) -> object:
+        found = function(*args)
+        if function is look:
+            watch.connect("default", ("GPU-a",), company)
+        return found
+
+    nothing = lambda process, pidfd, have: []  # noqa: E731
+    parts = WatchParts(nothing, ignore, lambda process: True, INSPECTOR, told, connect_meanwhile, directly, ignore, ignore)  # type: ignore[arg-type]
+    watch.around = parts
+    await watch._look(-1, SimpleNamespace(start_soon=ignore))  # type: ignore[arg-type]
+    assert not watch._is_complete
+    watch.around = replace(parts, in_thread=directly)
+    await watch._look(-1, SimpleNamespace(start_soon=ignore))  # type: ignore[arg-type]
+    assert watch._is_complete
 
 
 @dataclass
