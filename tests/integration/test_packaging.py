@@ -12,6 +12,7 @@ import pytest
 from mpsd.check.probes import CAPABILITIES
 from mpsd.config import paths as places
 from mpsd.config.options import Config
+from mpsd.host.draining import FUSE_CONNECTIONS
 from tests.integration.machine import open_machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,6 +281,13 @@ def test_every_line_of_the_unit_that_hardens_is_explained() -> None:
     assert not [name for name, _, _ in service if name != "WantedBy" and f"`{name}" not in explained]
     capabilities = {word for name, _, value in service if name == "CapabilityBoundingSet" for word in value.split()}
     assert not [name for name in capabilities if f"`{name}`" not in explained]
+
+
+def test_the_unit_lets_mpsd_abort_file_servers() -> None:
+    """ProtectKernelTunables= makes all mounts below /sys read only: systemd 252 did that, and mpsd aborted none."""
+    lines = UNIT.read_text().splitlines()
+    assert "ProtectKernelTunables=yes" in lines
+    assert f"ReadWritePaths=-{FUSE_CONNECTIONS}" in lines
 
 
 def test_the_check_asks_for_no_capability_that_the_unit_withholds() -> None:
