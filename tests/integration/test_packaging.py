@@ -290,6 +290,11 @@ def test_the_unit_lets_mpsd_abort_file_servers() -> None:
     assert f"ReadWritePaths=-{FUSE_CONNECTIONS}" in lines
 
 
+def test_the_unit_lets_mpsd_freeze_cgroups() -> None:
+    """ProtectControlGroups=yes makes /sys/fs/cgroup read only: each process was stopped by itself, and not the cgroup."""
+    assert "ProtectControlGroups=no" in UNIT.read_text().splitlines()
+
+
 def test_the_check_asks_for_no_capability_that_the_unit_withholds() -> None:
     lines = re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
     granted = {name for line in lines for name in line.split()}
