@@ -229,7 +229,7 @@ install-files:
 	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl.manual > $(DESTDIR)$(DATADIR)/man/man1/mpsctl.1
 	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl completion bash > $(DESTDIR)$(DATADIR)/bash-completion/completions/mpsctl
 	@$(DESTDIR)$(PREFIX)/venv/bin/python -I -m mpsctl completion zsh > $(DESTDIR)$(DATADIR)/zsh/vendor-completions/_mpsctl
-	@install -m 644 clients/systemd/mpsd.service $(DESTDIR)$(UNITDIR)/mpsd.service
+	@install -m 644 -t $(DESTDIR)$(UNITDIR) clients/systemd/mpsd.service clients/systemd/mpsd-devices.service
 	@install -m 644 clients/systemd/mpsd.tmpfiles $(DESTDIR)$(TMPFILESDIR)/mpsd.conf
 	@install -m 644 clients/systemd/mpsd.logrotate $(DESTDIR)$(SYSCONFDIR)/logrotate.d/mpsd
 	@[ -e $(DESTDIR)$(SYSCONFDIR)/default/mpsd ] || install -m 644 clients/systemd/mpsd.default $(DESTDIR)$(SYSCONFDIR)/default/mpsd
@@ -251,7 +251,7 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays; refuses while a process uses 
 	@if [ "$$(readlink $(BINDIR)/mpsctl)" = $(PREFIX)/venv/bin/mpsctl ]; then \
 		rm -f $(BINDIR)/mpsctl $(BINDIR)/mpsd-images $(GENERATED:%=$(DATADIR)/%); \
 	fi
-	@rm -rf $(PREFIX)/venv $(PREFIX)/in-use $(UNITDIR)/mpsd.service $(TMPFILESDIR)/mpsd.conf $(SYSCONFDIR)/logrotate.d/mpsd
+	@rm -rf $(PREFIX)/venv $(PREFIX)/in-use $(UNITDIR)/mpsd.service $(UNITDIR)/mpsd-devices.service $(TMPFILESDIR)/mpsd.conf $(SYSCONFDIR)/logrotate.d/mpsd
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:

@@ -17,6 +17,7 @@ from tests.integration.machine import open_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "clients/systemd/mpsd.service"
+DEVICES_UNIT = UNIT.with_name("mpsd-devices.service")
 TMPFILES = ROOT / "clients/systemd/mpsd.tmpfiles"
 PROGRAM = "nvidia-cuda-mps-control"
 VENDOR = b"#!/bin/sh\necho the vendor's\n"
@@ -103,6 +104,7 @@ def test_the_vendors_program_makes_way_and_comes_back(programs: None, place: Pat
     assert not vendors.exists()
     assert not (place / "opt").exists()
     assert not [*(place / "share").rglob("*mpsctl*"), *(place / "bin").glob("mps*"), *(place / "tmpfiles").iterdir()]
+    assert not [*(place / "units").iterdir()]
     assert sorted(path.name for path in (place / "etc").rglob("*") if path.is_file()) == ["mpsd", "mpsd.toml"]
 
 
@@ -267,10 +269,21 @@ def test_systemd_takes_the_tmpfiles_without_complaint(tmp_path: Path) -> None:
 def test_systemd_takes_the_unit_without_complaint(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here; apt-get install systemd")
-    unit = tmp_path / "mpsd.service"
-    unit.write_text(re.sub(r"/usr/bin/nvidia-\S+", shutil.which("true") or "/bin/true", UNIT.read_text()))
-    done = run("systemd-analyze", "verify", "--man=no", str(unit))
+    units = [tmp_path / each.name for each in (UNIT, DEVICES_UNIT)]
+    for unit, source in zip(units, (UNIT, DEVICES_UNIT), strict=True):
+        unit.write_text(re.sub(r"/usr/bin/nvidia-\S+", shutil.which("true") or "/bin/true", source.read_text()))
+    done = run("systemd-analyze", "verify", "--man=no", *map(str, units))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_driver_is_loaded_before_systemd_looks_for_its_devices() -> None:
+    """By ExecStartPre= it was loaded too late: systemd 252 had looked, and no program of the unit could open its devices."""
+    lines = UNIT.read_text().splitlines()
+    assert "DeviceAllow=char-nvidia* rw" in lines
+    assert f"Wants={DEVICES_UNIT.name}" in lines
+    assert [line for line in lines if line.startswith("After=") and DEVICES_UNIT.name in line.split()]
+    assert not [line for line in lines if line.startswith("ExecStartPre=")]
+    assert "nvidia-modprobe" in DEVICES_UNIT.read_text()
 
 
 def test_every_line_of_the_unit_that_hardens_is_explained() -> None:
