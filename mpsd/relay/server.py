@@ -265,6 +265,7 @@ class Relay(Struct):
         if track.has_begun:
             lost = "it passed on a message, which may be lost" if track.is_torn else "no domain had this handshake any more"
             return await self.conversations.refusals.hold(caller, domain, f"mpsd died while {lost}")
+        self.hang_ups.watch(caller.connection, partial(_leave, caller))
         return await self.conversations.run(caller)
 
     async def settled(self) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+from mpsd_client import calls
 
 from tests.integration.client import Client
 from tests.integration.machine import PROGRAM, SIMULATOR, UIDS, Machine
@@ -35,6 +36,24 @@ def test_kill_9_disturbs_no_client_and_whoever_came_meanwhile_is_admitted_by_the
     wait_for("the list of all", lambda: machine.clients() == {client.pid for client in [*clients, ninth]})
     for client in clients:
         client.goes_on()
+
+
+def test_a_client_that_waited_before_kill_9_may_hang_up_after_it(machine: Machine) -> None:
+    """It kept its places, at the relay and in the queue, until its process ended."""
+    machine.configure('[admission]\ndefault = "refuse"\n')
+    machine.start()
+
+    def waiting() -> list[int | None]:
+        with machine.mpsd() as mpsd:
+            return [each.pid for each in mpsd.ask(calls.queue_list()).items]
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(machine.pipe / "control"))
+        wait_for("its place in the queue", lambda: waiting() == [os.getpid()])
+        machine.kill_daemon()
+        machine.start()
+        wait_for("its place with the next mpsd", lambda: waiting() == [os.getpid()])
+    wait_for("the end of its wait", lambda: not waiting())
 
 
 def test_limits_outlive_kill_9(machine: Machine) -> None:
