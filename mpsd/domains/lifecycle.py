@@ -6,6 +6,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import listed_process
 from mpsd.domains.log_follower import follow_logs, keep_log_room
 from mpsd.domains.pool import Pool
 from mpsd.domains.vendor_control import EXPOSED
@@ -87,7 +88,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
             await domain.control.kill()  # it has no clients yet, and the next one may be better
         raise
     if not is_new:
-        listed = {found: processes.real_uid(pid) for pid in domain.client_pids if (found := processes.find(pid))}
+        listed = {found: processes.real_uid(pid) for pid in domain.client_pids if (found := listed_process(domain, pid))}
         _take_over_clients(pool, domain, {found: uid for found, uid in listed.items() if found not in placed})
     domain.is_adopted = False
     if domain.state is DomainState.STARTING:

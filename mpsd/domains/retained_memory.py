@@ -1,7 +1,9 @@
-"""Which ended clients still have GPU memory: after a contained exception the sentinel has their descriptors open.
+"""Which ended clients still have GPU memory.
 
-The memory is free once the sentinel has ended, with the domain or before it.
-Prose: docs/leases.md, "When a client ends in a contained domain".
+After a contained exception the sentinel has their descriptors open: the memory is free once the sentinel has ended, with the
+domain or before it.  In any domain a child that a client forked can have its descriptors: the memory is taken while the server
+lists the client.
+Prose: docs/leases.md, "When the memory of an ended client is not free".
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import is_listed
 from mpsd.domains.store import SqliteStore
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -36,19 +39,21 @@ class RetainedMemory:
         """Return whether the memory of this ended client may be taken; before the domains are adopted: if it was in one."""
         if process in self._clients or (not self.has_adopted and self._store.is_member(process)):
             return True
-        return any(process in domain.members and _is_retaining(domain) for domain in self._domains.values())
+        return any(process in domain.members and _is_retaining(domain, process) for domain in self._domains.values())
 
     def note_end(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> bool:
         """Return whether the memory of this client, which has just ended in the domain, is retained."""
-        if not _is_retaining(domain):
+        if not _is_retaining(domain, process):
             return False
         self._keep(domain, process, nursery)
         return True
 
     def adopt(self, domain: Domain, nursery: trio.Nursery) -> None:
-        """Take over the clients that have ended in a domain of an earlier mpsd; whether it is contained is not known yet."""
+        """Take over the clients that have ended in a domain of an earlier mpsd; whether it is contained, and whom its servers
+        list, is not known yet."""
         for process, _ in self._store.members(domain.name):
             if not processes.is_alive(process):
+                domain.admit(process)
                 self._keep(domain, process, nursery)
 
     def _keep(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> None:
@@ -56,17 +61,17 @@ class RetainedMemory:
         nursery.start_soon(self._wait_freed, domain, process)
 
     async def _wait_freed(self, domain: Domain, process: ProcessId) -> None:
-        while _is_retaining(domain):
-            await self._changed()  # until the end of the domain
+        while _is_retaining(domain, process):
+            await self._changed()  # until the end of the domain, or of the children
         self._clients.discard(process)
         self._store.forget_member(process)
         self.freed.emit(process)
 
 
-def _is_retaining(domain: Domain) -> bool:
-    """Return whether the memory of clients that end in the domain may stay taken.
+def _is_retaining(domain: Domain, process: ProcessId) -> bool:
+    """Return whether the memory of this client may stay taken after its end.
 
     Of a domain that mpsd is adopting this is not known yet.
     """
     has_sentinel = domain.state in _CLOSED and bool(domain.sentinel.pids)
-    return has_sentinel or (domain.is_adopted and domain.state is not DomainState.GONE)
+    return has_sentinel or (domain.state is not DomainState.GONE and (domain.is_adopted or is_listed(domain, process)))

@@ -214,7 +214,7 @@ def shortage(scope: Scope, amounts: Amounts, limits: ScopeLimits, used: Mapping[
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
     if scope.kind is AmountKind.PROCESSES:
         ended = used.get(scope._replace(kind=AmountKind.MEMORY), 0)
-        words = f", {ended} of which ended in a contained fault domain that still has their memory" if ended else ""
+        words = f", {ended} of which ended, and their memory is not free yet" if ended else ""
         return f"lease {scope.whose} has {taken} of its {limit} processes{words}"
     show = functools.partial(_quantity, scope, limits.sm_count(scope.gpu) if scope.kind is AmountKind.SM else 0)
     figures = f"{show(amounts[scope])} asked, {show(taken)} of {show(limit)} taken"

@@ -1,4 +1,4 @@
-"""How long the memory of a client that ended in a contained domain is not free."""
+"""How long the memory of a client that has ended is not free."""
 
 import socket
 import subprocess
@@ -9,11 +9,12 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool, PoolSettings
 from mpsd.domains.sentinel_port import NoSentinel
 from mpsd.domains.store import SqliteStore
 from mpsd.host import processes
-from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
 from tests.unit.domains.test_adopting import GPUS, OWNER, PAUSE_SECONDS, Silent
 
@@ -43,6 +44,11 @@ class World:
 
     def become(self, state: DomainState) -> None:
         self.domain.state = state
+        self.pool.notify()
+
+    def lists(self, *pids: int) -> None:
+        """Report the server's list of clients."""
+        self.domain.servers = {1: ServerView(1, OWNER, "ACTIVE", pids, "d2", GPUS)}
         self.pool.notify()
 
     def lose_sentinel(self) -> None:
@@ -134,6 +140,41 @@ async def test_in_other_domains_it_is_free_at_the_end(
             await world.pool.changed()
         assert not world.pool.retained.has(client)
         assert not world.is_stored(client)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["its children end", "its domain ends"])
+async def test_it_is_free_once_no_server_lists_the_client(
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", is_gone: bool
+) -> None:
+    """A child that it forked has its connections: one lease of a user's gave any number of clients its memory."""
+    world = World(tmp_path, client)
+    world.pool.retained.has_adopted = True
+    at_end: list[bool] = []
+    world.pool.client_ended.subscribe(lambda process, ending: at_end.append(world.pool.retained.has(process)))
+    async with trio.open_nursery() as nursery:
+        world.pool._nursery = nursery
+        world.domain.join(client, OWNER)
+        world.domain.admit(client)
+        world.pool.watch(world.domain, client)
+        world.lists(client.pid)
+        child.kill()
+        while not at_end:
+            await world.pool.changed()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (at_end, world.is_stored(client), world.freed) == ([True], True, [])
+        world.become(DomainState.GONE) if is_gone else world.lists()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (world.is_stored(client), world.freed) == (False, [client])
+
+
+async def test_the_next_mpsd_takes_no_other_process_for_the_listed_one(tmp_path: Path, client: ProcessId) -> None:
+    before = ProcessId(client.pid, 1)
+    world = World(tmp_path, before)
+    async with trio.open_nursery() as nursery:
+        world.pool.retained.adopt(world.domain, nursery)
+        world.lists(client.pid)
+        assert listed_process(world.domain, client.pid) is None
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("state", [DomainState.READY, DomainState.CONTAINED, DomainState.GONE])

@@ -58,7 +58,7 @@ async def test_its_memory_is_not_given_to_another_client_while_others_have_reser
     world.book.create(ROOT, of(40, uid=BOB))
     await world.client_ends(1)
     async with world.arrival(2) as second:
-        assert second.told[-1].startswith("lease 1 has 1 of its 1 processes, 1 of which ended in a contained fault domain")
+        assert second.told[-1].startswith("lease 1 has 1 of its 1 processes, 1 of which ended, and their memory is not")
         assert (await world.admit(9, BOB)).memory_bytes[GPU_A] == 40 * GIB
         world.domain_ends()
         await wait_all_tasks_blocked()
