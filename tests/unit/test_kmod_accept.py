@@ -34,3 +34,15 @@ def test_a_client_that_never_starts_to_work_is_given_up(accept: ModuleType, monk
             assert client.returncode == -9
         finally:
             client.kill()
+
+
+def test_nothing_is_tried_where_mpsctl_cannot_list_the_clients(
+    accept: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It took them for none, and a fault could have ended them."""
+    mpsctl = tmp_path / "mpsctl"
+    mpsctl.write_text('#!/bin/sh\n[ "$1" = status ] || { echo refused >&2; exit 1; }\n')
+    mpsctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(accept.NothingTried, match="mpsctl clients fails: refused"):
+        accept.must_be_alone(accept.Mpsd())
