@@ -56,7 +56,7 @@ class Domain:
     applied_defaults: Defaults | None = None  # of the vendor daemon
     served_defaults: Defaults | None = None  # of the server, since its start
     joined_uid: int | None = None  # the user of the newest client
-    uids: dict[ProcessId, int] = field(default_factory=dict)  # of the members
+    uids: dict[ProcessId, int] = field(default_factory=dict)  # of the members, and of ended ones that a server may list
     idle_since: float = 0.0
     trouble: str = ""  # why its vendor daemon last failed
     is_adopted: bool = False  # an earlier mpsd started it: its servers are older than the log, its clients are not known
@@ -93,16 +93,15 @@ class Domain:
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
         present = self.present_pids
-        occupancy, users = self._places(present), frozenset(uid for each, uid in self.uids.items() if each.pid in present)
+        occupancy = self._places(present)
+        users = frozenset(uid for each, uid in self.uids.items() if each.pid in present or each not in self.members)
+        is_to_end = self.state is DomainState.CONTAINED and self.ends_by < math.inf
+        ends_at = round(time.time() + self.ends_by - trio.current_time()) if is_to_end else None
         return DomainView(
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
             self.key, self.is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
-            self._ends_at(), self.blocked_by and self.blocked_by[1],
+            ends_at, self.blocked_by and self.blocked_by[1],
         )  # fmt: skip
-
-    def _ends_at(self) -> float | None:
-        is_told = self.state is DomainState.CONTAINED and self.ends_by < math.inf
-        return round(time.time() + self.ends_by - trio.current_time()) if is_told else None
 
     def _trouble(self, state: DomainState) -> str:
         if state in (DomainState.DEAD, DomainState.STARTING, DomainState.CONTAINED):
@@ -192,8 +191,10 @@ class Domain:
             self.members[process] = math.inf
 
     def leave(self, process: ProcessId | None) -> None:
+        """Note that the process is no member.  A child may have its connections, and it counts for its user until an answer."""
         if process is not None and self.members.pop(process, None) is not None:
-            self.uids.pop(process, None)
+            if not self.is_answering or self.admitted.get(process.pid) != process or processes.is_alive(process):
+                self.uids.pop(process, None)  # not answering: it may be long until the next answer
             self.mark_stale()
 
     def suspect(self, seconds: float) -> None:
@@ -345,9 +346,8 @@ class Domain:
             for process in filter(None, map(processes.find, self.strangers)):
                 self.admit(process)
         listed = self.client_pids
-        for pid, process in list(self.admitted.items()):
-            if pid not in listed and not processes.is_alive(process):
-                del self.admitted[pid]
+        self.admitted = {pid: each for pid, each in self.admitted.items() if pid in listed or processes.is_alive(each)}
+        self.uids = {p: uid for p, uid in self.uids.items() if p in self.members or self.admitted.get(p.pid) == p}
 
     def fail(self) -> None:
         """Enter FAULT after a sign that no user can forge; the fault may be over before mpsd asks the server."""

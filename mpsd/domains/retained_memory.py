@@ -51,9 +51,10 @@ class RetainedMemory:
     def adopt(self, domain: Domain, nursery: trio.Nursery) -> None:
         """Take over the clients that have ended in a domain of an earlier mpsd; whether it is contained, and whom its servers
         list, is not known yet."""
-        for process, _ in self._store.members(domain.name):
+        for process, uid in self._store.members(domain.name):
             if not processes.is_alive(process):
                 domain.admit(process)
+                domain.uids[process] = uid
                 self._keep(domain, process, nursery)
 
     def _keep(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> None:

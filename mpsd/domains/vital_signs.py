@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.leftovers import children, is_vendors
+from mpsd.domains.listed import listed_process
 from mpsd.host import cgroups, processes
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
@@ -39,7 +40,8 @@ _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 class Signs(Struct, frozen=True):
     """What to check: the processes with their roles, the socket that clients connect to, and some or all clients.
 
-    daemon: the vendor daemon, also before it lists its servers; 0: none is known.
+    daemon: the vendor daemon, also before it lists its servers; 0: none is known.  admitted: the clients that mpsd knows, of
+    which one may have ended, and another process have its pid.
     """
 
     pids: Sequence[tuple[str, int]]
@@ -47,6 +49,7 @@ class Signs(Struct, frozen=True):
     clients: Sequence[int] = ()
     is_answering: bool = True
     daemon: int = 0
+    admitted: Mapping[int, ProcessId] = {}
 
 
 class Unresponsive(Struct, frozen=True):
@@ -108,7 +111,8 @@ def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping
 
 def _user_of(domain: Domain, pid: int) -> int | None:
     """Return the user who connected with the client, which may run another user's program by now; None if not known."""
-    known = next((uid for process, uid in domain.uids.items() if process.pid == pid), None)
+    process = listed_process(domain, pid)
+    known = None if process is None else domain.uids.get(process)
     return processes.sole_uid(pid) if known is None else known
 
 
@@ -118,7 +122,8 @@ def _signs(domain: Domain, with_clients: bool = False) -> Signs:
     servers = (("vendor server", pid) for pid in domain.servers)
     # Those by the log too: a client may be stopped before the server has listed it, and then the server answers no more.
     clients = sorted(domain.client_pids | {each.pid for each in domain.connected}) if with_clients else ()
-    return Signs((*control, *servers), domain.control.socket_path("control"), clients, domain.is_answering, daemon)
+    socket = domain.control.socket_path("control")
+    return Signs((*control, *servers), socket, clients, domain.is_answering, daemon, domain.admitted)
 
 
 def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Unresponsive]:
@@ -132,7 +137,7 @@ def look(signs: Signs) -> Unresponsive:
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
     for pid in signs.clients:
-        if how := how_stopped(pid):
+        if (how := how_stopped(pid)) and signs.admitted.get(pid) in (None, processes.find(pid)):
             return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
     return Unresponsive()
 

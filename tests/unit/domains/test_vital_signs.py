@@ -13,8 +13,9 @@ import trio
 from mpsd.domains import vital_signs
 from mpsd.domains.domain import Domain
 from mpsd.domains.vital_signs import Signs, how_stopped, look
-from mpsd.host import cgroups
+from mpsd.host import cgroups, processes
 from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
 from tests.unit.domains.test_ending_strangers import Vendor
 from tests.unit.vault.machine import until
 
@@ -39,6 +40,14 @@ def test_a_stopped_client_matters_where_its_server_does_not_answer(pid: int, tmp
 def test_where_the_server_answers_it_hinders_nothing(pid: int, tmp_path: Path) -> None:
     found = look(Signs((), str(tmp_path), (pid,)))
     assert (found.client, found.why) == (pid, "")
+
+
+def test_a_stopped_process_with_the_pid_of_an_ended_client_is_none(pid: int, tmp_path: Path) -> None:
+    """The domain was blocked by the user of that process, who may have none there."""
+    ended = ProcessId(pid, 7)
+    assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted={pid: ended})).client == 0
+    admitted = {pid: processes.process_id(pid)}
+    assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted=admitted)).client == pid
 
 
 def test_a_stopped_server_is_the_better_reason(pid: int, tmp_path: Path) -> None:
