@@ -71,6 +71,16 @@ def test_a_connection_that_breaks_in_the_middle_of_a_call_is_not_noticed(
     drive.do("call health")
 
 
+def test_an_arena_that_was_made_is_no_other_processs_for_its_rounded_capacity(
+    relay: Relay, machine: Machine, begin: Begin, name: str
+) -> None:
+    """mpsd rounds it up to whole granules: -EEXIST, where the arena is that of the first attempt."""
+    drive = begin(machine, relay.path)
+    relay.lose["arena.create"] = 1
+    assert drive.ask(f"create {name} {64 * MIB - 1}").result == 0
+    assert drive.ask(f"create {name} {64 * MIB - 1}").error == "EEXIST"
+
+
 @pytest.mark.parametrize("when", ["before mpsd heard it", "after mpsd did it"])
 def test_what_is_on_its_way_when_a_connection_breaks_is_given_again(
     relay: Relay, machine: Machine, begin: Begin, name: str, when: str

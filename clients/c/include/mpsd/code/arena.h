@@ -31,6 +31,7 @@ static inline void mpsd_pack_options(struct mpsd_pack *pack, const char *name, c
 
 MPSD_API int mpsd_arena_create(struct mpsd_session *session, const char *name, const struct mpsd_arena_options *options)
 {
+	uint64_t rounded = options->capacity_bytes + (MPSD_GRANULE - options->capacity_bytes % MPSD_GRANULE) % MPSD_GRANULE;
 	unsigned char bytes[512];
 	struct mpsd_facts facts;
 	struct mpsd_words kept;
@@ -49,7 +50,7 @@ MPSD_API int mpsd_arena_create(struct mpsd_session *session, const char *name, c
 	if (rc != -EINVAL || !mpsd_keep_words(session, &kept))
 		return rc;
 	if (mpsd_ask_by_name(session, "arena.get", name, &facts) == 0)
-		rc = is_known || facts.generation || facts.capacity_bytes != options->capacity_bytes ? -EEXIST : 0;
+		rc = is_known || facts.generation || facts.capacity_bytes != rounded ? -EEXIST : 0;
 	mpsd_restore_words(session, &kept);
 	return rc;
 }
