@@ -136,6 +136,10 @@ int client_stop(const struct client *client)
 void client_kill(const struct client *client)
 {
 	syscall(SYS_pidfd_send_signal, client->pidfd, SIGKILL, NULL, 0);
+}
+
+void client_wait(const struct client *client)
+{
 	reaches(client, WEXITED);
 }
 

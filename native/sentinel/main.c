@@ -81,16 +81,19 @@ static void accept_peer(void)
 static _Noreturn void leave(int status)
 {
 	client_kill(&watcher.client);
+	client_wait(&watcher.client);
 	exit(status);
 }
 
-/* Fail to what happens without a sentinel: the client's death lets the server go on.  mpsd may be about to connect. */
+/* Fail to what happens without a sentinel: the client's death lets the server go on.  mpsd may be about to connect.  It has to
+ * learn of this before the other clients fail, or it takes the first for the culprit; the driver ends the client after 120 ms. */
 static _Noreturn void fail(enum mpsd_sentinel_step step, int status)
 {
 	client_kill(&watcher.client);
 	if (watcher.polled[PEER].fd < 0 && poll(&watcher.polled[LISTENER], 1, LAST_PEER_MS) > 0)
 		accept_peer();
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_FAILED, .status = status, .count = step });
+	client_wait(&watcher.client);
 	exit(1);
 }
 

@@ -35,7 +35,8 @@ struct client {
 int client_start(uid_t uid, struct client *out); /* as this user; 0, or -errno.  Before any thread exists */
 int client_stop(const struct client *client); /* 0, or -errno; waits until it is stopped, 5 s at most */
 bool client_is_lost(const struct client *client); /* it has ended, or runs again; never waits */
-void client_kill(const struct client *client); /* waits for its end, 5 s at most */
+void client_kill(const struct client *client);
+void client_wait(const struct client *client); /* for its end, 5 s at most */
 
 /* clients.c: never waits */
 struct clients { /* of the server, each in a place */

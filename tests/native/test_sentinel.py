@@ -1,9 +1,12 @@
 """mpsd-sentinel on the simulator: the faults of a client that it contains, and the effects when one of its parts ends."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from tests.native.sim_fixtures import bare_machine, built_programs, machine_with
 from tests.native.sim_machine import SANITIZER, Machine, eventually
 
 AT_START, AT_END, AT_SHARED = 1, 8, 9
+PTRACE_CONT, PTRACE_SEIZE, PTRACE_O_TRACEEXIT = 7, 0x4206, 0x40
 NOT_FOUND, NOT_READY = 500, 807  # CUresult
 MOST_CLIENTS = 64  # MPSD_SENTINEL_CLIENTS
 USER = 1000
@@ -33,6 +37,18 @@ pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks
 def shared_sm(machine: Machine) -> None:
     """The SM of each exception has a block of another client."""
     machine.knobs["MPSD_SIM_SM_SHARED"] = "1"
+
+
+@contextmanager
+def dying_slowly(pid: int) -> Iterator[None]:
+    """Trace the process, so that its end waits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    assert libc.ptrace(PTRACE_SEIZE, pid, None, PTRACE_O_TRACEEXIT) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        libc.ptrace(PTRACE_CONT, pid, None, None)
 
 
 def state(pid: int) -> str:
@@ -95,6 +111,19 @@ def test_nobody_hangs_whose_block_shared_the_sm_of_a_failed_warp(mps: Machine, s
     assert failed
     assert (failed.count, failed.status) == (AT_SHARED, 0)
     assert victim.end()["code"] in (700, 716)
+    assert sentinel.process.wait(20) == 1
+
+
+@pytest.mark.usefixtures("shared_sm")
+def test_a_failed_containment_is_told_before_the_sentinels_client_has_ended(mps: Machine, sentinel: Sentinel) -> None:
+    """The others fail meanwhile (120 ms, H200), and after a contained exception only the culprit does."""
+    _victim, culprit = two_clients(mps, sentinel, "misaligned", "60")
+    (armed,) = sentinel.of(ARMED)
+    with dying_slowly(armed.pid):
+        culprit.open_gate()
+        assert sentinel.comes(FAILED)
+        assert state(armed.pid) == "t"
+        assert sentinel.process.poll() is None
     assert sentinel.process.wait(20) == 1
 
 
