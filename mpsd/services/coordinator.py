@@ -31,7 +31,7 @@ from mpsd.services.handover_timing import note_times
 from mpsd.services.members import ServiceRecord
 from mpsd.services.registry import ServiceRegistry
 from mpsd.services.rules.fault_fence import is_fault_of_domain
-from mpsd.services.rules.promotion import decide, successor, why_nobody
+from mpsd.services.rules.promotion import decide, why_nobody
 from mpsd.services.rules.promotion_types import (
     Closing,
     Decision,
@@ -54,7 +54,7 @@ from mpsd.services.rules.promotion_types import (
 )
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
-from mpsd.services.views import changed_to, is_emptied, is_protected, loss, own_share, protection, view
+from mpsd.services.views import changed_to, is_emptied, is_end_awaited, is_protected, loss, own_share, protection, view
 from mpsd.vault.arenas import Arenas
 
 log = structlog.get_logger()
@@ -362,7 +362,7 @@ class Coordinator:
                 self.events.publish(record, "unprotected", why=shared)
         self._correct_unserved(record)
         dying = record.service.writer if record.service.phase is Phase.FENCING else record.service.holder
-        if dying is not None and successor(record.service) is not None:
+        if dying is not None and is_end_awaited(record):
             self.vault.hurry(dying)
         self._tell_protected(record)
         now = replace(view(record), revision=0)

@@ -59,6 +59,13 @@ def is_protected(record: ServiceRecord) -> bool:
     return service.writer is not None and successor(service) is not None and not protection(record)
 
 
+def is_end_awaited(record: ServiceRecord) -> bool:
+    """Return whether a member waits for the writer's end: it is ready, or there is nothing that it could adopt before."""
+    others = [each for each in record.service.members if each.process != record.service.writer]
+    is_empty = not record.arena.layout_hash
+    return successor(record.service) is not None or (is_empty and any(each.standing is MemberState.WARMING for each in others))
+
+
 def view(record: ServiceRecord) -> ServiceView:
     arena, service = record.arena, record.service
     return ServiceView(

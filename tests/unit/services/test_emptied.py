@@ -124,3 +124,15 @@ async def test_nothing_is_lost_where_the_keeper_alone_dies_or_nothing_was_kept(m
         lose(machine)
         keep(machine)
         assert (machine.view().losses, machine.view().lost, machine.topics("lost")) == (0, None, [])
+
+
+async def test_an_end_is_awaited_by_a_member_that_finds_nothing_to_adopt(machine, autojump_clock: MockClock):
+    """It cannot be ready before the dead active is fenced, so that mpsd must not hold that one's work for others meanwhile."""
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        keep(machine)
+        standby = await machine.member("b", is_ready=False)
+        await machine.die(first)
+        assert machine.vault.hurried == [], "there is something to adopt, and the standby is not ready"
+        lose(machine)
+        assert (set(machine.vault.hurried), machine.order(standby)) == ({first}, "standby")
