@@ -155,8 +155,8 @@ TOPICS: Mapping[str, Topic] = {
         4,
     ),
     "service.lost": Topic(
-        "a member was promoted, and begins anew: the vault and the process that served have both ended, and with them the "
-        "memory and the forward state of the arena",
+        "a member was promoted, and begins anew or with its newest image: the vault and the process that served have both "
+        "ended, and with them the memory and the forward state of the arena",
         "the first three, and `pid`, `generation`, `why`, `losses`: as of `lost` and `losses` in `service.get`",
         4,
     ),

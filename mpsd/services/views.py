@@ -24,7 +24,7 @@ def protection(record: ServiceRecord) -> str:
     if writer is None or service.phase not in (Phase.PROMOTING, Phase.SERVING, Phase.YIELDING):
         return ""
     if service.is_empty:
-        does = "begins anew" if service.phase is Phase.PROMOTING else "has not given it again"
+        does = "begins without them" if service.phase is Phase.PROMOTING else "has not given it again"
         return f"the vault has lost the arena's memory and forward state, and pid {writer.process.pid} {does}"
     standbys = [each for each in service.members if each.standing is MemberState.READY and each.process != writer.process]
     if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:

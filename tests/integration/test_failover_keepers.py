@@ -107,7 +107,7 @@ def test_nobody_serves_with_what_was_lost_with_the_keeper_and_the_active(troupe:
     troupe.wait_for("the other one to serve", lambda: troupe.serving(2, is_covered=False))
     [anew] = [event for member in troupe.living for event in member.said("promoted")]
     assert (anew["record"], anew["memory"]["step"]) == ({"step": 0, "value": 0}, 0)
-    assert "begins anew" in said(troupe, "unprotected")[-1]["why"]
+    assert "begins without them" in said(troupe, "unprotected")[-1]["why"]
     assert troupe.machine.journal("vault.lost")
 
 

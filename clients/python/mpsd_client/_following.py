@@ -123,6 +123,10 @@ class Following:
             self._is_ready = True
         self._say(calls.service_ready(self._id))
 
+    def say_serving(self, generation: int) -> None:
+        """Report this process as the active before its term begins: to fill the arena takes longer than a promotion may."""
+        self._say(calls.service_serving(self._id, generation))
+
     def restore(self, term: Term) -> None:
         """Give mpsd the term's memory and state again after mpsd's keeper has died.
 

@@ -265,3 +265,10 @@ class Replica:
         if arena is not None:
             with suppress(MpsdError, OSError), Client(self._path, program="mpsd_client") as mpsd:
                 mpsd.ask(calls.arena_remove(arena.name))
+
+
+def may_pass(exc: Refused | OSError) -> bool:
+    """Return whether a later attempt may succeed: mpsd is away, its keeper is silent, or others commit all the time."""
+    if isinstance(exc, Refused):
+        return exc.code in PASSING
+    return isinstance(exc, ConnectionRefusedError | TimeoutError | BlockingIOError)

@@ -28,7 +28,7 @@ from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
 from mpsd_client._record import Record, Schema
 from mpsd_client._rehearsal import TIMES, rehearse
-from mpsd_client._replica import PASSING, Replica
+from mpsd_client._replica import Replica, may_pass
 from mpsd_client._schedule import ImageSchedule
 from mpsd_client._service_arena import ServiceArena, insists
 from mpsd_client._state import State
@@ -50,8 +50,9 @@ class Service(Stepping):
     State.create.  rank: mpsd prefers the ready standby with the lowest rank.  heartbeat: seconds after which mpsd treats an
     active that has published nothing as lost; 0: never.  gpu: mpsd's ordinal or a UUID; None: the GPU of the current context.
     window, mode, ttl, path: as for Arena.create.  images: when the active takes images of the arena, at a `publish` of values;
-    `open` restores the newest one if the arena does not exist.  replica_lag: if the arena is on another GPU than this process's
-    context, keep a replica there, which serves when the other GPU is lost; mpsd warns when it is older, in seconds.
+    the newest one is restored if the arena does not exist, by `open`, or was emptied, by `standby`.  replica_lag: if the arena
+    is on another GPU than this process's context, keep a replica there, which serves when the other GPU is lost; mpsd warns
+    when it is older, in seconds.
 
     Any thread may use it; only one thread at a time may call `standby`.  A forked child cannot use it.
 
@@ -299,7 +300,7 @@ class Service(Stepping):
             try:
                 has_changed = arena.refresh()
             except (Refused, OSError) as exc:
-                if not _may_pass(exc):
+                if not may_pass(exc):
                     raise
                 return False
             if has_changed and (arena.layout is not None or arena.used_bytes):
@@ -317,11 +318,15 @@ class Service(Stepping):
 
     def _promote(self, arena: Arena, following: Following, told: Told) -> Term:
         """Begin a term without any request to mpsd: memory is mapped, the record is in shared memory, and the other thread
-        reports to mpsd."""
+        reports to mpsd.  If all of that was lost, and an image exists, begin with that."""
         generation = told.what.generation
         with self._telling_of_failure():
             arena._promoted(generation)
             record = following.last_record()
+            if record is None:
+                is_filled, record = self._place.fill(arena, lambda: following.say_serving(generation))
+                if is_filled:
+                    self._adopt(arena)
             state = State.create(self.schema, generation=generation)
             if record is not None:
                 state.fill(record)
@@ -390,10 +395,3 @@ def _is_emptied(told: Instruction) -> bool:
     """Return whether mpsd's keeper has died and the active is about to give mpsd the same memory again, at the same addresses:
     this process then keeps its mapping."""
     return told.order == STANDBY and told.writer_pid is not None and not told.layout_hash and not told.state_serial
-
-
-def _may_pass(exc: Refused | OSError) -> bool:
-    """Return whether a later attempt may succeed: mpsd is away, its keeper is silent, or others commit all the time."""
-    if isinstance(exc, Refused):
-        return exc.code in PASSING
-    return isinstance(exc, ConnectionRefusedError | TimeoutError | BlockingIOError)

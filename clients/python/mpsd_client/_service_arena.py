@@ -14,6 +14,8 @@ from mpsd_client._arena import Arena
 from mpsd_client._client import Client
 from mpsd_client._early_imager import EarlyImager, early_imager
 from mpsd_client._errors import ErrorCode, Refused
+from mpsd_client._filling import fill_if_empty
+from mpsd_client._record import Record
 from mpsd_client._replica import Replica
 from mpsd_client._restoring import restore_if_missing
 from mpsd_client._schedule import ImageSchedule
@@ -104,6 +106,10 @@ class ServiceArena:
                     self.name, self._gpu(), self.path, self.images.directory, mode=self.mode, ttl=self.ttl,
                     take_imager=early.take if early else lambda: None,
                 )  # fmt: skip
+
+    def fill(self, arena: Arena, begun: Callable[[], object]) -> tuple[bool, Record | None]:
+        """Fill the arena, which this process writes, if it is empty and has an image: see fill_if_empty."""
+        return fill_if_empty(arena, self.path, self.images.directory, self.ttl, begun) if self.images else (False, None)
 
     def open(self) -> Arena:
         """Open the arena for reading; create it if it does not exist."""

@@ -21,6 +21,7 @@ import torch
 from mpsd_client import _cuda
 from mpsd_client._arena import Arena, Path, adopt
 from mpsd_client._errors import ErrorCode, Refused
+from mpsd_client._filling import fill_if_empty
 from mpsd_client._layout import LayoutError
 from mpsd_client._restoring import restore_if_missing
 from mpsd_client._schedule import ImageSchedule
@@ -84,13 +85,15 @@ def keep(
     the first start.  wait: seconds to wait for the end of the previous process.  mode, ttl: as for Arena.create.
 
     images_every: seconds from one image of the arena to the next; Kept.step_done sets their moments.  The newest image is
-    restored if the arena does not exist.  directory: of images, as for Arena.image.
+    restored if the arena does not exist, or was emptied.  directory: of images, as for Arena.image.
 
     An arena without a commit, because its process died before, is built again.
     """
     images = None if images_every is None else ImageSchedule(images_every, directory)
     arena = _open_or_create(name, capacity, wait, mode, ttl, path, images)
     try:
+        if images:
+            fill_if_empty(arena, path, images.directory, ttl)
         if arena.layout is None:
             return replace(_build(arena, build), images=images)
         return replace(_adopt(arena, skeleton or build), images=images)

@@ -1,10 +1,13 @@
 """A member of a service when mpsd's keeper has died: who serves gives everything again, and goes on; standbys wait for that."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
-from mpsd_client import Dismissed, ErrorCode, Refused, Service, State
+from mpsd_client import Arena, Dismissed, ErrorCode, Record, Refused, Service, State, StateReader
 from mpsd_client import _following as following
+from mpsd_client._imager import ImageError
+from mpsd_client._service_arena import ServiceArena
 
 from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401
@@ -147,6 +150,42 @@ def test_who_serves_next_after_all_is_lost_has_none_of_it(mpsd: FakeMpsd, servic
     term = waiting.get()
     assert (arena.done, arena.layout, term.record) == (["refresh", "promoted 6"], None, None)
     assert not called.is_set(), "there is nothing to adopt"
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["image", "damaged image"])
+def test_who_serves_next_after_all_is_lost_begins_with_the_newest_image(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """mpsd learns that it serves before the image has come, which may take long.  Without the image it does not begin."""
+    adopted: list[bytes | None] = []
+    service.on_commit(lambda of: adopted.append(of.layout))
+    mpsd.tell(writer_pid=1)
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+
+    def fill(place: ServiceArena, of: Arena, begun: Callable[[], object]) -> tuple[bool, Record | None]:
+        assert (arena.done, of.layout) == (["refresh", "promoted 6"], None)
+        begun()
+        assert mpsd.count("service.serving") == 1
+        if is_damaged:
+            raise ImageError("damaged")
+        arena.layout = b"of the image"
+        with State.create(FIELDS, generation=6) as state:
+            state.publish(step=5)
+            return True, StateReader.open(state.fd).read()
+
+    monkeypatch.setattr(ServiceArena, "fill", fill)
+    lose(mpsd)
+    arena.next_layout = None
+    mpsd.tell("serve", generation=6)
+    if is_damaged:
+        with pytest.raises(ImageError, match="damaged"):
+            waiting.get()
+        assert "damaged" in mpsd.wait_for("service.failed")["why"]
+        assert adopted == []
+        return
+    term = waiting.get()
+    assert (adopted, term.record["step"], term.state.published) == ([b"of the image"], 5, (6, 1))
 
 
 def test_a_word_that_promotes_is_old_where_the_memory_was_lost_since(

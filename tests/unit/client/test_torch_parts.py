@@ -77,3 +77,19 @@ def test_tensors_of_an_earlier_term_keep_the_arena_open(writer: SimpleNamespace)
     first.held = 0
     writer.close()
     assert not writer.attached.pools
+
+
+def test_an_emptied_arena_is_filled_with_the_newest_image_and_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`restore_if_missing` left it alone, as a killed process had it open."""
+    arena = SimpleNamespace(layout=None)
+
+    def fill(of: Any, path: object, directory: str, ttl: float) -> None:
+        assert (of, path, directory, ttl) == (arena, "/run/mpsd.sock", "/images", 9.0)
+        of.layout = b"of the image"
+
+    monkeypatch.setattr(parts, "_open_or_create", lambda *_: arena)
+    monkeypatch.setattr(parts, "fill_if_empty", fill)
+    monkeypatch.setattr(parts, "_adopt", lambda of, skeleton: parts.Kept(of, {}, True, of.layout))
+    given = {"ttl": 9.0, "path": "/run/mpsd.sock", "images_every": 1.0, "directory": "/images"}
+    kept = parts.keep("kv", lambda: pytest.fail("it is built"), capacity=1 << 21, **given)
+    assert (kept.is_adopted, kept.extra) == (True, b"of the image")

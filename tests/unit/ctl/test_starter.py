@@ -380,7 +380,7 @@ def test_a_lost_state_is_told_once_and_so_is_that_of_before() -> None:
     lost = values.Loss(100.0, 8, 587, "the keeper died")
     after = replace(SERVICE, losses=2, lost=lost)
     (told,) = differences(SERVICE, after)
-    assert told.text == "THE STATE WAS LOST (2 times since mpsd began): pid 587 begins anew, generation 8: the keeper died"
+    assert told.text == "THE STATE WAS LOST (2 times since mpsd began): pid 587 lacks it, generation 8: the keeper died"
     assert told.facts == {"at": 100.0, "generation": 8, "pid": 587, "why": "the keeper died", "losses": 2}
     assert list(differences(after, replace(after, phase="yielding"))) == []
     assert [each.event for each in differences(None, after)] == ["found", "state_lost"]

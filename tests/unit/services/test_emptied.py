@@ -82,7 +82,7 @@ async def test_what_was_lost_with_who_served_is_begun_anew_and_that_is_said(mach
         machine.vault.fenced(first)
         told = machine.told(standby)
         assert (told.order, told.generation, told.layout_hash, told.state_serial) == (Order.SERVE, 3, "", 0)
-        assert machine.topics("unprotected")[-1]["why"].endswith("and pid 101 begins anew")
+        assert machine.topics("unprotected")[-1]["why"].endswith("and pid 101 begins without them")
         [said] = machine.topics("lost")
         assert said["why"] == "the vault's keeper died, and pid 100, which served, stopped before it had given the memory " \
             "and the forward state again"

@@ -76,7 +76,7 @@ def _is_unserved_anew(before: values.Service, after: values.Service) -> bool:
 
 def _lost(of: values.Loss, losses: int) -> Report:
     times = "once" if losses == 1 else f"{losses} times"
-    text = f"THE STATE WAS LOST ({times} since mpsd began): pid {of.pid} begins anew, generation {of.generation}: {of.why}"
+    text = f"THE STATE WAS LOST ({times} since mpsd began): pid {of.pid} lacks it, generation {of.generation}: {of.why}"
     return Report("state_lost", text, {**plain(of), "losses": losses})
 
 
