@@ -58,7 +58,7 @@ class _Argument:
         family = method.partition(".")[0]
         self.wire = of.name
         self.name = _NAMES.get((method, of.name)) or (f"{_owner(family)}_id" if of.name == "id" else of.name)
-        self.is_required, self.since = of.is_required, of.since
+        self.is_required = of.is_required
         is_limit = of.name == "limit"
         kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType] if isinstance(kind, UnionType) else [kind]
         self.default = None if is_limit or self.is_required else of.default
@@ -71,10 +71,7 @@ class _Argument:
 
     def given(self) -> str:
         """Return the argument of the call, as it is sent."""
-        value = self.name
-        if self.since and not self.is_optional:  # an older mpsd refuses it
-            value = f"None if {self.name} == {_source(self.default)} else {self.name}"
-        return f"{self.wire}={value}"
+        return f"{self.wire}={self.name}"
 
 
 def source() -> str:

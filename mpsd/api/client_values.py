@@ -17,47 +17,32 @@ MODULES = (daemon_results, lease_results, fault_results, arena_results, service_
 
 _WIDTH = 128
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_EMPTY = {"int": "0", "float": "0.0", "bool": "False", "str": '""'}
 
 
 def source_of(module: ModuleType) -> str:
     """Return the source of the client's module with the values of these results."""
     made = [each for each in vars(module).values() if isinstance(each, Result) and each.name]
-    bases = {id(each.extends) for each in made}
-    body = "".join(_class(each, is_base=id(each) in bases) for each in made)
-    names = [name for name in ("dataclass", "field") if re.search(rf"\b{name}\(", body)]
+    body = "".join(map(_class, made))
     about = (module.__doc__ or "").partition(";")[0].rstrip(".\n")
     head = [f'"""{about}.  `make docs` makes this module."""', ""]
     head += ["from collections.abc import Mapping"] if "Mapping[" in body else []
-    head += [f"from dataclasses import {', '.join(names)}"]
+    head += ["from dataclasses import dataclass"]
     head += ["from typing import Any"] if "Any]" in body else []
     head += ["", "from mpsd_client._selector import Selector"] if "Selector" in body else []
     return "\n".join(head) + "\n" + body
 
 
-def _class(of: Result, *, is_base: bool) -> str:
+def _class(of: Result) -> str:
     base = f"({of.extends.name})" if of.extends else ""
-    needed = [each for each in of.own if not _default(each)]
-    later = [each for each in of.own if _default(each)]
     lines = [f"class {of.name}{base}:", f'    """{of.what}"""', ""]
-    for each in (*needed, *later):
-        lines += _lines(each, is_base=is_base)
+    for each in of.own:
+        lines += _lines(each)
     lines += [f"    {of.descriptors}"] if of.descriptors else []
     return "\n\n@dataclass(frozen=True, slots=True)\n" + "\n".join(lines) + "\n"
 
 
-def _default(of: Field) -> str:
-    """Return the value for an mpsd that does not send the field; empty if every mpsd sends it."""
-    if of.absent or not of.since:
-        return of.absent
-    return "None" if of.kind.hint.endswith("| None") else _EMPTY[of.kind.hint]
-
-
-def _lines(of: Field, *, is_base: bool) -> Iterator[str]:
-    default = _default(of)
-    hint = f"{of.kind.hint} | None" if default == "None" and "None" not in of.kind.hint else of.kind.hint
-    value = f"field(default={default}, kw_only=True)" if is_base and default else default
-    line = f"    {of.name}: {hint}" + (f" = {value}" if value else "")
+def _lines(of: Field) -> Iterator[str]:
+    line = f"    {of.name}: {of.kind.hint}"
     meaning = re.sub(r"\bnil\b", "None", _LINK.sub(r"\1", of.meaning))
     if len(line) + len(meaning) + 4 <= _WIDTH:
         yield f"{line}  # {meaning}" if meaning else line

@@ -1,6 +1,6 @@
 """The protocol of mpsd.sock as a JSON Schema (2020-12): `python -m mpsd.api.json_schema` prints it.
 
-It has every method with its parameters and its result, the topics and the errors, each with the minor version that added it.
+It has every method with its parameters and its result, the topics and the errors.
 """
 
 import json
@@ -11,7 +11,7 @@ from mpsd.api.method_table import METHODS
 from mpsd.api.protocol_page import ASKS, RESULTS, meaning_of
 from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ErrorCode
-from mpsd.wire import minors, rpc
+from mpsd.wire import rpc
 from mpsd.wire.fields import Field
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import schema_of
@@ -35,15 +35,14 @@ def schema() -> Mapping[str, Any]:
         },
         "methods": {name: _method(name) for name in ASKS},
         "notifications": ["event", "events.lost", "goodbye"],
-        "topics": {name: {"since": topic.since, "description": topic.what} for name, topic in TOPICS.items()},
-        "errors": {code.name: {"code": code.value, "since": minors.CODES.get(code.name, 0)} for code in ErrorCode},
+        "topics": {name: {"description": topic.what} for name, topic in TOPICS.items()},
+        "errors": {code.name: {"code": code.value} for code in ErrorCode},
     }
 
 
 def _method(name: str) -> Mapping[str, Any]:
     method = METHODS.get(name)
     return {
-        "since": minors.METHODS.get(name, 0),
         "description": method.help if method else "Agree on the version",
         "who_may": method.privilege.value if method else "anyone",
         "is_audited": method is not None and method.changes,
@@ -65,7 +64,7 @@ def _result(name: str) -> Mapping[str, Any]:
 
 
 def _property(of: Field) -> Mapping[str, Any]:
-    return {**of.kind.schema, "description": meaning_of(of), **({"since": of.since} if of.since else {})}
+    return {**of.kind.schema, "description": meaning_of(of)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Generate the tables of docs/protocol.md from the code: `python -m mpsd.api.protocol_page docs/protocol.md` (make docs).
 
-Parameters, results and topics are declared in the code, each with its meaning and its minor version.
+Parameters, results and topics are declared in the code, each with its meaning.
 """
 
 import json
@@ -11,30 +11,18 @@ from pathlib import Path
 
 from mpsd.api.method_table import HELLO, METHODS
 from mpsd.api.topic_table import TOPICS
-from mpsd.wire import daemon_results, minors
+from mpsd.wire import daemon_results
 from mpsd.wire.fields import Field, Result
-from mpsd.wire.messages import MINOR, Hello
+from mpsd.wire.messages import Hello
 from mpsd.wire.params import Param, walk
 from mpsd.wire.plain import plain
 
 ASKS: Mapping[str, type] = {HELLO: Hello, **{name: method.ask for name, method in METHODS.items()}}
 RESULTS: Mapping[str, Result] = {HELLO: daemon_results.HELLO, **{name: method.result for name, method in METHODS.items()}}
 
-
-def _later_fields() -> Mapping[str, Mapping[str, int]]:
-    """Return the fields that came after their result, by the first method that has it."""
-    first = {id(result): name for name, result in reversed(list(RESULTS.items()))}
-    later = {name: {each.name: each.since for each in RESULTS[name].fields if each.since} for name in first.values()}
-    return {name: later[name] for name in RESULTS if later.get(name)}
-
-
-FIELDS = _later_fields()
-PARAMETERS = {name: later for name in ASKS if (later := {each.name: each.since for each in walk(ASKS[name]) if each.since})}
-
 _PARAMETERS = "| parameter | type | default | meaning |\n|---|---|---|---|\n"
 _FIELDS = tuple(f"| {word} | type | meaning |\n|---|---|---|\n" for word in ("result", "entry"))
 _TOPICS = "| topic | event | facts |\n|---|---|---|\n"
-_MINORS = "| minor | methods | parameters and fields of earlier methods | topics | codes |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \| (.*?) ?\|(?: (.*?) ?\|)?$", re.MULTILINE)
 
 
@@ -47,8 +35,7 @@ def render(page: str) -> str:
         for head in _FIELDS:
             if head in (old := section(page, name)):
                 page = page.replace(old, _table_in(old, head, _field_rows(name)))
-    page = _table_in(page, _TOPICS, (f"| `{name}` | {each.what} | {each.facts} |" for name, each in TOPICS.items()))
-    return _table_in(page, _MINORS, _minor_rows())
+    return _table_in(page, _TOPICS, (f"| `{name}` | {each.what} | {each.facts} |" for name, each in TOPICS.items()))
 
 
 def section(page: str, name: str) -> str:
@@ -87,27 +74,6 @@ def _part(of: Field) -> str:
     or_nil = "or nil" if of.kind.words.endswith("or nil") and "nil" not in of.meaning else ""
     notes = "; ".join(filter(None, (words, of.meaning, or_nil)))
     return f"`{of.name}`" + (f" ({notes})" if notes else "")
-
-
-def _minor_rows() -> Iterator[str]:
-    for minor in range(1, MINOR + 1):
-        added = [
-            f"`{method}`: {', '.join(f'`{name}`' for name, since in found.items() if since == minor)}"
-            for table in (PARAMETERS, FIELDS)
-            for method, found in table.items()
-            if minor in found.values()
-        ]
-        columns = (
-            _named(name for name, since in minors.METHODS.items() if since == minor),
-            "; ".join(added),
-            _named(name for name, topic in TOPICS.items() if topic.since == minor),
-            _named(name for name, since in minors.CODES.items() if since == minor),
-        )
-        yield f"| {minor} | {' | '.join(columns)} |"
-
-
-def _named(names: Iterator[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _table_in(text: str, head: str, made: Iterator[str]) -> str:

@@ -1,4 +1,4 @@
-"""Every topic of events: its meaning, its facts, and the minor version that introduced it.
+"""Every topic of events: its meaning and its facts.
 
 protocol_page.py generates the table of topics in docs/protocol.md from this one.  No client can subscribe to a topic that is
 not here.
@@ -13,7 +13,6 @@ class Topic(NamedTuple):
 
     what: str
     facts: str
-    since: int = 0
 
 
 TOPICS: Mapping[str, Topic] = {
@@ -30,8 +29,8 @@ TOPICS: Mapping[str, Topic] = {
         "`pid`, `start_time`, `uid`, `lease_id`, `sm_percent`, `memory_bytes`, `rule`",
     ),
     "client.refused": Topic("a client may not run", "`pid`, `start_time`, `uid`, `way` (wait, error or end), `why`"),
-    "client.stranger": Topic("a vendor server lists a client that mpsd did not let in", "`pid`, `uid`, `domain`", 4),
-    "client.stopped": Topic("a client is stopped, and its server waits for it: its domain stands still", "the same", 4),
+    "client.stranger": Topic("a vendor server lists a client that mpsd did not let in", "`pid`, `uid`, `domain`"),
+    "client.stopped": Topic("a client is stopped, and its server waits for it: its domain stands still", "the same"),
     "client.left": Topic("a client has ended", "`pid`, `start_time`, `uid`, `lease_id`"),
     "domain.starting": Topic(
         "the domain begins in this state, or enters it",
@@ -52,112 +51,95 @@ TOPICS: Mapping[str, Topic] = {
         "`xid` (NVIDIA's number), `device`, `gpu` (its UUID, or empty), `domain` or nil; for operators `pid`, which "
         "may be an innocent client's",
     ),
-    "fault.opened": Topic("the first sign of a fault", "as of an entry of `fault.list`", 2),
-    "fault.culprit": Topic("the culprit is known: the earliest moment to act", "the same", 2),
-    "fault.settled": Topic("nothing more is expected", "the same", 2),
+    "fault.opened": Topic("the first sign of a fault", "as of an entry of `fault.list`"),
+    "fault.culprit": Topic("the culprit is known: the earliest moment to act", "the same"),
+    "fault.settled": Topic("nothing more is expected", "the same"),
     "gpu.drained": Topic(
         "a GPU takes no new clients, because it failed",
         "`gpu`, `number` (of the fault), `xids` (numbers)",
-        2,
     ),
-    "gpu.restored": Topic("a GPU that was drained takes clients again: it was pardoned", "`gpu`", 2),
+    "gpu.restored": Topic("a GPU that was drained takes clients again: it was pardoned", "`gpu`"),
     "blame.suspected": Topic(
         "suspects of a fault are placed apart",
         "`case` (the number of the fault), `groups` (arrays of keys)",
-        2,
     ),
     "blame.convicted": Topic(
         "a key is convicted, and in quarantine",
         "`key`, `number` (of the fault), `times`, `until`",
-        2,
     ),
-    "blame.cleared": Topic("suspects are innocent of a fault", "`case`, `keys`, `why`", 2),
-    "blame.released": Topic("a key's quarantine or suspicion has ended", "`key`, `why`", 2),
-    "arena.created": Topic("an arena was made", "`id`, `name`, `owner_uid`, `owner_gid`, `mode`, `gpu`, `capacity_bytes`", 3),
+    "blame.cleared": Topic("suspects are innocent of a fault", "`case`, `keys`, `why`"),
+    "blame.released": Topic("a key's quarantine or suspicion has ended", "`key`, `why`"),
+    "arena.created": Topic("an arena was made", "`id`, `name`, `owner_uid`, `owner_gid`, `mode`, `gpu`, `capacity_bytes`"),
     "arena.opened": Topic(
         "a process has opened it; or its service has made a holder its writer, or no longer its writer",
         "the first six, and `access`, `generation`, `pid`",
-        3,
     ),
-    "arena.committed": Topic("pending puts and drops were committed", "the first six, and `generation`, `allocations`", 3),
+    "arena.committed": Topic("pending puts and drops were committed", "the first six, and `generation`, `allocations`"),
     "arena.fenced": Topic(
         "a process that had it open has ended, and so has all its work on the GPU",
         "the first six, and `pid`, `was_writer`, `seconds` (how long that took)",
-        3,
     ),
-    "arena.sealed": Topic("it cannot be changed any more", "the first six, and `generation`", 3),
-    "arena.closed": Topic("a process has closed it", "the first six, and `pid`", 3),
+    "arena.sealed": Topic("it cannot be changed any more", "the first six, and `generation`"),
+    "arena.closed": Topic("a process has closed it", "the first six, and `pid`"),
     "arena.expired": Topic(
         "it was without a holder for its `ttl_seconds`, and is removed",
         "the first six, and `freed_bytes`",
-        3,
     ),
-    "arena.evicted": Topic("mpsd has removed it to make room for others", "the same", 3),
-    "arena.removed": Topic("it was removed", "the same", 3),
+    "arena.evicted": Topic("mpsd has removed it to make room for others", "the same"),
+    "arena.removed": Topic("it was removed", "the same"),
     "arena.lost": Topic(
         "a keeper has ended, and its descriptors of this memory with it; a writer that lives may give it again",
         "the first six, and `lost_bytes`",
-        3,
     ),
-    "service.joined": Topic("a process has become a member", "`id`, `name`, `owner_uid`, `pid`, `domain`, `rank`", 3),
-    "service.ready": Topic("a member is ready to take over", "the first three, and `pid`", 3),
-    "service.left": Topic("a member has left, or its process has ended", "the same", 3),
+    "service.joined": Topic("a process has become a member", "`id`, `name`, `owner_uid`, `pid`, `domain`, `rank`"),
+    "service.ready": Topic("a member is ready to take over", "the first three, and `pid`"),
+    "service.left": Topic("a member has left, or its process has ended", "the same"),
     "service.silent": Topic(
         "a member asks mpsd no more; or it serves, and its forward state stands still",
         "the same",
-        3,
     ),
-    "service.failed": Topic("a member reports that it cannot take over, or continue", "the same, and `why`", 3),
-    "service.yielding": Topic("mpsd has asked the active to yield", "the first three, and `pid`", 3),
-    "service.kept": Topic("the active continues, since no other member is ready", "the same", 3),
-    "service.fencing": Topic("mpsd is ending the active", "the same", 3),
-    "service.fenced": Topic("the last active can no longer write", "the same, and `why`: by a fault, or by its own end", 3),
-    "service.promoting": Topic("a member was promoted", "the first three, and `from_pid` (or nil), `to_pid`, `cause`", 3),
+    "service.failed": Topic("a member reports that it cannot take over, or continue", "the same, and `why`"),
+    "service.yielding": Topic("mpsd has asked the active to yield", "the first three, and `pid`"),
+    "service.kept": Topic("the active continues, since no other member is ready", "the same"),
+    "service.fencing": Topic("mpsd is ending the active", "the same"),
+    "service.fenced": Topic("the last active can no longer write", "the same, and `why`: by a fault, or by its own end"),
+    "service.promoting": Topic("a member was promoted", "the first three, and `from_pid` (or nil), `to_pid`, `cause`"),
     "service.promoted": Topic(
         "the promoted member serves",
         "the same, and `generation`, `detect_ms`, `fence_ms`, `promote_ms`: as of `last` in `service.get`",
-        3,
     ),
     "service.unserved": Topic(
-        "no member serves, and mpsd promotes none now; published again when the reason changes", "the first three, and `why`", 3
-    ),
+        "no member serves, and mpsd promotes none now; published again when the reason changes", "the first three, and `why`"),
     "service.unprotected": Topic(
         "the active and its standbys are in one fault domain; or the vault has lost the memory, and the active "
         "has not given it again",
         "the same",
-        3,
     ),
     "service.share": Topic(
         "an elastic service was dealt another share; its starter will move it",
         "the first three, and `from_percent`, `to_percent`, `busy`, `level`, `why`: as of `share` in `service.get`",
-        4,
     ),
     "service.behind": Topic(
         "the replica on another GPU is older than its bound, and lacks publishes of the active",
         "the first three, and `pid` of its process, `seconds` (nil: it has no image yet), `steps` (nil: not known), `bytes`, "
         "`bound`",
-        4,
     ),
-    "service.unreplicated": Topic("the process that keeps the replica has ended", "the first three, and `pid`", 4),
+    "service.unreplicated": Topic("the process that keeps the replica has ended", "the first three, and `pid`"),
     "service.moving": Topic(
-        "a move to another GPU has begun", "the first three, and `from_gpu`, `to_gpu`, `from_pid`, `to_pid`", 4
-    ),
+        "a move to another GPU has begun", "the first three, and `from_gpu`, `to_gpu`, `from_pid`, `to_pid`"),
     "service.unmoved": Topic(
         "the move is cancelled, and a member on the first GPU serves on; if the replica had the service's name already, the "
         "next member makes the arena of the newest image",
         "the first three, and `from_gpu`, `to_gpu`, `why`",
-        4,
     ),
     "service.moved": Topic(
         "the replica serves in place of the arena on another GPU: that one failed, or a move was asked for",
         "the first three, and `from_gpu`, `to_gpu`, `pid`, `at`: the moment of the image, `steps`: publishes that are lost at "
         "most (nil: not known), `bound`: of the replica's age, in seconds, `why`",
-        4,
     ),
     "service.lost": Topic(
         "a member was promoted, and begins anew or with its newest image: the vault and the process that served have both "
         "ended, and with them the memory and the forward state of the arena",
         "the first three, and `pid`, `generation`, `why`, `losses`: as of `lost` and `losses` in `service.get`",
-        4,
     ),
 }

@@ -20,13 +20,12 @@ ARENA = Result(
     Field("allocations", WHOLE, "committed ones"),
     Field("layout_hash", TEXT, "SHA-256 in hexadecimal of the committed layout; empty before the first"),
     Field("layout_bytes", WHOLE),
-    Field("commit", WHOLE, "of the last commit: it only grows; 0: no commit yet", absent="0"),
-    Field("state_serial", WHOLE, "of the forward state that is kept with it; 0: none", absent="0"),
+    Field("commit", WHOLE, "of the last commit: it only grows; 0: no commit yet"),
+    Field("state_serial", WHOLE, "of the forward state that is kept with it; 0: none"),
     Field("generation", WHOLE, "counts writers"),
     Field("is_sealed", BOOLEAN, "it cannot be changed any more"),
     Field("writer_pid", maybe(WHOLE), "also while it has ended and is not fenced yet"),
-    Field("writer_start_time", maybe(WHOLE), "of that process, field 22 of /proc/PID/stat: a later one with its pid differs",
-          since=4, absent="None"),
+    Field("writer_start_time", maybe(WHOLE), "of that process, field 22 of /proc/PID/stat: a later one with its pid differs"),
     Field("reader_pids", WHOLES, "the first 1,024"),
     Field("lease_id", maybe(WHOLE), "that its memory counts against"),
     Field("ttl_seconds", maybe(NUMBER)),
@@ -51,22 +50,22 @@ COMMITTED = Result(
     Field("layout_hash", TEXT, "of the layout that holds now"),
     Field("allocations", WHOLE, "committed ones"),
     Field("used_bytes", WHOLE, "held by the arena now"),
-    Field("commit", WHOLE, "of this one", absent="0"),
-    Field("state_serial", WHOLE, "of the forward state that is kept now; 0: none is", absent="0"),
+    Field("commit", WHOLE, "of this one"),
+    Field("state_serial", WHOLE, "of the forward state that is kept now; 0: none is"),
 )  # fmt: skip
 
 TAKEN = Result(
     "Taken", "A page of allocations.",
-    Field("commit", WHOLE, "that this is of", absent="0"),
+    Field("commit", WHOLE, "that this is of"),
     Field("items", ALLOCATIONS, "the third is the commit that each came with"),
     Field("next", maybe(WHOLE), "the last offset; nil: this was the last"),
-    descriptors="fds: tuple[int, ...] = ()  # of the allocations that came with one; the caller closes them",
+    descriptors="fds: tuple[int, ...]  # of the allocations that came with one; the caller closes them",
 )  # fmt: skip
 LAYOUT = Result(
     "ArenaLayout", "The layout of an arena.",
     Field("layout_hash", TEXT, "SHA-256 in hexadecimal"),
     Field("layout_bytes", WHOLE),
-    descriptors="fd: int | None = None  # read it from offset 0, and close it; None: the arena has no layout",
+    descriptors="fd: int | None  # read it from offset 0, and close it; None: the arena has no layout",
 )  # fmt: skip
 STATE_KEPT = Result("StateKept", "A forward state that mpsd keeps now.",
                     Field("state_serial", WHOLE, "larger than that of any state before"))  # fmt: skip
@@ -74,14 +73,14 @@ KEPT_STATE = Result(
     "KeptState", "The forward state that mpsd keeps.",
     Field("state_serial", WHOLE, "0: none is kept"),
     Field("generation", WHOLE, "of the writer that made it, which may be one before; 0: none is kept"),
-    descriptors="fd: int | None = None  # a memory file, which the caller closes; None: mpsd keeps no state",
+    descriptors="fd: int | None  # a memory file, which the caller closes; None: mpsd keeps no state",
 )  # fmt: skip
 
 ROOM_MADE = Result(
     "RoomMade", "The result of an eviction.",
     Field("freed_bytes", WHOLE),
     Field("names", TEXTS, "of the arenas that went, as far as you could see them"),
-    Field("why", TEXT, "why less was freed than asked; empty if enough was", since=4, absent='""'),
+    Field("why", TEXT, "why less was freed than asked; empty if enough was"),
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from mpsd.wire.fields import (
 HELLO = Result(
     "Hello", "mpsd's greeting: its view of this process, and its protocol version, limits and methods.",
     Field("version", WHOLE, "1"),
-    Field("minor", WHOLE, "4; counts what was added since"),
+    Field("minor", WHOLE, "0; counts the releases that have added to it"),
     Field("program", TEXT, "mpsd and its version"),
     Field("uid", WHOLE, "your uid as mpsd sees it"),
     Field("pid", WHOLE, "your pid as mpsd sees it; 0: mpsd's pid namespace does not have you"),
@@ -45,7 +45,7 @@ KEEPER = Result(
     "Keeper", "The processes that hold the arenas' memory.",
     Field("state", TEXT, '"works", or why not all do'),
     Field("pid", maybe(WHOLE), "of the first one"),
-    Field("pids", WHOLES, absent="()"),
+    Field("pids", WHOLES),
     Field("descriptors", WHOLE, "how many they hold"),
 )  # fmt: skip
 STATUS = Result(
@@ -57,17 +57,17 @@ STATUS = Result(
     Field("started_at", TIME),
     Field("uptime_seconds", NUMBER),
     Field("ends_at", maybe(TIME), "mpsd is stopping, and ends the work of clients that are still there then; nil: it waits for "
-          "them, or is not stopping", 3),
+          "them, or is not stopping"),
     Field("devices", WHOLE),
     Field("domains", _NUMBER_BY_STATE, "how many domains are in each state"),
     Field("clients", WHOLE, "places taken in all domains"),
     Field("leases_active", WHOLE),
     Field("leases_queued", WHOLE),
     Field("queue", WHOLE, "leases and clients that wait"),
-    Field("arenas", WHOLE, since=3),
-    Field("keeper", maybe(record(KEEPER)), "of the processes that hold the arenas' memory", 3),
-    Field("services", WHOLE, since=3),
-    Field("services_unserved", WHOLE, "those with members and without an active one", 3),
+    Field("arenas", WHOLE),
+    Field("keeper", maybe(record(KEEPER)), "of the processes that hold the arenas' memory"),
+    Field("services", WHOLE),
+    Field("services_unserved", WHOLE, "those with members and without an active one"),
     Field("connections", WHOLE, "to this socket"),
     Field("subscribers", WHOLE, "connections that wait for events"),
     Field("events_lost", WHOLE, "events that slow subscribers did not get, since the start"),
@@ -93,8 +93,8 @@ DEVICE = Result(
     Field("pci_bus_id", TEXT),
     Field("compute_mode", choice(ComputeMode)),
     Field("sm_count", maybe(WHOLE), "nil: not known"),
-    Field("sm_least", WHOLE, 'no client has fewer SMs than these ([leases.md](leases.md), "SMs come in steps")', 4, "None"),
-    Field("sm_step", WHOLE, "of more, it has whole multiples of this", 4, "None"),
+    Field("sm_least", WHOLE, 'no client has fewer SMs than these ([leases.md](leases.md), "SMs come in steps")'),
+    Field("sm_step", WHOLE, "of more, it has whole multiples of this"),
 )  # fmt: skip
 
 SERVER = Result(
@@ -116,8 +116,8 @@ DOMAIN = Result(
     Field("capacity", WHOLE, "places"),
     Field("is_spare", BOOLEAN, "it has not served a client yet"),
     Field("servers", array(SERVER), "the vendor's servers in it"),
-    Field("ends_at", maybe(TIME), "when mpsd ends the clients that are left in a contained domain; nil: never", 4, "None"),
-    Field("trouble", TEXT, "why it takes no client, as far as that is known; may be empty", 4, '""'),
+    Field("ends_at", maybe(TIME), "when mpsd ends the clients that are left in a contained domain; nil: never"),
+    Field("trouble", TEXT, "why it takes no client, as far as that is known; may be empty"),
 )  # fmt: skip
 DRAINED = Result("Drained", "A domain that is being emptied.",
                  Field("name", TEXT), Field("clients", WHOLE, "places still taken"))  # fmt: skip

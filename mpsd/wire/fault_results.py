@@ -44,7 +44,7 @@ INCIDENT = Result(
     Field("culprit", _CULPRIT, "nil: no single process is found guilty"),
     Field("culprit_key", maybe(TEXT), "the key that the fault is held against, as in `blame.list`: that of the culprit, or the "
           "one key that all suspects have, though it is not known which of them did it; nil: none, not yet, or not yours to "
-          "know", 4),
+          "know"),
     Field("suspected", WHOLE, "how many could have done it"),
     Field("hurt", WHOLE, "how many others lost their work by it: those who are known not to have done it, and all suspects but "
           "one"),

@@ -26,16 +26,11 @@ class Kind(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field.  since: the minor version that added it to an existing result.
-
-    absent: its value, as Python source, for the client of an older mpsd, which does not send it; empty: every mpsd sends it.
-    """
+    """A field of a result."""
 
     name: str
     kind: Kind
     meaning: str = ""
-    since: int = 0
-    absent: str = ""
 
 
 class Result:

@@ -12,10 +12,10 @@ from msgspec import Struct
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass
 from mpsd.model.lease import LEAST_PERCENT, DomainPolicy, LeaseState, SelectorKind
 from mpsd.model.stop import Way
-from mpsd.wire.params import Since, array, boolean, choice, label, maybe, number, record, table, text, whole, word
+from mpsd.wire.params import array, boolean, choice, label, maybe, number, record, table, text, whole, word
 
 VERSION = 1  # of the protocol; another number is another protocol
-MINOR = 4  # additions to it since
+MINOR = 0  # counts the releases that have added to it
 
 MOST_SECONDS = 1e9  # some thirty years
 MOST_MOMENT = 9e9  # since the epoch: some time after 2250
@@ -111,7 +111,6 @@ class CreateLease(Struct, frozen=True):
         "your word for this request: asked again with the same one, the lease that it made is answered, as long as that "
         "is there; BAD_REQUEST where something else is asked. Other users' keys are others. Empty: each request makes a "
         "lease",
-        Since(4),
     ] = ""
 
 

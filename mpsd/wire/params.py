@@ -1,8 +1,8 @@
 """Declare parameters, and convert another user's map to a frozen, checked value.
 
-A message is a frozen Struct.  The annotation of a field has its type, its kind and its meaning, and, if the field came after
-its method, the minor version that added it: ``pid: Annotated[int, whole(1, 99), "of the client", Since(4)] = 7``.  A field
-without a default is required.  The tables of docs/protocol.md and the JSON schema are made of these; messages.py has them.
+A message is a frozen Struct.  The annotation of a field has its type, its kind and its meaning:
+``pid: Annotated[int, whole(1, 99), "of the client"] = 7``.  A field without a default is required.  The tables of
+docs/protocol.md and the JSON schema are made of these; messages.py has them.
 """
 
 import math
@@ -36,18 +36,13 @@ class ParamKind(Struct, frozen=True):
     schema: Mapping[str, Any]
 
 
-class Since(int):
-    """The minor version of the protocol that added a parameter to a method."""
-
-
 class Param(Struct, frozen=True):
-    """The declaration of one parameter.  since: 0: it came with its method."""
+    """The declaration of one parameter."""
 
     name: str
-    kind: ParamKind
     default: Any
+    kind: ParamKind
     meaning: str
-    since: int = 0
 
     @property
     def is_required(self) -> bool:
@@ -57,11 +52,7 @@ class Param(Struct, frozen=True):
 @cache
 def walk(message: type[Struct]) -> tuple[Param, ...]:
     """Return the parameters of a message, in the order of declaration."""
-    return tuple(_param(each.name, each.default, *each.type.__metadata__) for each in fields(message))
-
-
-def _param(name: str, default: Any, kind: ParamKind, meaning: str, since: int = 0) -> Param:
-    return Param(name, kind, default, meaning, int(since))
+    return tuple(Param(each.name, each.default, *each.type.__metadata__) for each in fields(message))
 
 
 def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
@@ -93,7 +84,7 @@ def schema_of(message: type[Struct]) -> Mapping[str, Any]:
 
 def _property(of: Param) -> Mapping[str, Any]:
     default = {} if of.is_required else {"default": plain(of.default)}
-    return {**of.kind.schema, **default, "description": of.meaning, **({"since": of.since} if of.since else {})}
+    return {**of.kind.schema, **default, "description": of.meaning}
 
 
 def _parse_one(name: str, kind: ParamKind, value: Any) -> Any:

@@ -49,11 +49,11 @@ class YieldedTerm(Struct, frozen=True):
     id: Annotated[int, ID, "of the arena"]
     generation: Annotated[int, _GENERATION, "of the term that the call is about"]
     state_generation: Annotated[
-        int | None, maybe(_GENERATION), "of the record at your last barrier, if `is_moving` was told; nil: no move", 4
+        int | None, maybe(_GENERATION), "of the record at your last barrier, if `is_moving` was told; nil: no move"
     ] = None
-    sequence: Annotated[int, _SERIAL, "likewise", 4] = 0
+    sequence: Annotated[int, _SERIAL, "likewise"] = 0
     why_no_image: Annotated[
-        str, text(0, 400), "of that barrier, which cancels the move; empty: there is one, or will be", 4
+        str, text(0, 400), "of that barrier, which cancels the move; empty: there is one, or will be"
     ] = ""
 
 
@@ -96,11 +96,9 @@ class ChangeService(Struct, frozen=True):
         "one that serves and stops unasked (`service.yielded`, `service.leave`) has done the work: mpsd promotes no "
         "member then, until one joins, or this is changed. It ends with this mpsd",
     ] = None
-
-
     elastic: Annotated[
         Elasticity | None, maybe(choice(Elasticity)),
-        "the share moves by need, among the owner's elastic services on the GPU; `sm_percent` is what it may claim then", 4,
+        "the share moves by need, among the owner's elastic services on the GPU; `sm_percent` is what it may claim then",
     ] = None
 
 

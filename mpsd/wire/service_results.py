@@ -28,12 +28,12 @@ INSTRUCTION = Result(
     Field("generation", WHOLE, "of the member's term with serve and yield, else the arena's"),
     Field("layout_hash", TEXT, "the arena's"),
     Field("commit", WHOLE, "the number of the arena's last commit: take what is new (`arena.open` with `takes` and `known`) "
-          "before you serve", absent="0"),
+          "before you serve"),
     Field("state_serial", WHOLE, "of the forward state that is kept with the arena; 0: none is"),
     Field("writer_pid", maybe(WHOLE), "the writer of the arena"),
-    Field("why", TEXT, "of the order, for people", absent='""'),
+    Field("why", TEXT, "of the order, for people"),
     Field("is_moving", BOOLEAN, "the service moves to another GPU: take images without a pause; with yield take a last one, "
-          "and report its record", 4, absent="False"),
+          "and report its record"),
 )  # fmt: skip
 
 SETTINGS = Result(
@@ -42,9 +42,8 @@ SETTINGS = Result(
     Field("sm_percent", maybe(NUMBER), "the starter's reservation for each member; nil: none"),
     Field("memory_bytes", maybe(WHOLE), "likewise"),
     Field("heartbeat_seconds", NUMBER, "mpsd treats an active as silent after this time without a publish; 0: never"),
-    Field("until_done", BOOLEAN, "mpsd promotes no standby after an active that stops unasked: it has done the work",
-          absent="False"),
-    Field("elastic", choice(Elasticity), "whether its share moves by need, and its level at first", 4, absent='"off"'),
+    Field("until_done", BOOLEAN, "mpsd promotes no standby after an active that stops unasked: it has done the work"),
+    Field("elastic", choice(Elasticity), "whether its share moves by need, and its level at first"),
 )  # fmt: skip
 
 MEMBER = Result(
@@ -66,9 +65,9 @@ PROMOTION = Result(
     Field("from_pid", maybe(WHOLE)),
     Field("to_pid", WHOLE),
     Field("generation", WHOLE),
-    Field("detect_ms", maybe(NUMBER), "from the cause to mpsd's decision; nil: not known", absent="None"),
-    Field("fence_ms", maybe(NUMBER), "until the previous active was fenced; nil: not known, or not needed", absent="None"),
-    Field("promote_ms", maybe(NUMBER), "until the new active reported that it serves; nil: likewise", absent="None"),
+    Field("detect_ms", maybe(NUMBER), "from the cause to mpsd's decision; nil: not known"),
+    Field("fence_ms", maybe(NUMBER), "until the previous active was fenced; nil: not known, or not needed"),
+    Field("promote_ms", maybe(NUMBER), "until the new active reported that it serves; nil: likewise"),
 )  # fmt: skip
 
 LOSS = Result(
@@ -108,8 +107,7 @@ REPLICA_ORDER = Result(
     Field("why", TEXT, "for people"),
     Field("steps", maybe(WHOLE), "how often the active has published after the record of the replica; nil: not known"),
     Field("has_gpu_failed", BOOLEAN, "the GPU of the service has: say so in your next call, as a later mpsd does not know"),
-    Field("is_moving", BOOLEAN, "the service moves to you: look for images often; with `serve`: you have its last barrier",
-          absent="False"),
+    Field("is_moving", BOOLEAN, "the service moves to you: look for images often; with `serve`: you have its last barrier"),
 )  # fmt: skip
 
 MOVE = Result(
@@ -145,14 +143,14 @@ SERVICE = Result(
     Field("promotions", WHOLE, "since mpsd was started"),
     Field("last", maybe(record(PROMOTION)), "the last of them"),
     Field("protection", TEXT, 'empty, or why a fault would interrupt the service for longer; "no member serves: " and why, if '
-          "no member serves", absent='""'),
+          "no member serves"),
     Field("losses", WHOLE, "how often a member had to begin anew since mpsd was started, with neither memory nor a forward "
-          "state", 4),
-    Field("lost", maybe(record(LOSS)), "the last of them", 4),
-    Field("share", maybe(record(SHARE)), "nil: it is not elastic", 4),
-    Field("replica", maybe(record(REPLICA)), "the one that is behind least; its changes change no `revision`", 4),
+          "state"),
+    Field("lost", maybe(record(LOSS)), "the last of them"),
+    Field("share", maybe(record(SHARE)), "nil: it is not elastic"),
+    Field("replica", maybe(record(REPLICA)), "the one that is behind least; its changes change no `revision`"),
     Field("move", maybe(record(MOVE)), "the last one since mpsd was started; `steps`, `behind_bytes` and `seconds` change no "
-          "`revision`", 4),
+          "`revision`"),
 )  # fmt: skip
 
 HANDED_OVER = Result(

@@ -25,8 +25,8 @@ class CannotStop(Exception):
 class Standstill:
     """Guards that the process goes on: at the end of the `with`, after `most_seconds`, and if this process is killed."""
 
-    def __init__(self, pid: int, start_time: int | None, most_seconds: float) -> None:
-        """start_time: of the process, field 22 of /proc/PID/stat; None: an older mpsd does not tell.  Raises CannotStop."""
+    def __init__(self, pid: int, start_time: int, most_seconds: float) -> None:
+        """start_time: of the process, field 22 of /proc/PID/stat.  Raises CannotStop."""
         self._pid, self.seconds = pid, 0.0
         try:
             self._pidfd = os.pidfd_open(pid)

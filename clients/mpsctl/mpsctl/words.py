@@ -78,7 +78,7 @@ def reserved_sms(lease: Lease) -> str:
     if not lease.sm_percent:
         return "no SMs"
     asked = show_percent(lease.sm_percent)
-    if lease.sm_count is None or lease.sm_reserved_percent is None:
+    if lease.sm_count is None:
         return f"{asked} of the SMs"
     reserved = show_percent(lease.sm_reserved_percent)
     return f"{lease.sm_count} SMs ({asked})" if asked == reserved else f"{lease.sm_count} SMs ({reserved}; {asked} was asked)"

@@ -62,8 +62,7 @@ def lease_create(
     return _call(
         "lease.create", values.Lease, name=name, selector=selector, gpus=gpus, sm_percent=sm_percent, sm_count=sm_count,
         memory_bytes=memory_bytes, priority=priority, domain=domain, group=group, processes=processes,
-        ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, level=level, owner_uid=owner_uid,
-        request_key=None if request_key == "" else request_key,
+        ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, level=level, owner_uid=owner_uid, request_key=request_key,
     )
 
 
@@ -313,7 +312,7 @@ def service_yielded(
     barrier, which cancels the move; empty: there is one, or will be."""
     return _call(
         "service.yielded", values.Instruction, id=arena_id, generation=generation, state_generation=state_generation,
-        sequence=None if sequence == 0 else sequence, why_no_image=None if why_no_image == "" else why_no_image,
+        sequence=sequence, why_no_image=why_no_image,
     )
 
 

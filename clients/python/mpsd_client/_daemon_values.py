@@ -10,7 +10,7 @@ class Hello:
     """mpsd's greeting: its view of this process, and its protocol version, limits and methods."""
 
     version: int  # 1
-    minor: int  # 4; counts what was added since
+    minor: int  # 0; counts the releases that have added to it
     program: str  # mpsd and its version
     uid: int  # your uid as mpsd sees it
     pid: int  # your pid as mpsd sees it; 0: mpsd's pid namespace does not have you
@@ -27,8 +27,8 @@ class Keeper:
 
     state: str  # "works", or why not all do
     pid: int | None  # of the first one
+    pids: tuple[int, ...]
     descriptors: int  # how many they hold
-    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,18 @@ class Status:
     state: str
     started_at: float
     uptime_seconds: float
+    # mpsd is stopping, and ends the work of clients that are still there then; None: it waits for them, or is not stopping
+    ends_at: float | None
     devices: int
     domains: Mapping[str, int]  # how many domains are in each state
     clients: int  # places taken in all domains
     leases_active: int
     leases_queued: int
     queue: int  # leases and clients that wait
+    arenas: int
+    keeper: Keeper | None  # of the processes that hold the arenas' memory
+    services: int
+    services_unserved: int  # those with members and without an active one
     connections: int  # to this socket
     subscribers: int  # connections that wait for events
     events_lost: int  # events that slow subscribers did not get, since the start
@@ -54,12 +60,6 @@ class Status:
     # other facts, such as `backend`, or `exposed_domains`, to which every user can connect past mpsd; for people, not for
     # programs
     facts: Mapping[str, Any]
-    # mpsd is stopping, and ends the work of clients that are still there then; None: it waits for them, or is not stopping
-    ends_at: float | None = None
-    arenas: int = 0
-    keeper: Keeper | None = None  # of the processes that hold the arenas' memory
-    services: int = 0
-    services_unserved: int = 0  # those with members and without an active one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Device:
     pci_bus_id: str
     compute_mode: str
     sm_count: int | None  # None: not known
-    sm_least: int | None = None  # no client has fewer SMs than these (leases.md, "SMs come in steps")
-    sm_step: int | None = None  # of more, it has whole multiples of this
+    sm_least: int  # no client has fewer SMs than these (leases.md, "SMs come in steps")
+    sm_step: int  # of more, it has whole multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class Domain:
     capacity: int  # places
     is_spare: bool  # it has not served a client yet
     servers: tuple[Server, ...]  # the vendor's servers in it
-    ends_at: float | None = None  # when mpsd ends the clients that are left in a contained domain; None: never
-    trouble: str = ""  # why it takes no client, as far as that is known; may be empty
+    ends_at: float | None  # when mpsd ends the clients that are left in a contained domain; None: never
+    trouble: str  # why it takes no client, as far as that is known; may be empty
 
 
 @dataclass(frozen=True, slots=True)

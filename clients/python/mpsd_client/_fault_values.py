@@ -1,6 +1,6 @@
 """The results about faults and blame.  `make docs` makes this module."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,9 @@ class Incident:
     domain: str | None  # None: not known, or of the GPU as a whole
     confidence: str  # how it is known who did it
     culprit: Party | None  # None: no single process is found guilty
+    # the key that the fault is held against, as in `blame.list`: that of the culprit, or the one key that all suspects have,
+    # though it is not known which of them did it; None: none, not yet, or not yours to know
+    culprit_key: str | None
     suspected: int  # how many could have done it
     hurt: int  # how many others lost their work by it: those who are known not to have done it, and all suspects but one
     xids: tuple[Xid, ...]  # of NVIDIA's driver
@@ -46,9 +49,6 @@ class Incident:
     address: int | None  # where; None: not known, or not yours to know
     kernel: str  # name of the function on the GPU; may be empty
     pc: int | None  # where in its code
-    # the key that the fault is held against, as in `blame.list`: that of the culprit, or the one key that all suspects have,
-    # though it is not known which of them did it; None: none, not yet, or not yours to know
-    culprit_key: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

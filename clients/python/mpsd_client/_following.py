@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpsd_client import _calls as calls
@@ -361,8 +361,7 @@ class Following:
     def _dismiss(self, why: str) -> None:
         """End the membership as if mpsd had sent LEAVE."""
         assert self._told is not None
-        last = self._told.what
-        gone = Instruction(last.serial, LEAVE, last.generation, last.layout_hash, last.state_serial, None, why=why)
+        gone = replace(self._told.what, order=LEAVE, writer_pid=None, why=why, is_moving=False)
         self._told, self._is_over = Told(gone, time.monotonic_ns()), True
         if self._term is not None:
             self._hear_for(self._term)

@@ -1,7 +1,7 @@
 """The results about leases, the queue and clients.  `make docs` makes this module."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mpsd_client._selector import Selector
 
@@ -21,6 +21,8 @@ class Lease:
     selector: Selector  # `value` is None where it is a token and not yours
     gpus: tuple[str, ...]  # empty: every GPU
     sm_percent: float  # as asked; 0: it reserves none, and its clients have what no lease has reserved
+    sm_reserved_percent: float  # the reserved share, as the hardware gives it
+    sm_count: int | None  # the same as SMs of each of its GPUs; None: they differ in it, or it is not known
     memory_bytes: Mapping[str, int]
     priority: int
     domain: str  # as asked
@@ -29,8 +31,6 @@ class Lease:
     ttl_seconds: float | None
     wait_seconds: float
     level: str
-    sm_reserved_percent: float | None = None  # the reserved share, as the hardware gives it
-    sm_count: int | None = None  # the same as SMs of each of its GPUs; None: they differ in it, or it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,11 @@ class MpsClient:
     server_pid: int | None  # the vendor's server that it runs in
     lease_id: int | None  # None: without a lease
     sm_percent: float | None  # the granted share; 100: no limit; None: it waits, or was not admitted by this mpsd
+    sm_count: int | None  # the same as SMs of each of its GPUs; None: likewise, or they differ in it, or it is not known
     memory_bytes: Mapping[str, int] | None  # no entry: no limit
-    # the same as SMs of each of its GPUs; None: likewise, or they differ in it, or it is not known
-    sm_count: int | None = field(default=None, kw_only=True)
-    # its memory faults are seen exactly: who, where, within milliseconds (faults.md)
-    watched: bool = field(default=False, kw_only=True)
-    shield: bool = field(default=False, kw_only=True)  # low addresses are shielded in it: a null access does nothing
-    held: bool = field(default=False, kw_only=True)  # its end waits until its work on the GPU has been ended
+    watched: bool  # its memory faults are seen exactly: who, where, within milliseconds (faults.md)
+    shield: bool  # low addresses are shielded in it: a null access does nothing
+    held: bool  # its end waits until its work on the GPU has been ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +74,10 @@ class Grant:
     lease_id: int | None
     gpus: tuple[str, ...]  # empty: every GPU
     sm_percent: float
+    sm_count: int | None
     memory_bytes: Mapping[str, int]
     priority: int
     domain_policy: str
-    sm_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

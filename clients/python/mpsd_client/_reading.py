@@ -1,6 +1,6 @@
 """Decode the map of a result into a frozen value.
 
-Fields that a newer mpsd adds are ignored; fields that an older mpsd does not send get their defaults.
+Fields that a newer mpsd adds are ignored.
 """
 
 import dataclasses
@@ -18,17 +18,16 @@ T = TypeVar("T")
 def read(kind: type[T], found: Any) -> T:
     """Return a value of `kind` from the map of a result.  Raises ProtocolError."""
     try:
-        readers, defaults = _readers(typing.cast(Any, kind))
-        return kind(**{name: reader(found[name]) for name, reader in readers.items() if name in found or name not in defaults})
+        readers = _readers(typing.cast(Any, kind))
+        return kind(**{name: reader(found[name]) for name, reader in readers.items()})
     except (KeyError, TypeError) as exc:
         raise ProtocolError(f"a {kind.__name__} was expected: {exc!r}") from None
 
 
 @functools.cache
-def _readers(kind: Any) -> tuple[Mapping[str, Callable[[Any], Any]], frozenset[str]]:
-    """Return the decoder of each field, and the names of the optional fields."""
-    defaults = frozenset(each.name for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING)
-    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}, defaults
+def _readers(kind: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the decoder of each field."""
+    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:

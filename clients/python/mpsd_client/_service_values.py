@@ -21,13 +21,13 @@ class Instruction:
     order: str
     generation: int  # of the member's term with serve and yield, else the arena's
     layout_hash: str  # the arena's
+    # the number of the arena's last commit: take what is new (`arena.open` with `takes` and `known`) before you serve
+    commit: int
     state_serial: int  # of the forward state that is kept with the arena; 0: none is
     writer_pid: int | None  # the writer of the arena
-    # the number of the arena's last commit: take what is new (`arena.open` with `takes` and `known`) before you serve
-    commit: int = 0
-    why: str = ""  # of the order, for people
+    why: str  # of the order, for people
     # the service moves to another GPU: take images without a pause; with yield take a last one, and report its record
-    is_moving: bool = False
+    is_moving: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ServiceSettings:
     sm_percent: float | None  # the starter's reservation for each member; None: none
     memory_bytes: int | None  # likewise
     heartbeat_seconds: float  # mpsd treats an active as silent after this time without a publish; 0: never
-    until_done: bool = False  # mpsd promotes no standby after an active that stops unasked: it has done the work
-    elastic: str = "off"  # whether its share moves by need, and its level at first
+    until_done: bool  # mpsd promotes no standby after an active that stops unasked: it has done the work
+    elastic: str  # whether its share moves by need, and its level at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Promotion:
     from_pid: int | None
     to_pid: int
     generation: int
-    detect_ms: float | None = None  # from the cause to mpsd's decision; None: not known
-    fence_ms: float | None = None  # until the previous active was fenced; None: not known, or not needed
-    promote_ms: float | None = None  # until the new active reported that it serves; None: likewise
+    detect_ms: float | None  # from the cause to mpsd's decision; None: not known
+    fence_ms: float | None  # until the previous active was fenced; None: not known, or not needed
+    promote_ms: float | None  # until the new active reported that it serves; None: likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ReplicaOrder:
     why: str  # for people
     steps: int | None  # how often the active has published after the record of the replica; None: not known
     has_gpu_failed: bool  # the GPU of the service has: say so in your next call, as a later mpsd does not know
-    is_moving: bool = False  # the service moves to you: look for images often; with `serve`: you have its last barrier
+    is_moving: bool  # the service moves to you: look for images often; with `serve`: you have its last barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,12 @@ class Service:
     promotions: int  # since mpsd was started
     last: Promotion | None  # the last of them
     # empty, or why a fault would interrupt the service for longer; "no member serves: " and why, if no member serves
-    protection: str = ""
-    losses: int = 0  # how often a member had to begin anew since mpsd was started, with neither memory nor a forward state
-    lost: Loss | None = None  # the last of them
-    share: ServiceShare | None = None  # None: it is not elastic
-    replica: Replica | None = None  # the one that is behind least; its changes change no `revision`
-    move: Move | None = None  # the last one since mpsd was started; `steps`, `behind_bytes` and `seconds` change no `revision`
+    protection: str
+    losses: int  # how often a member had to begin anew since mpsd was started, with neither memory nor a forward state
+    lost: Loss | None  # the last of them
+    share: ServiceShare | None  # None: it is not elastic
+    replica: Replica | None  # the one that is behind least; its changes change no `revision`
+    move: Move | None  # the last one since mpsd was started; `steps`, `behind_bytes` and `seconds` change no `revision`
 
 
 @dataclass(frozen=True, slots=True)

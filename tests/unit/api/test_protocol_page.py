@@ -12,15 +12,15 @@ import pytest
 from mpsd.api import client_calls, client_values
 from mpsd.api.json_schema import schema
 from mpsd.api.method_table import HELLO, METHODS, Privilege
-from mpsd.api.protocol_page import ASKS, FIELDS, PARAMETERS, RESULTS, render, section
+from mpsd.api.protocol_page import ASKS, RESULTS, render, section
 from mpsd.api.protocol_page import rows as rows_of
 from mpsd.api.server import ApiSettings
 from mpsd.api.topic_table import TOPICS
 from mpsd.api.topics import FAMILIES
 from mpsd.errors import ErrorCode
 from mpsd.model.domain import DomainState
-from mpsd.wire import minors, rpc
-from mpsd.wire.messages import MINOR, VERSION
+from mpsd.wire import rpc
+from mpsd.wire.messages import VERSION
 from mpsd.wire.params import walk
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, open_daemon
 from tests.unit.api.test_golden import FILES, frames
@@ -50,11 +50,10 @@ def test_the_calls_of_the_python_client_are_up_to_date() -> None:
     assert (CLIENT / "_calls.py").read_text() == client_calls.source()
 
 
-@pytest.mark.parametrize("head", ["| topic | event | facts |", "| minor | methods |"])
-def test_a_page_without_a_table_that_is_made_of_the_code_is_refused(head: str) -> None:
+def test_a_page_without_a_table_that_is_made_of_the_code_is_refused() -> None:
     """Otherwise a reworded table head leaves the rows as they are, and page and code drift apart."""
     with pytest.raises(ValueError, match="no table"):
-        render(PAGE.replace(head, "| other |"))
+        render(PAGE.replace("| topic | event | facts |", "| other |"))
 
 
 def test_every_method_with_parameters_has_their_table() -> None:
@@ -123,31 +122,8 @@ def test_what_is_asked_in_the_tests_fits_the_schema(name: str) -> None:
     assert [key for key, value in asked.items() if not fits(value, described["properties"][key])] == []
 
 
-def test_everything_that_was_not_there_at_first_says_since_when() -> None:
-    """Minor 0 is defined by its golden answers."""
-    first = {said[3]["minor"]: said[3]["methods"] for said in answers("hello") if said[2] is None}[0]
-    assert set(ASKS) - set(first) == set(minors.METHODS)
-    fields = [since for later in (*FIELDS.values(), *PARAMETERS.values()) for since in later.values()]
-    others = [*minors.METHODS.values(), *minors.CODES.values(), *(each.since for each in TOPICS.values())]
-    assert max([*fields, *others]) <= MINOR
-
-
-@pytest.mark.parametrize("name", ["lease.create", "device.list", "client.list"])
-def test_fields_since_a_later_minor_are_not_in_the_first_answers(name: str) -> None:
-    result = next(said[3] for said in answers(name.replace(".", "_")) if said[2] is None)
-    fields = set(result["items"][0] if "items" in result else result)
-    assert names(name) - fields == set(FIELDS[name])
-
-
 def names(method: str) -> set[str]:
     return set(RESULTS[method].names)
-
-
-def answers(stem: str) -> list[Any]:
-    path = next(path for path in FILES if path.stem == stem)
-    return [said for direction, _, said in frames(path.read_text()) if direction == "<" and said[0] == 1]
-
-
 
 
 @pytest.mark.parametrize("name", ASKS)

@@ -17,7 +17,7 @@ from mpsd_client._values import Instruction
 FIELDS = {"step": "uint64", "name": "text[8]"}
 WAIT = 10.0  # seconds that a test waits for what must come
 HELLO = {
-    "version": 1, "minor": 3, "program": "", "uid": 0, "pid": 1, "is_operator": False, "idle_seconds": 60.0,
+    "version": 1, "minor": 0, "program": "", "uid": 0, "pid": 1, "is_operator": False, "idle_seconds": 60.0,
     "datagram_bytes": 65536, "page": 100, "methods": [],
 }  # fmt: skip
 
@@ -28,7 +28,7 @@ class FakeMpsd:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.changed = threading.Condition()
-        self.now = Instruction(1, "standby", 0, "", 0, None)
+        self.now = Instruction(1, "standby", 0, "", 0, 0, None, "", is_moving=False)
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.kept: StateReader | None = None
         self.kept_fd = -1

@@ -44,7 +44,7 @@ def answer(number: int, result: Any = None, error: Any = None) -> bytes:
     return msgpack.packb([1, number, error, result])
 
 
-TAKEN = {"items": [[0, GRANULE], [GRANULE, GRANULE]], "next": None}
+TAKEN = {"commit": 1, "items": [[0, GRANULE], [GRANULE, GRANULE]], "next": None}
 
 
 def test_who_asked_gets_them(two: tuple[int, int]) -> None:
@@ -206,7 +206,7 @@ async def test_tasks_that_give_up_leave_none(tmp_path: Path, short_dir: Path) ->
 def serve_one(listener: socket.socket, reply: Callable[[socket.socket, int], None]) -> None:
     """Serve one connection: send hello, and then the given answer to the first call."""
     listener.setblocking(True)
-    hello = {"version": 1, "minor": 3, "program": "", "uid": 0, "pid": 1, "is_operator": True, "idle_seconds": 1.0,
+    hello = {"version": 1, "minor": 0, "program": "", "uid": 0, "pid": 1, "is_operator": True, "idle_seconds": 1.0,
              "datagram_bytes": 65536, "page": 1000, "methods": []}  # fmt: skip
     accepted, _ = listener.accept()
     with accepted:

@@ -65,8 +65,8 @@ async def test_a_lease_that_mpsd_gives_up_is_a_timeout(tmp_path: Path, short_dir
 def test_a_lease_that_mpsd_never_gives_up_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the clock was set back: a kubelet waited for it, and all other containers of the node with it."""
     queued = Lease(
-        7, 0, False, "queued", 0.0, None, 0, "late", Selector.of_token("a-token"), (), 30.0, {}, 0, "shared", "", 1, None, 0.1,
-        "",
+        7, 0, False, "queued", 0.0, None, 0, "late", Selector.of_token("a-token"), (), 30.0, 30.0, 40, {}, 0, "shared",
+        "", 1, None, 0.1, "",
     )  # fmt: skip
     said: list[str] = []
 

@@ -178,7 +178,7 @@ def test_who_is_told_to_yield_stops_writing_first_and_may_come_again(
         until(lambda: term.is_over)
         term.publish(step=8)
     assert arena.done == ["promoted 4", "yielded"]
-    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 4}
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 4, "sequence": 0, "why_no_image": ""}
     with pytest.raises(Dismissed, match="its term is over"):
         term.publish(step=9)
     mpsd.tell("standby", generation=5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mpsd_client import Arena, Dismissed, ErrorCode, Refused, Service, State, StateError, _service_arena
+from mpsd_client._values import Instruction
 
 from tests.unit.client.fake_mpsd import FIELDS, WAIT, FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401
@@ -19,7 +20,7 @@ def test_a_term_goes_on_while_mpsd_is_gone_and_all_is_said_again_afterwards(mpsd
     term.publish(step=2)
     with mpsd.changed:
         mpsd.said.clear()
-        mpsd.now = type(mpsd.now)(1, "serve", 4, LAYOUT, 0, os.getpid())  # the state was lost
+        mpsd.now = Instruction(1, "serve", 4, LAYOUT, 0, 0, os.getpid(), "", is_moving=False)  # the state was lost
     mpsd.start()
     for method in ("service.join", "arena.keep_state", "service.serving"):
         mpsd.wait_for(method)
@@ -129,7 +130,7 @@ def test_a_full_disk_of_mpsds_delays_a_yield_and_ends_no_member(mpsd: FakeMpsd, 
         pass
     mpsd.wait_for("service.join", 3)
     del mpsd.refusals["service.yielded"]
-    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 4}
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 4, "sequence": 0, "why_no_image": ""}
     mpsd.tell("standby")
     assert service.standby(timeout=0) is None
 

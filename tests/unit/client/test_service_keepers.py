@@ -39,7 +39,7 @@ def test_a_term_goes_on_and_its_state_stays_the_same(mpsd: FakeMpsd, service: Se
     until(lambda: term.is_over)
     with term:
         pass
-    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 5}
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 5, "sequence": 0, "why_no_image": ""}
     assert mpsd.count("arena.keep_state") == 1
 
 
@@ -117,7 +117,7 @@ def test_what_was_lost_is_given_again_before_a_yield(mpsd: FakeMpsd, service: Se
     arena.restored = (5, 9)
     with term:
         pass
-    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 5}
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 5, "sequence": 0, "why_no_image": ""}
 
 
 def test_a_standby_keeps_what_it_has_until_that_is_there_again(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:

@@ -13,8 +13,9 @@ from mpsd_client import ErrorCode, Refused, values
 
 MOVE = values.Move("copying", "GPU-0", "GPU-1", 586, 587, 1.0, 0, 0, 0, 0.1, None, "")
 SERVICE = values.Service(
-    1, "llm", 0, "GPU-0", "serving", 7, 586, 3, values.ServiceSettings(1, None, None, 0.0), (), 0, None, move=MOVE
-)
+    1, "llm", 0, "GPU-0", "serving", 7, 586, 3, values.ServiceSettings(1, None, None, 0.0, until_done=False, elastic="off"),
+    (), 0, None, "", 0, None, None, None, MOVE,
+)  # fmt: skip
 
 
 def said(answers: Iterator[values.Service | None]) -> str:

@@ -128,8 +128,8 @@ def begin(place: Place, lease: values.Lease | None = None) -> tuple[Child, list[
 
 def test_a_child_is_told_its_service_and_its_lease(tmp_path: Path) -> None:
     lease = values.Lease(
-        7, 0, False, "active", 0.0, None, 0, "llm-1", values.Selector.of_token("a-token"), (), 30.0, {}, 0, "shared", "", 1,
-        None, 0.0, "",
+        7, 0, False, "active", 0.0, None, 0, "llm-1", values.Selector.of_token("a-token"), (), 30.0, 30.0, 40, {}, 0, "shared",
+        "", 1, None, 0.0, "",
     )  # fmt: skip
     command = ["sh", "-c", "echo $MPSD_SERVICE $MPSD_LEASE; cut -d' ' -f5 /proc/$$/stat; echo $$"]
     child, statuses = begin(Place("llm", command, os.environ, str(tmp_path), 1), lease)
@@ -315,9 +315,10 @@ def test_members_are_known_again() -> None:
 
 
 def test_the_command_line_comes_first_and_then_the_service() -> None:
-    theirs = values.ServiceSettings(2, 30.0, None, 0.0)
+    theirs = values.ServiceSettings(2, 30.0, None, 0.0, until_done=False, elastic="off")
     assert of_service(replace(SERVICE, settings=theirs)) == Settings(2, 30.0, None)
-    assert of_service(replace(SERVICE, settings=values.ServiceSettings(1, 0.0, 0, 0.0))) == Settings(1, None, None)
+    none = values.ServiceSettings(1, 0.0, 0, 0.0, until_done=False, elastic="off")
+    assert of_service(replace(SERVICE, settings=none)) == Settings(1, None, None)
     dealt = values.ServiceShare(41.2, 0.9, "interactive", "", 0.0, 1)
     assert of_service(replace(SERVICE, settings=theirs, share=dealt)) == Settings(2, 41.2, None)
     given = Given(standbys=0, memory_bytes=5)
@@ -330,8 +331,8 @@ def test_the_command_line_comes_first_and_then_the_service() -> None:
 
 
 SERVICE = values.Service(
-    1, "llm", 0, "GPU-1", "serving", 7, 586, 3, values.ServiceSettings(1, None, None, 0.0),
-    (member(586, is_writer=True), member(587, standing="warming")), 0, None,
+    1, "llm", 0, "GPU-1", "serving", 7, 586, 3, values.ServiceSettings(1, None, None, 0.0, until_done=False, elastic="off"),
+    (member(586, is_writer=True), member(587, standing="warming")), 0, None, "", 0, None, None, None, None,
 )  # fmt: skip
 LAST = values.Promotion(9.0, "fault", 586, 587, 8, 0.4, 12.5, 0.9)
 

@@ -6,8 +6,8 @@ import pytest
 from mpsctl.starter.restarts import has_done_its_work
 from mpsd_client import values
 
-SETTINGS = values.ServiceSettings(1, None, None, 0.0)
-SERVICE = values.Service(1, "llm", 0, "GPU-1", "serving", 7, 587, 3, SETTINGS, (), 0, None)
+SETTINGS = values.ServiceSettings(1, None, None, 0.0, until_done=True, elastic="off")
+SERVICE = values.Service(1, "llm", 0, "GPU-1", "serving", 7, 587, 3, SETTINGS, (), 0, None, "", 0, None, None, None, None)
 MOVE = values.Move("done", "GPU-0", "GPU-1", 586, 587, 1.0, 2, 0, 0, 1.5, 40.0, "")
 
 

@@ -9,7 +9,7 @@
  *   -EINVAL        mpsd: BAD_REQUEST; or an argument of the call itself
  *   -EACCES        NOT_ALLOWED               -ENODEV   NO_SUCH_DEVICE     -ENOENT   NO_SUCH_ARENA, and other missing objects
  *   -EBUSY         ARENA_BUSY                -ESTALE   STALE_GENERATION   -EROFS    ARENA_SEALED
- *   -ENOSPC        NO_ROOM                   -EUSERS   TOO_MANY           -ENOSYS   NO_SUCH_METHOD: an older mpsd
+ *   -ENOSPC        NO_ROOM                   -EUSERS   TOO_MANY           -ENOSYS   NO_SUCH_METHOD: mpsd and library differ
  *   -EREMOTEIO     any other refusal; mpsd_error_code() returns it
  *   -EPERM         another user listens where mpsd should be, not root or this program's own: nothing was sent
  *   -ECONNREFUSED  no process listens, and none began to in time

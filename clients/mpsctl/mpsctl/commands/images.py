@@ -163,7 +163,7 @@ def _stage_frozen(session: Session, imager: Imager, arenas: Sequence[values.Aren
         return max(each.seconds for each in frozen)
 
 
-def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int, int | None]]:
+def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int, int]]:
     """Return the pids and start times of the arenas' writers.
 
     Raises ImageError: an arena has no writer, or a service has it; or mpsd's pids mean other processes here."""
@@ -175,16 +175,16 @@ def _writers(session: Session, arenas: Sequence[values.Arena]) -> list[tuple[int
         found = session.ask(calls.arena_get(arena.name))
         if arena.name in served:
             raise ImageError(f"a service has arena {arena.name}: a standby would take over; let the service take images")
-        if found.writer_pid is None:
+        if found.writer_pid is None or found.writer_start_time is None:
             raise ImageError(f"no process writes arena {arena.name}: take its image without --freeze")
         writers.add((found.writer_pid, found.writer_start_time))
     return sorted(writers)
 
 
-def _domains(session: Session, writers: Sequence[tuple[int, int | None]]) -> Set[str | None]:
+def _domains(session: Session, writers: Sequence[tuple[int, int]]) -> Set[str | None]:
     """Return the fault domains of the writers, and None among them if mpsd does not know all."""
     found = {(each.pid, each.start_time): each.domain for each in session.all(calls.client_list(limit=1000))}
-    return {None if start_time is None else found.get((pid, start_time)) for pid, start_time in writers}
+    return set(map(found.get, writers))
 
 
 def _see_no_fault(watch: Client, domains: Set[str | None], seconds: float) -> None:

@@ -19,7 +19,7 @@ class Away(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MpsdConnection:
-    """A connection to mpsd.  `ask`, `all` and `minor` raise Away and Refused."""
+    """A connection to mpsd.  `ask` and `all` raise Away and Refused."""
 
     session: Session
 
@@ -28,10 +28,6 @@ class MpsdConnection:
 
     def all(self, call: Call[Page[T]]) -> list[T]:
         return self._try(lambda: self.session.all(call))
-
-    def minor(self) -> int:
-        """Return the minor version of mpsd's protocol."""
-        return self._try(lambda: self.session.mpsd.hello.minor)
 
     def connect(self) -> Client:
         """Return a new connection, for use by another thread.  Raises NoMpsd."""

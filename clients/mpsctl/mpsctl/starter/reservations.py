@@ -17,7 +17,6 @@ RENEW_SECONDS = 120.0
 _TTL_SECONDS = 600.0
 _WAIT_SECONDS = 86400.0
 _TOKEN_BYTES = 16
-_MINOR_OF_KEYS = 4  # of mpsd.sock: since then a request for a lease may have a key
 
 
 def is_wanted(make: Make) -> bool:
@@ -29,7 +28,6 @@ def reserve(connection: MpsdConnection, name: str, make: Make, gpus: Sequence[st
 
     Raises Away, Refused."""
     sizes = [("", make.memory_bytes)] if make.memory_bytes else []
-    has_keys = connection.minor() >= _MINOR_OF_KEYS
     return connection.ask(
         calls.lease_create(
             name,
@@ -39,7 +37,7 @@ def reserve(connection: MpsdConnection, name: str, make: Make, gpus: Sequence[st
             memory_bytes=words.spread(sizes, connection.all(calls.device_list()), gpus) if sizes else None,
             ttl_seconds=_TTL_SECONDS,
             wait_seconds=_WAIT_SECONDS if may_wait else 0.0,
-            request_key=secrets.token_hex(_TOKEN_BYTES) if has_keys else "",  # the connection may ask twice
+            request_key=secrets.token_hex(_TOKEN_BYTES),  # the connection may ask twice
         )
     )
 

@@ -76,7 +76,7 @@ def gpus(devices: Iterable[values.Device], leases: Sequence[Lease], use: Use, hi
         own = [each for each in leases if each.state == "active" and (not each.gpus or device.uuid in each.gpus)]
         return Gpu(
             uuid=device.uuid, ordinal=device.ordinal, name=device.name, total_bytes=device.total_bytes,
-            leased=sum(each.sm_reserved_percent or each.sm_percent or 0.0 for each in own) / 100,
+            leased=sum(each.sm_reserved_percent for each in own) / 100,
             leased_bytes=sum((each.memory_bytes or {}).get(device.uuid, 0) for each in own),
             use=use.gpus.get(device.uuid), moments=tuple(history.moments.get(device.uuid, ())),
         )  # fmt: skip
