@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus, Subscription
-from mpsd.api.fault_history import FaultLog, Reports
+from mpsd.api.fault_reports import Reports
 from mpsd.api.ports import Ports
 from mpsd.errors import NoSuchClient
 from mpsd.host.descriptors import Descriptors
@@ -33,7 +33,6 @@ class State(Struct, frozen=True):
     """The socket's own state: counts, which `status` reports, and bounds, which a reload may change."""
 
     events: EventBus
-    faults: FaultLog
     reports: Reports
     max_queued_events: Callable[[], int]
     connections: Callable[[], int]

@@ -26,7 +26,6 @@ EVENTS = ("events.subscribe", "events.unsubscribe")  # client.py makes these, wi
 _WIDTH = 128
 _POSITIONAL = 3  # with no more parameters, all of them may be given by position
 _NAMES = {
-    ("faults.list", "after"): "after_id",
     ("fault.list", "after"): "after_number",
     ("fault.guards", "bytes"): "length",
     ("arena.make_room", "bytes"): "wanted_bytes",

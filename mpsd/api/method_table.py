@@ -121,8 +121,6 @@ METHODS: dict[str, Method] = {
         "The limits of clients without a lease"),
     "limits.set": Method(Privilege.OPERATOR, messages.SetLimits, daemon_results.LIMITS, limits.set_limits,
         "Set the limits of clients without a lease", changes=True),
-    "faults.list": Method(Privilege.ANYONE, messages.Page, daemon_results.FAULT_EVENT, paged(events.list_faults),
-        "Events about faults since the start, by number"),
     "fault.list": Method(Privilege.ANYONE, messages.ListIncidents, fault_results.INCIDENT, paged(faults.list_incidents),
         "Faults, each put together from its events"),
     "fault.get": Method(Privilege.ANYONE, messages.IncidentNumber, fault_results.REPORT, faults.get,

@@ -20,7 +20,7 @@ from mpsd.api.call import Call, State
 from mpsd.api.connection import Connection, Patience, say_goodbye
 from mpsd.api.dispatch import dispatch
 from mpsd.api.event_bus import EventBus, Subscription
-from mpsd.api.fault_history import FaultLog, Reports
+from mpsd.api.fault_reports import Reports
 from mpsd.api.ports import Ports
 from mpsd.errors import TooMany
 from mpsd.fairness.places import OPERATORS_SHARE, Hindrance, Places
@@ -79,15 +79,12 @@ class Api:
         self.settings = settings
         self._admin_gid = admin_gid
         self._ranges = ranges
-        self.faults = FaultLog()
-        events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
         self._open: Counter[_Share] = Counter()
         self._closings = {False: Closings(), True: Closings(most_held=math.inf)}  # of operators: True
         self._turns: dict[_Share, trio.Lock] = {}  # for the shares in _open
         self._state = State(
             events,
-            self.faults,
             Reports(),
             lambda: self.settings.max_queued_events,
             self._open.total,

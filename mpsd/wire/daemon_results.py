@@ -130,13 +130,6 @@ LIMITS = Result(
     Field("default_client_priority", PRIORITY, "0 normal, 1 below normal"),
 )  # fmt: skip
 
-FAULT_EVENT = Result(
-    "Fault", "An event about a fault; `Incident` is the fault itself.",
-    Field("id", WHOLE, "counts from 1 at each start of mpsd"),
-    Field("topic", TEXT, "of the event"),
-    Field("time", TIME),
-    Field("facts", FACTS, 'of the event: "Events"'),
-)  # fmt: skip
 SUBSCRIBED = Result(
     "", "A subscription.",
     Field("topics", TEXTS, "the subscribed topics"),

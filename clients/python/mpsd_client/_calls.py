@@ -169,11 +169,6 @@ def limits_set(
     )
 
 
-def faults_list(after_id: int | None = None, limit: int | None = None) -> Call[Page[values.Fault]]:
-    """Events about faults since the start, by number. after_id: the `next` of the page before; None: from the beginning."""
-    return _page("faults.list", values.Fault, after=after_id, limit=limit)
-
-
 def fault_list(
     after_number: int | None = None, *, domain: str | None = None, fault_class: str | None = None,
     since: float | None = None, culprit_uid: int | None = None, mine: bool = False, newest_first: bool = False,

@@ -136,13 +136,3 @@ class Limits:
     default_active_thread_percentage: float  # share of the SMs
     default_device_pinned_mem_limit: Mapping[str, int]  # no entry: no limit
     default_client_priority: int  # 0 normal, 1 below normal
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """An event about a fault; `Incident` is the fault itself."""
-
-    id: int  # counts from 1 at each start of mpsd
-    topic: str  # of the event
-    time: float
-    facts: Mapping[str, Any]  # of the event: "Events"

@@ -213,16 +213,3 @@ async def test_an_answer_finds_its_way_between_events(tmp_path: Path) -> None:
             daemon.bus.publish("domain.ready", {"words": "x" * 200})
         response = await caller.call("health")
         assert isinstance(response, Response)
-
-
-async def test_faults_are_kept_in_order_and_in_bounds(tmp_path: Path) -> None:
-    async with open_daemon(tmp_path) as daemon:
-        for number in range(1030):
-            daemon.bus.publish("fault.xid", {"xid": number, "pid": 586, "domain": "d1"})
-        operator, stranger = await daemon.call_as(), await daemon.call_as(STRANGER)
-        first = await operator.ask("faults.list", limit=2)
-        assert [(row["id"], row["facts"]["xid"]) for row in first["items"]] == [(7, 6), (8, 7)]
-        assert first["items"][0]["facts"]["pid"] == 586
-        assert first["next"] == 8
-        [last] = (await stranger.ask("faults.list", after=1029))["items"]
-        assert last["facts"] == {"xid": 1029, "domain": "d1"}

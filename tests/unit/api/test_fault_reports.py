@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mpsd.api.authority import Peer
-from mpsd.api.fault_history import REPORTERS, REPORTS, Reports
+from mpsd.api.fault_reports import REPORTERS, REPORTS, Reports
 from mpsd.model.fault import FirstError
 from mpsd.model.process import ProcessId
 from tests.unit.api.fake_daemon import OWNER, open_daemon

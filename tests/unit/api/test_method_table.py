@@ -39,7 +39,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "domain.recycle": {"name": "d3"},
     "limits.get": {},
     "limits.set": {"default_active_thread_percentage": 50},
-    "faults.list": {},
     "fault.list": {},
     "fault.get": {"number": 1},
     "fault.report": {"code": 700},

@@ -46,7 +46,6 @@ CALLS: dict[str, Call[Any]] = {
     "domain.recycle": calls.domain_recycle("d3"),
     "limits.get": calls.limits_get(),
     "limits.set": calls.limits_set(default_client_priority=1, default_device_pinned_mem_limit={"0": 1 << 30}),
-    "faults.list": calls.faults_list(),
     "fault.list": calls.fault_list(0, domain="d1", fault_class="mmu", since=1.5, culprit_uid=1000, newest_first=False),
     "fault.get": calls.fault_get(1),
     "fault.report": calls.fault_report(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", pc=1, address=2**64 - 1, text="so"),
