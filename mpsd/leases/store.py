@@ -21,7 +21,7 @@ from mpsd.model.process import ProcessId
 from mpsd.storage.database import Write, close, open_database, read, sync_log, write
 from mpsd.threads import run_in_thread
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_uid INTEGER NOT NULL, for_all_users INTEGER NOT NULL,
                      state TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL, spec TEXT NOT NULL);

@@ -17,17 +17,15 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import Dealt, Elasticity, ServiceSettings
 from mpsd.storage.database import close, open_database, read, write
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
                        heartbeat_seconds REAL NOT NULL, elastic TEXT NOT NULL, dealt_percent REAL,
                        dealt_before REAL, dealt_ticks INTEGER);
 CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
                        enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
-"""
-_ACTIVES = """
-CREATE TABLE IF NOT EXISTS actives (arena_id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
-                                    generation INTEGER NOT NULL, rank INTEGER NOT NULL, heartbeat_seconds REAL NOT NULL);
+CREATE TABLE actives (arena_id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
+                      generation INTEGER NOT NULL, rank INTEGER NOT NULL, heartbeat_seconds REAL NOT NULL);
 """
 
 
@@ -57,7 +55,7 @@ class ServiceStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         holds = "how many standbys each service is to have, and which processes are kept apart"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _ACTIVES)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
 
     def load(self, arenas: Collection[int]) -> dict[int, tuple[ServiceSettings, Dealt | None]]:

@@ -38,12 +38,11 @@ def drop_locks(directory: Path, has_ended: Callable[[int], bool]) -> None:
                 path.unlink()
 
 
-def open_database(path: Path, schema: str, version: int, holds: str, later: str = "") -> sqlite3.Connection:
+def open_database(path: Path, schema: str, version: int, holds: str) -> sqlite3.Connection:
     """Open a database file, creating it if needed.  Statements outside BEGIN are transactions of their own.
 
     Raises UnusablePath.
-    schema: creates the tables of a new file.  holds: describes the contents, for the error message.  later: creates the tables
-    that an older file of this version lacks.
+    schema: creates the tables of a new file.  holds: describes the contents, for the error message.
     """
     try:
         path.touch(0o600)  # private from its first byte on
@@ -53,7 +52,6 @@ def open_database(path: Path, schema: str, version: int, holds: str, later: str 
         raise _unusable(path, exc, holds) from None
     try:
         _prepare(database, path, schema, version, holds)
-        _complete(database, path, later, holds)
     except BaseException:
         database.close()  # Python 3.13 warns when the garbage collector has to close a connection
         raise
@@ -81,14 +79,6 @@ def _prepare(database: sqlite3.Connection, path: Path, schema: str, version: int
             f"{path} has version {found}, this mpsd reads {version}: quit the mpsd that wrote it first; "
             f"where that is down, start it once more to quit it. It holds {holds}{_way_out(path)}"
         )
-
-
-def _complete(database: sqlite3.Connection, path: Path, later: str, holds: str) -> None:
-    """Make the tables that the file lacks.  Raises UnusablePath."""
-    try:
-        database.executescript(later)
-    except (sqlite3.Error, OSError) as exc:
-        raise _unusable(path, exc, holds) from None
 
 
 def _unusable(path: Path, exc: Exception, holds: str) -> UnusablePath:

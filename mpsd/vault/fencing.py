@@ -110,13 +110,10 @@ class ArenaHolders:
         share = self._share_of(uid)
         return sum(self._share_of(self._waits[each].uid) == share for each in among if each in self._waits)
 
-    def restore(self, process: ProcessId, uid: int | None, owner_uid: int) -> None:
-        """Wait for a process of an earlier mpsd; it may have ended since.
-
-        uid: which it counted against; None: not known.  owner_uid: of the arena.  It counts for a program of root's then.
-        """
+    def restore(self, process: ProcessId, uid: int) -> None:
+        """Wait for a process of an earlier mpsd, which counted against this user; it may have ended since."""
         if process not in self._waits:
-            self._begin(_Wait(process, (processes.charged_uid(process.pid) or owner_uid) if uid is None else uid))
+            self._begin(_Wait(process, uid))
 
     def uid_of(self, process: ProcessId) -> int:
         """Return the uid with which a holder connected.  Raise BadRequest if the process has no arena open."""
@@ -134,7 +131,8 @@ class ArenaHolders:
 
     def expel(self, process: ProcessId) -> None:
         """Expel a process that was fenced and may still live: it can open no arena, and mpsd waits for its end in any case."""
-        self.restore(process, None, _ROOT)
+        if process not in self._waits:
+            self._begin(_Wait(process, processes.charged_uid(process.pid) or _ROOT))
         self._expelled.add(process)
 
     def has_ended(self, process: ProcessId) -> bool:

@@ -54,7 +54,7 @@ class Vault(Struct):
         uids = self.store.holder_uids()
         for entry in self.catalog.by_id.values():
             for process in filter(None, (entry.arena.writer, *entry.arena.readers)):
-                self.holders.restore(process, uids.get(process), entry.arena.owner_uid)
+                self.holders.restore(process, uids[process])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.watch)
             nursery.start_soon(self.reclaimer.run)

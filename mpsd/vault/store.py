@@ -23,7 +23,7 @@ from mpsd.model.arena import Access, Allocation, Arena, KeptState
 from mpsd.model.process import ProcessId
 from mpsd.storage.database import Write, close, open_database, read, write
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 1
 _COLUMNS = {  # of an arena, after its id
     "name": "TEXT NOT NULL UNIQUE", "owner_uid": "INTEGER NOT NULL", "owner_gid": "INTEGER NOT NULL",
     "mode": "INTEGER NOT NULL", "gpu": "TEXT NOT NULL", "base": "INTEGER NOT NULL", "window_bytes": "INTEGER NOT NULL",
@@ -39,21 +39,13 @@ CREATE TABLE allocations (serial INTEGER PRIMARY KEY, arena_id INTEGER NOT NULL,
 CREATE INDEX allocations_of_arena ON allocations (arena_id, put_in);
 CREATE INDEX dropped_of_arena ON allocations (arena_id) WHERE dropped_in IS NOT NULL;
 CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL, access TEXT NOT NULL,
-                      PRIMARY KEY (arena_id, pid, start_time));
+                      uid INTEGER NOT NULL, PRIMARY KEY (arena_id, pid, start_time));
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+CREATE TABLE earlier (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (pid, start_time));
 CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
                      bytes INTEGER NOT NULL);
-"""
-_LATER = """
-CREATE TABLE IF NOT EXISTS earlier (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, until INTEGER NOT NULL,
-                                    PRIMARY KEY (pid, start_time));
-CREATE TABLE IF NOT EXISTS holder_uids (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
-                                        uid INTEGER NOT NULL, PRIMARY KEY (arena_id, pid, start_time));
-CREATE TRIGGER IF NOT EXISTS holder_gone AFTER DELETE ON holders BEGIN
-    DELETE FROM holder_uids WHERE arena_id = OLD.arena_id AND pid = OLD.pid AND start_time = OLD.start_time;
-END;
 """
 _CHANGING = (
     "name", "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
@@ -79,7 +71,7 @@ class VaultStore:
         self._path = path
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         holds = "which GPU memory belongs to which arena"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _LATER)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self._read = partial(read, self._db, path)
         try:
             self._begin_boot(read_boot_id() if boot_id is None else boot_id)
@@ -101,8 +93,8 @@ class VaultStore:
         return [Allocation(place, size, no, put <= row.commits, bool(gone), put) for place, size, no, put, gone in found]
 
     def holder_uids(self) -> dict[ProcessId, int]:
-        """Return the users that the holders of arenas count against, as far as they were stored: mpsd did not always."""
-        return {ProcessId(pid, start): uid for pid, start, uid in self._read("SELECT pid, start_time, uid FROM holder_uids")}
+        """Return the users that the holders of arenas count against."""
+        return {ProcessId(pid, start): uid for pid, start, uid in self._read("SELECT pid, start_time, uid FROM holders")}
 
     def last_serial(self) -> int:
         """Return the highest serial: of states the highest that was ever given, of others the highest in use."""
@@ -135,18 +127,17 @@ class VaultStore:
 
     def hold(self, row: Row, process: ProcessId, access: Access, uid: int) -> None:
         """Store that the process has the arena open, with this access, and counts against this user."""
-        values = (row.arena.id, process.pid, process.start_time, uid)
-        counted = ("INSERT OR REPLACE INTO holder_uids VALUES (?, ?, ?, ?)", values)
-        self._write([_changed(row), _held(row, process, access), counted])
+        values = (row.arena.id, process.pid, process.start_time, access.value, uid)
+        self._write([_changed(row), ("INSERT OR REPLACE INTO holders VALUES (?, ?, ?, ?, ?)", values)])
 
     def promote(self, row: Row, process: ProcessId, fenced: ProcessId | None) -> None:
         """Store a promotion: the earlier writer no longer has the arena open, and what it did not commit is gone."""
         released = [] if fenced is None else [_released(row, fenced)]
-        self._write([_changed(row), *released, _held(row, process, Access.WRITE), *_rolled_back(row)])
+        self._write([_changed(row), *released, _with_access(row, process, Access.WRITE), *_rolled_back(row)])
 
     def demote(self, row: Row, writer: ProcessId) -> None:
         """Store that the writer is a reader now, and that what it did not commit is gone."""
-        self._write([_changed(row), _held(row, writer, Access.READ), *_rolled_back(row)])
+        self._write([_changed(row), _with_access(row, writer, Access.READ), *_rolled_back(row)])
 
     def let_go(self, row: Row, process: ProcessId, *, takes_back: bool) -> None:
         """Store that the process no longer has the arena open.  takes_back: what it did not commit is gone."""
@@ -291,8 +282,9 @@ def _rolled_back(row: Row) -> list[Write]:
     ]
 
 
-def _held(row: Row, process: ProcessId, access: Access) -> Write:
-    return "INSERT OR REPLACE INTO holders VALUES (?, ?, ?, ?)", (row.arena.id, process.pid, process.start_time, access.value)
+def _with_access(row: Row, holder: ProcessId, access: Access) -> Write:
+    values = (access.value, row.arena.id, holder.pid, holder.start_time)
+    return "UPDATE holders SET access = ? WHERE arena_id = ? AND pid = ? AND start_time = ?", values
 
 
 def _released(row: Row, process: ProcessId) -> Write:

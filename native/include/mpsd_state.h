@@ -36,7 +36,7 @@
 #define MPSD_STATE_SIZE(type, bytes)
 #endif
 
-enum { MPSD_STATE_MAJOR = 1, MPSD_STATE_MINOR = 1 };
+enum { MPSD_STATE_MAJOR = 1, MPSD_STATE_MINOR = 0 };
 
 enum {
 	MPSD_STATE_MAGIC = 0x7453706d, /* "mpSt" */
@@ -63,7 +63,7 @@ MPSD_STATE_SIZE(struct mpsd_state_head, 4096);
 struct mpsd_state_control { /* the writer alone writes */
 	uint64_t mark[2];     /* release before the slot is touched and after it is done; readers: acquire */
 	uint64_t digest[2];   /* between the two, as the slot's words: relaxed */
-	uint64_t busy_ns;     /* for how long the writer has worked; relaxed.  From minor version 1 on, as the next; 0 before */
+	uint64_t busy_ns;     /* for how long the writer has worked; relaxed */
 	uint64_t since_ns;    /* CLOCK_MONOTONIC when the present work began; 0: it is at rest; relaxed */
 	uint64_t reserved[2]; /* zero; not looked at */
 };

@@ -32,7 +32,7 @@ _ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
 _CONTAINED = frozenset({1, 2})  # actions
 _WHOLE_BATCH = 10  # in `why`: UVM cancels all pending faults, including stale entries and faults that it would have served
 # Caused by the client's own access: invalid address, permissions, type of fault.  For other reasons UVM cancels a whole
-# batch; a module of minor version 0 shows that by the reason alone.
+# batch.
 _OWN_REASONS = frozenset({1, 2, 3})
 _POISON = 15  # a type of fault: the GPU's memory is damaged
 _ACTIONS = {0: "cancelled: all clients of its server end", 1: "contained", 2: "contained, as one before it"}

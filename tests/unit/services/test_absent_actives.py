@@ -1,8 +1,5 @@
 """mpsd is killed and started again, and the active does not join again: it hangs, or it is only late."""
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 import trio
@@ -10,22 +7,11 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import UnusablePath
-from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, Phase, ServiceSettings
-from mpsd.services.store import Active, ServiceStore
 from tests.unit.services.kept_state import Kept
 
 pytestmark = pytest.mark.usefixtures("own_descriptors")
 GRACE = 10.0  # services.follow_grace
-OF_AN_EARLIER_MPSD = """
-CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
-                       heartbeat_seconds REAL NOT NULL, elastic TEXT NOT NULL, dealt_percent REAL,
-                       dealt_before REAL, dealt_ticks INTEGER);
-CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
-                       enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
-INSERT INTO services VALUES (1, 2, 30.0, NULL, 0.4, 'off', NULL, NULL, NULL);
-PRAGMA user_version=3;
-"""
 
 
 async def again(machine, process, heartbeat: float = 0.0) -> None:
@@ -211,18 +197,3 @@ async def test_one_that_has_ended_is_waited_for_until_it_is_fenced(machine, is_d
         machine.vault.fenced(first)
         assert machine.order(standby) == "serve"
         assert all(each.standing is MemberState.READY for each in machine.view().members)
-
-
-def test_a_file_without_actives_is_read_and_an_earlier_mpsd_reads_it_again(tmp_path: Path):
-    """`quit` leaves the file: a file of another version would be refused after that, too."""
-    path, active = tmp_path / "services.db", Active(ProcessId(7, 70), 1, 0, 0.4)
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript(OF_AN_EARLIER_MPSD)
-    for stored in ({}, {1: active}):
-        store = ServiceStore(path)
-        assert store.load([1])[1][0] == ServiceSettings(2, 30.0, None, 0.4)
-        assert store.actives([1]) == stored
-        store.save_active(1, active)
-        store.close()
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (3,)

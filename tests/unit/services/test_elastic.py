@@ -147,7 +147,7 @@ async def test_a_steady_load_moves_nothing(load: Load, autojump_clock: MockClock
 
 
 async def test_one_that_says_nothing_moves_nothing(load: Load, autojump_clock: MockClock) -> None:
-    """A program of an earlier version has no time of work in its state: it must not count as idle."""
+    """A program that never calls at_work has no time of work in its state: it must not count as idle."""
     async with load.machine.mpsd():
         await load.begin()
         load.busy[CHAT] = 0.0

@@ -54,7 +54,7 @@ def test_the_blocks_that_differ_are_those_with_other_hashes(seed: int) -> None:
 
 def test_the_bytes_of_the_head_are_as_documented() -> None:
     data = encode(MANIFEST, HASH)
-    assert data[:12] == b"mpsdimg\0\x02\0\x02\0"
+    assert data[:12] == b"mpsdimg\0\x01\0\0\0"
     assert int.from_bytes(data[12:16], "little") == len(data) - 32
     assert data[16:32] == HASH(data[:16] + data[32:])
     assert MANIFEST.arenas[0].places[24:] == bytes([1] * 16) + b"\xff\xff\xff\xff\x07\0\0\0"
