@@ -204,7 +204,7 @@ def failover(config: Config) -> FailoverSettings:
         fence_seconds=config.services.fence_seconds,
     )
     settle = Settle(config.services.settle_sm, config.services.settle_mmu)
-    elastic = elastic_policy(config.admission.move_cost_seconds, config.admission.horizon_seconds)
+    elastic = elastic_policy(config.admission.move_cost_seconds)
     return FailoverSettings(limits, settle, config.services.follow_grace, elastic)
 
 
@@ -221,7 +221,6 @@ def admission(config: Config, budget: Budget) -> AdmissionSettings:
         is_short_of_files=budget.is_short,
         max_queue=config.admission.max_queue,
         user_queue=max(1, config.admission.max_queue // _USERS_SHARE_OF_QUEUE),
-        aging_seconds=config.admission.aging_seconds,
         backfill_seconds=config.admission.backfill_seconds,
         user_sm_percent=config.admission.user_sm_percent or None,
         user_memory_bytes=parse_limit(config.admission.user_memory) if config.admission.user_memory else None,
@@ -232,10 +231,7 @@ def admission(config: Config, budget: Budget) -> AdmissionSettings:
         operators=frozenset({0, os.geteuid()}),
         redistribute=config.admission.redistribute,
         inherit_seconds=config.admission.inherit_seconds,
-        domain_sm_percent=config.admission.domain_sm_percent or None,
-        domain_memory_bytes=parse_limit(config.admission.domain_memory) if config.admission.domain_memory else None,
         move_cost_seconds=config.admission.move_cost_seconds,
-        horizon_seconds=config.admission.horizon_seconds,
     )
 
 

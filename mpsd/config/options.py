@@ -145,7 +145,6 @@ class AdmissionOptions:
     )
     max_leases: int = option(10_000, "Most leases at once.", accept=between(1, 1_000_000))
     max_queue: int = option(1024, "Most that may wait at once, leases and clients together.", accept=between(1, 65536))
-    aging_seconds: float = option(60.0, "After so long, one that waits counts as one step more urgent.", accept=POSITIVE)
     backfill_seconds: float = option(
         30.0, "For so long may others that fit pass one that does not; then what becomes free is kept for it.",
         accept=NOT_NEGATIVE,
@@ -162,14 +161,6 @@ class AdmissionOptions:
     group_totals: Mapping[str, str] = option(
         {}, "Quotas of all members of a Unix group together.", accept=QUOTA_BY_GROUP
     )
-    domain_sm_percent: float = option(
-        0.0,
-        "Limit of each GPU's SMs that leases in shared fault domains may reserve together. 0: no limit.",
-        accept=NOT_NEGATIVE,
-    )
-    domain_memory: str = option(
-        "", 'Limit of each GPU\'s memory that they may reserve together, as "40G". "": no limit.', accept=or_empty(MEMORY)
-    )
     redistribute: Literal["off", "group", "elastic"] = option(
         "off",
         'The share of a group\'s member that has left, at the next start of the others. "group": it is dealt '
@@ -183,9 +174,6 @@ class AdmissionOptions:
         'For "elastic": how long a client\'s work stands still when it starts anew.',
         accept=NOT_NEGATIVE,
         needs_restart=True,
-    )
-    horizon_seconds: float = option(
-        60.0, 'For "elastic": over how long a new deal must gain more than that costs.', accept=POSITIVE, needs_restart=True
     )
 
 

@@ -26,7 +26,7 @@ from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.request_checks import check_draft, same_request, with_start_time
 from mpsd.leases.rules.admission import UNSEEN, may_be_told, refusal_of
 from mpsd.leases.rules.initial_share import Dealer
-from mpsd.leases.rules.queue import QueueEntry
+from mpsd.leases.rules.queue import AGING_SECONDS, QueueEntry
 from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.rules.spec import check_spec, check_ttl
 from mpsd.leases.rules.usage import Account
@@ -130,7 +130,7 @@ class LeaseBook:
         if why:
             self._admissions.line_up(lease, why)
             self._news.of_lease("queued", lease, reason=why)
-            self._schedule.expect(now + spec.wait_seconds, now + self.settings.aging_seconds)
+            self._schedule.expect(now + spec.wait_seconds, now + AGING_SECONDS)
         self._admissions.lease_came(lease)
         self._admissions.catch_up()
         self._schedule.expect(lease.expires_at)
@@ -175,7 +175,7 @@ class LeaseBook:
         answer = answer or self._admissions.ask(process, credentials, self._identify)
         if isinstance(answer, Grant):
             return answer
-        self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)
+        self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + AGING_SECONDS)
         try:
             return await self._admissions.wait(answer, told)
         finally:

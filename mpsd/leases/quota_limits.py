@@ -67,7 +67,7 @@ class QuotaLimits:
         return ScopeLimits(self.settings, self.devices(), places, self._quota_of)
 
     def order(self) -> QueueOrder:
-        return QueueOrder(self.settings.aging_seconds, self.settings.backfill_seconds, self.clock())
+        return QueueOrder(self.settings.backfill_seconds, self.clock())
 
     def _quota_of(self, uid: int) -> Quota:
         return self.settings.quota_of(self._groups.of(uid, self.settings.quota_groups))

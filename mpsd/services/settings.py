@@ -12,9 +12,9 @@ FLOOR = 0.5  # of its own share each service keeps, so that it has that at once 
 SURPLUS = 0.9
 
 
-def elastic_policy(cost_seconds: float, horizon_seconds: float) -> Elastic:
+def elastic_policy(cost_seconds: float) -> Elastic:
     """Return the policy for services, whose moves are handovers."""
-    return Elastic(cost_seconds, horizon_seconds, least_move=LEAST_MOVE, floor=FLOOR, surplus=SURPLUS)
+    return Elastic(cost_seconds, least_move=LEAST_MOVE, floor=FLOOR, surplus=SURPLUS)
 
 
 class FailoverSettings(Struct, frozen=True):
@@ -23,4 +23,4 @@ class FailoverSettings(Struct, frozen=True):
     limits: PromotionLimits = field(default_factory=PromotionLimits)
     settle: Settle = field(default_factory=Settle)
     follow_grace: float = 10.0
-    elastic: Elastic = field(default_factory=lambda: elastic_policy(5.0, 60.0))
+    elastic: Elastic = field(default_factory=lambda: elastic_policy(5.0))

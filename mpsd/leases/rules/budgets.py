@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.device import Device
-from mpsd.model.lease import FULL_PERCENT, DomainPolicy, Lease
+from mpsd.model.lease import FULL_PERCENT, Lease
 
 MILLIONTHS = 1_000_000  # of a percent
 
@@ -25,8 +25,7 @@ class ScopeLevel(IntEnum):
     LEASE = 0
     USER = 1
     GROUP = 2
-    DOMAIN = 3
-    MACHINE = 4
+    MACHINE = 3
 
 
 class AmountKind(StrEnum):
@@ -38,7 +37,7 @@ class AmountKind(StrEnum):
 
 
 class Scope(NamedTuple):
-    """whose: a lease's id, a uid, a group's name, a domain's key; empty for the machine.  gpu: a UUID, or empty."""
+    """whose: a lease's id, a uid, a group's name; empty for the machine.  gpu: a UUID, or empty."""
 
     level: ScopeLevel
     kind: AmountKind
@@ -65,13 +64,6 @@ def to_percent(millionths: int) -> float:
     return millionths / MILLIONTHS
 
 
-def domain_name(lease: Lease) -> str:
-    """Return the key that all leases with a common fault domain have."""
-    spec = lease.spec
-    keys = {DomainPolicy.OWN: str(lease.id), DomainPolicy.GROUP: group_key(lease)}
-    return f"{spec.domain.value}:{keys.get(spec.domain, '')}"
-
-
 def group_key(lease: Lease) -> str:
     """Return the key of the lease's group: with the uid, so that no user joins another's; operators share one namespace."""
     return lease.spec.group if lease.for_all_users else f"{lease.owner_uid}:{lease.spec.group}"
@@ -94,17 +86,15 @@ def memory_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
 
 def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dict[Scope, int]:
     """Return the amounts that an active lease reserves.  The number of leases of a GPU is only for messages."""
-    spec, domain = lease.spec, domain_name(lease)
+    spec = lease.spec
     share = to_millionths(spec.sm_percent)
     amounts: dict[Scope, int] = {}
     for gpu in gpus:
         if share:
             amounts |= dict.fromkeys(sm_scopes(owner, gpu), share)
-            amounts[Scope(ScopeLevel.DOMAIN, AmountKind.SM, domain, gpu)] = share
         amounts[Scope(ScopeLevel.MACHINE, AmountKind.LEASES, gpu=gpu)] = 1
         if size := spec.memory_bytes.get(gpu):
             amounts |= dict.fromkeys(memory_scopes(owner, gpu), size)
-            amounts[Scope(ScopeLevel.DOMAIN, AmountKind.MEMORY, domain, gpu)] = size
     return amounts
 
 
@@ -168,8 +158,6 @@ class ScopeLimits(Struct, frozen=True):
             return _of_quota(self.quota_of(int(scope.whose)), scope.kind)
         if scope.level is ScopeLevel.GROUP:
             return _of_quota(self.settings.group_totals.get(scope.whose, Quota()), scope.kind)
-        if scope.level is ScopeLevel.DOMAIN:
-            return _of_quota(self.settings.domain_quota, scope.kind)
         return self._of_machine(scope)
 
     def sm_count(self, gpu: str) -> int:
@@ -235,7 +223,6 @@ def _holders(gpu: str, used: Mapping[Scope, int]) -> str:
 _WHOSE = {
     ScopeLevel.USER: "quota of user {}, ",
     ScopeLevel.GROUP: "quota of group {}, ",
-    ScopeLevel.DOMAIN: "fault domain {}, ",
     ScopeLevel.MACHINE: "",
 }
 _WORDS = {AmountKind.SM: "SMs"}

@@ -93,7 +93,7 @@ class Dealer:
 
     def _elastic(self) -> Elastic:
         settings = self._settings()
-        return Elastic(settings.move_cost_seconds, settings.horizon_seconds)
+        return Elastic(settings.move_cost_seconds)
 
     def _describe(
         self, pool: SmPool, lease_id: int, held: Sequence[int], starting: Mapping[int, int], now: float

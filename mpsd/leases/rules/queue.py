@@ -1,7 +1,7 @@
 """Order the waiting leases and clients, and decide which of them go in when room is free.
 
 The order: urgency, then the earlier deadline, then the earlier arrival.  Urgency is the priority (0 before 1), and rises by a
-step for every `aging_seconds` of waiting, without limit: so the oldest becomes the most urgent, however many newcomers arrive.
+step for every minute of waiting, without limit: so the oldest becomes the most urgent, however many newcomers arrive.
 
 An entry that does not fit may be passed by entries behind it that do, for `backfill_seconds`.  After that its amounts are set
 aside: no entry behind it takes them.  So no entry starves as long as others end (tests/unit/leases/rules/test_admission.py).
@@ -18,6 +18,8 @@ from msgspec import Struct, field
 
 from mpsd.leases.rules.budgets import Amounts, Scope, ScopeLimits, first_blocked, shortage
 from mpsd.model.process import ProcessId
+
+AGING_SECONDS = 60.0  # after which an entry of priority 1 counts as one of priority 0 that has just come
 
 
 class Waiting(Struct, frozen=True):
@@ -65,14 +67,13 @@ class QueuePlan(Struct, frozen=True):
 
 
 class QueueOrder(Struct, frozen=True):
-    """The settings that the order depends on, and the time."""
+    """The setting that the order depends on, and the time."""
 
-    aging_seconds: float
     backfill_seconds: float
     now: float
 
     def rank(self, one: Waiting) -> tuple[float, float, int]:
-        steps = max(0.0, self.now - one.arrived_at) // self.aging_seconds
+        steps = max(0.0, self.now - one.arrived_at) // AGING_SECONDS
         return (one.priority - steps, math.inf if one.deadline is None else one.deadline, one.number)
 
     def may_be_passed(self, one: Waiting) -> bool:
@@ -80,8 +81,8 @@ class QueueOrder(Struct, frozen=True):
 
     def next_rise(self, one: Waiting) -> float:
         """Return the time at which the entry becomes more urgent."""
-        steps = max(0.0, self.now - one.arrived_at) // self.aging_seconds
-        return one.arrived_at + (steps + 1) * self.aging_seconds
+        steps = max(0.0, self.now - one.arrived_at) // AGING_SECONDS
+        return one.arrived_at + (steps + 1) * AGING_SECONDS
 
 
 def in_order(waiting: Iterable[Waiting], order: QueueOrder) -> list[Waiting]:

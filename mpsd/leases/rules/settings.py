@@ -26,12 +26,11 @@ class AdmissionSettings(Struct, frozen=True):
     """default: what happens to a client without a lease.  refuse_with: how a client is refused.
 
     wait_seconds: how long a client may wait before it is refused; None, or if it is refused by waiting: for ever.
-    aging_seconds: after so long, a waiting entry counts as a step more urgent.  backfill_seconds: for so long it may be passed.
+    backfill_seconds: for so long a waiting entry may be passed.
     user_*: the quota of each user except operators; group_quotas: in its place for members of a Unix group, the first that
-    fits; group_totals: of all members of a Unix group together.  domain_*: of leases that share fault domains.  operators: uids
-    without quotas, whose leases serve all users.  redistribute: whether shares of a group are dealt anew as its members start;
-    inherit_seconds: after so long without its process, a share is dealt to the others; move_cost_seconds, horizon_seconds: of
-    the elastic policy (elastic_shares.py).
+    fits; group_totals: of all members of a Unix group together.  operators: uids without quotas, whose leases serve all
+    users.  redistribute: whether shares of a group are dealt anew as its members start; inherit_seconds: after so long without
+    its process, a share is dealt to the others; move_cost_seconds: of the elastic policy (elastic_shares.py).
     """
 
     default: Literal["share", "refuse"] = "share"
@@ -44,7 +43,6 @@ class AdmissionSettings(Struct, frozen=True):
     is_short_of_files: bool = False  # mpsd's descriptors limit max_clients: waiting clients take those that others need
     max_queue: int = 1024
     user_queue: int = 128
-    aging_seconds: float = 60.0
     backfill_seconds: float = 30.0
     user_sm_percent: float | None = None
     user_memory_bytes: int | None = None
@@ -52,21 +50,14 @@ class AdmissionSettings(Struct, frozen=True):
     user_leases: int | None = 256
     group_quotas: Mapping[str, Quota] = field(default_factory=dict)
     group_totals: Mapping[str, Quota] = field(default_factory=dict)
-    domain_sm_percent: float | None = None
-    domain_memory_bytes: int | None = None
     operators: frozenset[int] = frozenset({ROOT_UID})
     redistribute: Literal["off", "group", "elastic"] = "off"
     inherit_seconds: float = 30.0
     move_cost_seconds: float = 5.0
-    horizon_seconds: float = 60.0
 
     @property
     def user_quota(self) -> Quota:
         return Quota(self.user_sm_percent, self.user_memory_bytes, self.user_clients, self.user_leases)
-
-    @property
-    def domain_quota(self) -> Quota:
-        return Quota(self.domain_sm_percent, self.domain_memory_bytes)
 
     @property
     def quota_groups(self) -> tuple[str, ...]:

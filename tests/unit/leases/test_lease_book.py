@@ -240,14 +240,6 @@ def test_a_group_of_unix_has_its_own_quota_and_total(tmp_path):
         world.book.create(1002, spec(11, by_uid(1002), gpus=("1",)))
 
 
-def test_domains_have_a_budget_where_one_is_set(world):
-    world.change(domain_sm_percent=50.0)
-    world.book.create(ROOT, spec(50))
-    with pytest.raises(NoRoom, match="fault domain shared"):
-        world.book.create(ROOT, spec(10))
-    world.book.create(ROOT, spec(50, domain=DomainPolicy.OWN))
-
-
 def test_a_user_makes_no_lease_for_anothers_processes(world):
     with pytest.raises(NotAllowed):
         world.book.create(ALICE, spec(selector=by_uid(BOB)))

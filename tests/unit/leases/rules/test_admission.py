@@ -16,17 +16,17 @@ from mpsd.leases.rules.budgets import (
     shortage,
     to_millionths,
 )
-from mpsd.leases.rules.queue import Demand, QueueOrder, QueuePlan, Waiting, in_order, plan
+from mpsd.leases.rules.queue import AGING_SECONDS, Demand, QueueOrder, QueuePlan, Waiting, in_order, plan
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.device import Device
-from mpsd.model.lease import DomainPolicy, Lease, LeaseSpec, LeaseState, Refusal, Selector, SelectorKind
+from mpsd.model.lease import Lease, LeaseSpec, LeaseState, Refusal, Selector, SelectorKind
 
 GPU = "GPU-a"
 OTHER = "GPU-b"
 DEVICES = (Device(0, GPU, "A", 1000, "0"), Device(1, OTHER, "B", 1000, "1"))
 ALICE = Owner(1000, ("staff",))
 SM = Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=GPU)
-AGING, BACKFILL = 10.0, 5.0
+BACKFILL = 5.0
 
 
 def lease(sm: float = 50.0, state: LeaseState = LeaseState.ACTIVE, **fields: object) -> Lease:
@@ -59,8 +59,6 @@ LIMITS = [
     (Scope(ScopeLevel.USER, AmountKind.LEASES, "1000"), {"user_leases": 4}, 4),
     (Scope(ScopeLevel.GROUP, AmountKind.LEASES, "staff"), {"group_totals": {"staff": Quota(leases=2)}}, 2),
     (Scope(ScopeLevel.GROUP, AmountKind.LEASES, "other"), {"group_totals": {"staff": Quota(leases=2)}}, None),
-    (Scope(ScopeLevel.DOMAIN, AmountKind.SM, "own:7", GPU), {"domain_sm_percent": 80.0}, 80_000_000),
-    (Scope(ScopeLevel.DOMAIN, AmountKind.MEMORY, "own:7", GPU), {}, None),
 ]
 
 
@@ -83,31 +81,25 @@ def test_parts_never_add_up_to_more(percent: float, parts: int) -> None:
 
 
 def test_a_lease_takes_of_each_gpu_and_of_its_owners_quotas() -> None:
-    amounts = lease_amounts(lease(30, memory_bytes={GPU: 5}, domain=DomainPolicy.OWN), [GPU, OTHER], ALICE)
+    amounts = lease_amounts(lease(30, memory_bytes={GPU: 5}), [GPU, OTHER], ALICE)
     share = 30_000_000
     expected = {
         Scope(ScopeLevel.MACHINE, AmountKind.MEMORY, gpu=GPU): 5,
         Scope(ScopeLevel.USER, AmountKind.MEMORY, "1000", GPU): 5,
-    }
-    expected |= {
         Scope(ScopeLevel.GROUP, AmountKind.MEMORY, "staff", GPU): 5,
-        Scope(ScopeLevel.DOMAIN, AmountKind.MEMORY, "own:7", GPU): 5,
     }
     for gpu in (GPU, OTHER):
         expected |= {
             Scope(ScopeLevel.MACHINE, AmountKind.SM, gpu=gpu): share,
             Scope(ScopeLevel.MACHINE, AmountKind.LEASES, gpu=gpu): 1,
-        }
-        expected |= {
             Scope(ScopeLevel.USER, AmountKind.SM, "1000", gpu): share,
             Scope(ScopeLevel.GROUP, AmountKind.SM, "staff", gpu): share,
         }
-        expected |= {Scope(ScopeLevel.DOMAIN, AmountKind.SM, "own:7", gpu): share}
     assert amounts == expected
 
 
 def test_an_operators_lease_is_under_no_quota() -> None:
-    assert {scope.level for scope in lease_amounts(lease(), [GPU], None)} == {ScopeLevel.MACHINE, ScopeLevel.DOMAIN}
+    assert {scope.level for scope in lease_amounts(lease(), [GPU], None)} == {ScopeLevel.MACHINE}
 
 
 HINDRANCES = [
@@ -164,7 +156,7 @@ def one(number: int, sm: float, arrived: float = 0.0, priority: int = 0, deadlin
 
 
 def order(now: float) -> QueueOrder:
-    return QueueOrder(AGING, BACKFILL, now)
+    return QueueOrder(BACKFILL, now)
 
 
 def decide(waiting: list[Waiting], used: float, now: float) -> QueuePlan:
@@ -177,8 +169,8 @@ ORDERS = [
     pytest.param([one(1, 1), one(2, 1, deadline=99.0)], 0.0, [2, 1], id="the earlier deadline"),
     pytest.param([one(1, 1, deadline=98.0), one(2, 1, deadline=99.0)], 0.0, [1, 2], id="... of two"),
     pytest.param([one(1, 1, priority=1), one(2, 1, deadline=99.0)], 0.0, [2, 1], id="priority before deadline"),
-    pytest.param([one(1, 1, priority=1), one(2, 1, 15.0)], 19.0, [1, 2], id="age makes up for priority"),
-    pytest.param([one(1, 1), one(2, 1, 15.0, deadline=21.0)], 20.0, [1, 2], id="and for deadlines"),
+    pytest.param([one(1, 1, priority=1), one(2, 1, 90.0)], 119.0, [1, 2], id="age makes up for priority"),
+    pytest.param([one(1, 1), one(2, 1, 90.0, deadline=126.0)], 120.0, [1, 2], id="and for deadlines"),
     pytest.param([one(1, 1, priority=1), one(2, 1)], 1000.0, [2, 1], id="all grow old alike"),
     pytest.param([one(1, 1, 50.0), one(2, 1, 40.0)], 0.0, [1, 2], id="a clock that was set back"),
 ]
@@ -247,7 +239,7 @@ def test_nobody_starves(size: int, priority: int, newcomers: list[tuple[int, int
     waiting: dict[object, Waiting] = {0: large}
     running: list[tuple[float, int]] = []  # until when, how much
     most_seconds = 6
-    bound = 2 * AGING + 2 * AGING * most_seconds + most_seconds
+    bound = 2 * AGING_SECONDS + 2 * AGING_SECONDS * most_seconds + most_seconds
     now, number = 0.0, 0
     while 0 in waiting:
         assert now <= bound
