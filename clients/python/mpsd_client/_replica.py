@@ -26,9 +26,7 @@ from mpsd_client._schedule import ImageSchedule
 from mpsd_client._session import CudaError
 
 SERVE = "serve"
-LAST = (  # mpsd will never take the replica
-    ErrorCode.NOT_ALLOWED, ErrorCode.BAD_REQUEST, ErrorCode.NO_SUCH_METHOD, ErrorCode.ARENA_SEALED
-)  # fmt: skip
+LAST = (ErrorCode.NOT_ALLOWED, ErrorCode.BAD_REQUEST, ErrorCode.ARENA_SEALED)  # mpsd will never take the replica
 PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY, ErrorCode.UNUSABLE_PATH)  # ask again
 SUFFIX = ".replica"
 LOOK_SECONDS = 0.5  # between two looks at the images, at most
