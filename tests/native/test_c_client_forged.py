@@ -174,7 +174,7 @@ WRONG_ANSWERS = [
     # arenas
     *(
         pytest.param("arena.open", without(field), "EPROTO", id=f"an arena without {field}")
-        for field in ("id", "base", "window_bytes", "capacity_bytes", "generation", "is_sealed")
+        for field in ("id", "base", "window_bytes", "capacity_bytes", "generation", "state_serial", "is_sealed")
     ),
     pytest.param("arena.open", with_result(base="here"), "EPROTO", id="a base that is no number"),
     pytest.param("arena.open", with_result(base=-1), "EPROTO", id="a negative base"),

@@ -29,6 +29,7 @@ static inline int mpsd_read_facts(struct mpsd_session *session, const char *meth
 	    mpsd_unpack_find_uint(result, "allocations", &facts->allocations) < 0 ||
 	    mpsd_unpack_find_uint(result, "layout_bytes", &facts->layout_bytes) < 0 ||
 	    mpsd_unpack_find_uint(result, "generation", &facts->generation) < 0 ||
+	    mpsd_unpack_find_uint(result, "state_serial", &facts->state_serial) < 0 ||
 	    mpsd_unpack_find(result, "is_sealed", &at) < 0 || mpsd_unpack_bool(&at, &facts->is_sealed) < 0)
 		return mpsd_broken(session, method, "an arena lacks a field");
 	if (!facts->base || !facts->window_bytes || facts->base % MPSD_GRANULE || facts->window_bytes % MPSD_GRANULE ||
@@ -36,8 +37,6 @@ static inline int mpsd_read_facts(struct mpsd_session *session, const char *meth
 		return mpsd_broken(session, method, "the window is no range of addresses");
 	if (mpsd_unpack_find_uint(result, "openings", &facts->openings) < 0)
 		facts->openings = 0;
-	if (mpsd_unpack_find_uint(result, "state_serial", &facts->state_serial) < 0)
-		facts->state_serial = 0;
 	mpsd_copy_text(result, "gpu", facts->gpu, sizeof(facts->gpu));
 	mpsd_copy_text(result, "layout_hash", facts->layout_hash, sizeof(facts->layout_hash));
 	return 0;
