@@ -90,7 +90,7 @@ def test_mpsd_is_killed_and_one_keeper_and_both(limited: Machine) -> None:
         left = [name for name in NAMES if contents(mpsd, mpsd.ask(calls.arena_get(name))) == words(name)]
         status = mpsd.ask(calls.status()).keeper
     assert left == NAMES[:4]
-    assert status == values.Keeper("works", pids[0], 4 * (EACH + 1), pids[:1])
+    assert status == values.Keeper("works", pids[0], pids[:1], 4 * (EACH + 1))
     assert limited.quit() == 0
     wait_for("the end of all keepers", lambda: not any(map(is_running, pids)))
     assert list(limited.state.glob("vault-keeper*")) == []
