@@ -12,7 +12,7 @@ import pytest
 from mpsd.check.probes import CAPABILITIES
 from mpsd.config import paths as places
 from mpsd.config.options import Config
-from mpsd.host.draining import FUSE_CONNECTIONS
+from mpsd.host.file_servers import FUSE_CONNECTIONS
 from tests.integration.machine import open_machine
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -122,7 +122,7 @@ def test_a_failed_containment_is_told_before_the_sentinels_client_has_ended(mps:
     with dying_slowly(armed.pid):
         culprit.open_gate()
         assert sentinel.comes(FAILED)
-        assert state(armed.pid) == "t"
+        eventually(lambda: state(armed.pid) == "t")
         assert sentinel.process.poll() is None
     assert sentinel.process.wait(20) == 1
 
