@@ -286,6 +286,13 @@ def test_the_driver_is_loaded_before_systemd_looks_for_its_devices() -> None:
     assert "nvidia-modprobe" in DEVICES_UNIT.read_text()
 
 
+def test_a_driver_that_does_not_answer_delays_mpsd_for_a_while_only() -> None:
+    """Type=oneshot has no timeout of itself (systemd.service(5)), and mpsd.service is started after that unit."""
+    lines = DEVICES_UNIT.read_text().splitlines()
+    assert "Type=oneshot" in lines
+    assert [line for line in lines if re.fullmatch(r"Timeout(Start)?Sec=[1-9][0-9]*", line)]
+
+
 def test_every_line_of_the_unit_that_hardens_is_explained() -> None:
     """An operator who meets a refusal finds out which line, and what it is for."""
     explained = (ROOT / "docs/install.md").read_text()
