@@ -66,12 +66,12 @@ def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
         book.adopt(process, Credentials(process.pid, domain.uids.get(process, owner[0]), owner[1]))
 
 
-def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain: Domain, is_new: bool) -> None:
+def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain: Domain, is_new: bool, is_again: bool) -> None:
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
     company, uid = partial(_has_company, domain, process), book.uid_of(process)
     has_channel = domain.members.get(process) == math.inf  # of an earlier connection, or an earlier mpsd
-    attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel)
+    attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel, is_again)
 
 
 def _has_company(domain: Domain, process: ProcessId) -> bool:

@@ -57,7 +57,8 @@ class Incidents:
     """Guards that every observation is judged by mpsd's knowledge at that moment, and that the result is stored and published.
 
     observed: each observation, with its domain if known, before it is judged.  revised: each new revision of an incident.
-    client_arrived: each connection of a client, and whether it is its first.  client_hung_up: the end of each.
+    client_arrived: each connection of a client, whether the client was unknown, and whether the connection is linked again.
+    client_hung_up: the end of each.
     guard: watches a client's guards in a range, and returns whether accesses to them will be seen.
     watches_since: when mpsd began to see clients come and go, on a machine that had clients before.
     """
@@ -96,7 +97,7 @@ class Incidents:
         self._changed = Changed()
         self.observed = Signal[[Observation]]()
         self.revised = Signal[[Incident]]()
-        self.client_arrived = Signal[[ProcessId, Domain, bool]]()
+        self.client_arrived = Signal[[ProcessId, Domain, bool, bool]]()
         self.client_hung_up = Signal[[ProcessId]]()
 
     def configure(self, settings: FaultSettings) -> None:
@@ -222,10 +223,10 @@ class Incidents:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """Record a connection of a client that is placed in the domain; called for each one."""
+    def arrived(self, process: ProcessId, domain: Domain, is_again: bool = False) -> None:
+        """Record a connection of a client that is placed in the domain; called for each one, and each time it is linked."""
         is_new = self.parties.meet(process, domain.name)
-        self.client_arrived.emit(process, domain, is_new)
+        self.client_arrived.emit(process, domain, is_new, is_again)
 
     def hung_up(self, process: ProcessId) -> None:
         """Record that a connection of the client has ended."""

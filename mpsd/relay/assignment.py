@@ -55,8 +55,11 @@ class Separation(Protocol):
     def pause_of(self, process: ProcessId) -> float:
         """Return the seconds that it has to wait; 0: it may start."""
 
-    def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """Note that it connects to the domain; called for each connection, when its turn has come."""
+    def arrived(self, process: ProcessId, domain: Domain, is_again: bool = False) -> None:
+        """Note that it connects to the domain; called for each connection, when its turn has come.
+
+        is_again: with a connection that was linked before, perhaps to another domain.
+        """
 
     def hung_up(self, process: ProcessId) -> None:
         """Note that a connection has ended."""

@@ -33,6 +33,7 @@ class ClientConnection(Struct):
     link: Forwarding
     why_not: str = ""  # why it gets no further: its process is not known
     facts: StartFacts = NOTHING  # what its process was started with, as read last
+    has_arrived: bool = False  # at a domain; linked again, it is no further connection
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     places: Counter[int] = field(default_factory=Counter)  # those of which it has one, by the uid of their share (server.py)
 

@@ -219,7 +219,8 @@ class Conversations(Struct):
             return None
         if caller.process is not None:
             domain.admit(caller.process)
-            self.assignment.separation.arrived(caller.process, domain)
+            self.assignment.separation.arrived(caller.process, domain, caller.has_arrived)
+            caller.has_arrived = True
         self.keeper.hold(caller.domain_id(domain.name), backend)
         return await self._through(caller, domain, backend, right)
 

@@ -87,6 +87,7 @@ class Attachments:
         is_roomy: bool = True,
         uid: int | None = None,
         has_asked: bool = True,
+        is_again: bool = False,
     ) -> None:
         """Watch a client; call it at each connection of the client.
 
@@ -94,10 +95,11 @@ class Attachments:
         fails.  gpus: the UUIDs of the domain.  has_company: whether the client's end could hurt another one, since the domain
         has other clients and is not in FAULT.  is_roomy: the client's memory limit leaves room for a context.  uid: with which
         it connected: it may run another user's program by now; None: not known.  has_asked: for a context, or it may have.
+        is_again: the connection was linked before: it is no further one.
         """
         known = self._watches.get(process)
         if known is not None:
-            known.connect(domain, gpus, has_company)
+            known.connect(domain, gpus, has_company, is_again)
         elif not self.settings.is_idle and self._has_room():
             share = self._share_of(uid or processes.charged_uid(process.pid))
             in_thread, close = partial(self._looks.run, share), partial(self._closings.run, share)

@@ -112,15 +112,16 @@ class Watch(Struct, eq=False):
         """Look again after an event of the client, and often for a while."""
         self._woken.set()
 
-    def connect(self, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool]) -> None:
-        """Record one more connection of the client, for a context.
+    def connect(self, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool], is_again: bool = False) -> None:
+        """Record one more connection of the client, for a context, or that mpsd has linked one again.
 
         It may be in another domain, if the one before fell ill or was another user's.
         """
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
-        self.connections += 1
-        self.has_asked, self._is_complete = True, False
-        self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # before that it had no context to miss
+        if not is_again:
+            self.connections += 1
+            self.has_asked, self._is_complete = True, False
+            self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # before that it had no context to miss
         self.wake()
 
     def note_leaving(self) -> None:

@@ -75,7 +75,7 @@ class CoreDumps:
         self._writers: FileWriters | None = None
         self._judged = Rates(_JUDGED)
 
-    def note_arrival(self, process: ProcessId, domain: Domain, is_new: bool) -> None:
+    def note_arrival(self, process: ProcessId, domain: Domain, is_new: bool, is_again: bool) -> None:
         if is_new and self._writers is None:  # else only the kernel's word counts
             self.meet(process)
 

@@ -18,9 +18,9 @@ def test_the_watch_of_a_client_has_the_user_who_connected(seen_at: float, has_as
     book = SimpleNamespace(grant_of=lambda process: None, uid_of=lambda process: 1000)
     attachments = SimpleNamespace(watch=lambda *words: watched.append(words))
     domain = SimpleNamespace(name="default", gpus=("GPU",), members={process: seen_at})
-    _watch(attachments, book, process, domain, True)  # type: ignore[arg-type]
+    _watch(attachments, book, process, domain, True, False)  # type: ignore[arg-type]
     [(watched_process, name, gpus, _, *facts)] = watched
-    assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_asked])
+    assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_asked, False])
 
 
 def test_an_adopted_client_counts_against_the_user_who_connected() -> None:

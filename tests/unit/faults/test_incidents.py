@@ -255,12 +255,13 @@ async def test_an_error_that_an_sm_exception_gives_is_a_failure(world, autojump_
 
 async def test_arrivals_and_ends_of_connections_are_passed_on(world, autojump_clock):
     seen = []
-    world.incidents.client_arrived.subscribe(lambda process, domain, is_new: seen.append((process.pid, domain.name, is_new)))
+    world.incidents.client_arrived.subscribe(lambda process, domain, *how: seen.append((process.pid, domain.name, *how)))
     world.incidents.client_hung_up.subscribe(lambda process: seen.append(process.pid))
     domain = world.domain()
     world.arrive(domain, 101, 101)
+    world.incidents.arrived(ProcessId(101, 7), domain, is_again=True)
     world.incidents.hung_up(ProcessId(101, 7))
-    assert seen == [(101, "default", True), (101, "default", False), 101]
+    assert seen == [(101, "default", True, False), (101, "default", False, False), (101, "default", False, True), 101]
 
 
 # -- blame ---------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class NobodyApart:
     def pause_of(self, process: ProcessId) -> float:
         return 0.0
 
-    def arrived(self, process: ProcessId, domain: Domain) -> None: ...
+    def arrived(self, process: ProcessId, domain: Domain, is_again: bool = False) -> None: ...
 
     def hung_up(self, process: ProcessId) -> None: ...
 
@@ -72,6 +72,9 @@ class HopefulPool:
 
     def place_now(self, ask, process):
         return None if self.is_told else self.domain
+
+    def home_of(self, process):
+        return None
 
     async def place(self, ask, process):
         return self.place_now(ask, process) or await trio.sleep_forever()

@@ -1,7 +1,6 @@
 """How long a client may keep others out of its domain."""
 
 import math
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +10,10 @@ import trio.testing
 from mpsd.domains.handshake_gate import Entrant, HandshakeGate
 from mpsd.domains.rules.vendor_limits import unlimited
 from mpsd.model.process import Credentials, ProcessId
-from mpsd.relay import message
-from mpsd.relay.assignment import Assignment
-from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.conversation import Conversations, RelaySettings
-from mpsd.relay.forwarding import Forwarding, LinkSide
+from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.offences import Offences
-from tests.running import running
-from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdmission
+from tests.unit.relay.test_conversation import HopefulPool
 
 OWN, OTHER = 1, 2  # users
 PATIENCE, TIME, LONG = 0.5, 5.0, 30.0
@@ -350,49 +345,3 @@ async def test_a_client_that_ends_as_another_comes_is_not_overdue(autojump_clock
             nursery.start_soon(come_or_end, True)
             async with domain.guard.window(waiter(OWN), domain.control) as right:
                 assert await shared._link(caller, domain, None, right) is LinkSide.DOMAIN
-
-
-async def test_a_client_that_a_healthy_daemon_leaves_without_an_answer_makes_way_and_is_linked_again(autojump_clock, tmp_path):
-    """It kept the others out for ever.  Its own connection stays open: closed, it would run without MPS."""
-    pool, held = HopefulPool(), set()
-    domain = pool.domain
-    domain.control = VendorDaemon(str(tmp_path / "control"))
-    keeper = SimpleNamespace(hold=lambda name, end: held.add(name), drop=held.discard)
-    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
-    assignment = Assignment(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False, reader=None)
-    assignment.may_place.set()
-    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        for end in (ours, theirs, listener):
-            end.setblocking(False)
-        listener.bind(domain.control.path)
-        listener.listen()
-        link = Forwarding(ours, may_impersonate=False, share=OWN)
-        caller = ClientConnection(1, "control", ours, Credentials(1, OWN, OWN), None, 0.0, link)
-        theirs.send(b"hello")
-        async with running(shared.run, caller):
-            first = await accepted(listener)
-            assert (await message.receive(first)).data == b"hello"
-            began = trio.current_time()
-            async with domain.guard.window(waiter(OTHER, object()), domain.control):
-                assert trio.current_time() - began == pytest.approx(TIME, abs=0.1)
-                with trio.fail_after(1):
-                    assert await message.receive(first) is None
-                with pytest.raises(BlockingIOError):
-                    theirs.recv(1)
-            assert not shared.offences.of(caller.process, OWN), "a server may have had to start"
-            with trio.fail_after(10):
-                again = await accepted(listener)
-                assert (await message.receive(again)).data == b"hello"
-                again.send(b"answer")
-                assert (await message.receive(theirs)).data == b"answer"
-        for end in (first, again):
-            end.close()
-
-
-async def accepted(listener):
-    await trio.lowlevel.wait_readable(listener)
-    end, _ = listener.accept()
-    end.setblocking(False)
-    return end

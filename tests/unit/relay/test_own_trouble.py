@@ -26,7 +26,8 @@ from tests.running import running
 from tests.unit.relay.test_backlog import descriptors_all_in_use
 from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdmission
 from tests.unit.relay.test_forwarding import PATIENCE, pair, well
-from tests.unit.relay.test_overdue import VendorDaemon, accepted
+from tests.unit.relay.test_linked_again import accepted
+from tests.unit.relay.test_overdue import VendorDaemon
 
 LIVING = SimpleNamespace(is_alive=lambda: True)
 

@@ -185,6 +185,15 @@ async def test_a_client_that_may_lack_its_own_va_space_is_accused_without_proof(
     assert observation.is_proof is is_proof
 
 
+async def test_a_connection_that_is_linked_again_asks_for_no_context() -> None:
+    """mpsd took it for the second one, with which the client's own VA space is there: another's convicted the client."""
+    watch = watch_of(Told(), OneEvent(FATAL), 1)
+    watch.has_asked, watch._is_complete = False, False
+    watch.connect("other", ("GPU-b",), company, is_again=True)
+    assert (watch.domain, watch.gpus, watch.connections, watch.has_asked) == ("other", ("GPU-b",), 1, False)
+    assert watch._woken.is_set()
+
+
 async def test_a_client_that_asks_while_mpsd_looks_is_looked_at_again() -> None:
     told = Told()
     watch = watch_of(told, OneEvent(FATAL), 1)
