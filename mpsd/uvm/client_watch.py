@@ -30,6 +30,7 @@ from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.client import ShieldState, WatchStatus
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
+from mpsd.notify import Changed
 from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.client_descriptors import ProcessEnded
 from mpsd.uvm.fault_digest import digest, digest_guarded, doubted, guarded
@@ -89,6 +90,7 @@ class Watch(Struct, eq=False):
     connections: int = 1  # a process makes one, and one more for each context
     has_asked: bool = True  # for a context: then it has opened its own VA space
     _is_complete: bool = False  # mpsd has taken all its descriptors since
+    _looked: Changed = field(default_factory=Changed)
     _leaving: list[HeldSpace] = field(default_factory=list)  # are being closed; the client's end may cancel that
     _listeners: dict[HeldSpace, trio.CancelScope] = field(default_factory=dict)
     _woken: trio.Event = field(default_factory=trio.Event)
@@ -253,6 +255,7 @@ class Watch(Struct, eq=False):
         self._count()
         self.has_asked &= not found.lost or self.connections > connections  # it may have executed another program
         self._is_complete = self.has_asked and self.connections == connections and not (found.why or self._is_full)
+        self._looked.notify()
         for holding in self.holdings:
             if holding.queue is not None and holding not in self._listeners:
                 self._listeners[holding] = trio.CancelScope()
@@ -286,8 +289,8 @@ class Watch(Struct, eq=False):
             while True:
                 await until_perhaps_readable(queue)  # for ever: most clients never fault
                 with trio.move_on_after(_KNOWN_SECONDS):
-                    while self.has_asked and not self._is_complete:  # noqa: ASYNC110 as _attend does
-                        await trio.sleep(_BREATH_SECONDS)
+                    while self.has_asked and not self._is_complete:
+                        await self._looked.wait()
                 await trio.sleep(await self._take_in_turn(queue))
                 if self._in_guards:
                     await trio.sleep(_VERDICT_SECONDS)

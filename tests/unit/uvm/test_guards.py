@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from msgspec.structs import replace
 
 from mpsd.errors import TooMany
@@ -185,6 +187,26 @@ async def test_a_client_that_may_lack_its_own_va_space_is_accused_without_proof(
     assert observation.is_proof is is_proof
 
 
+async def test_a_fault_before_the_look_is_told_right_after_it(autojump_clock: trio.testing.MockClock) -> None:
+    """With proof, which it has from then on."""
+    told, queue = Told(), OneEvent(FATAL, os.eventfd(1))
+    watch = watch_of(told, queue, 1)
+    found = processes.process_id(os.getpid())
+    assert found is not None
+    watch.process, watch._is_complete = found, False
+    nothing: Any = lambda process, pidfd, have: []  # noqa: E731
+    watch.around = WatchParts(nothing, ignore, lambda process: True, INSPECTOR, told, directly, directly, ignore, ignore)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch._listen, queue, trio.CancelScope())
+        await trio.sleep(0.1)
+        assert not told.observations
+        await watch._look(-1, SimpleNamespace(start_soon=ignore))  # type: ignore[arg-type]
+        await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    os.close(queue.descriptor)
+    assert [each.is_proof for each in told.observations] == [True]
+
+
 async def test_a_connection_that_is_linked_again_asks_for_no_context() -> None:
     """mpsd took it for the second one, with which the client's own VA space is there: another's convicted the client."""
     watch = watch_of(Told(), OneEvent(FATAL), 1)
@@ -219,9 +241,10 @@ class OneEvent:
     """A queue with one event."""
 
     event: UvmEvent
+    descriptor: int = -1
 
     def fileno(self) -> int:
-        return -1
+        return self.descriptor
 
     def take(self) -> Taken:
         return Taken((self.event,))
