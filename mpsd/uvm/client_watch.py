@@ -90,6 +90,8 @@ class Watch(Struct, eq=False):
     connections: int = 1  # a process makes one, and one more for each context
     has_asked: bool = True  # for a context: then it has opened its own VA space
     _is_complete: bool = False  # mpsd has taken all its descriptors since
+    _is_new: bool = False  # it may have executed another program, which has made no connection yet
+    _known_connections: int = 1  # at the last look
     _looked: Changed = field(default_factory=Changed)
     _leaving: list[HeldSpace] = field(default_factory=list)  # are being closed; the client's end may cancel that
     _listeners: dict[HeldSpace, trio.CancelScope] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class Watch(Struct, eq=False):
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
         if not is_again:
             self.connections += 1
-            self.has_asked, self._is_complete = True, False
+            self.has_asked, self._is_complete, self._is_new = not self._is_new, False, False
             self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # before that it had no context to miss
         self.wake()
 
@@ -253,7 +255,9 @@ class Watch(Struct, eq=False):
         self._leaving = []
         await around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings, around.inspector)
         self._count()
-        self.has_asked &= not found.lost or self.connections > connections  # it may have executed another program
+        if found.lost and self.connections == connections:  # it may have executed another program
+            self.has_asked, self._is_new = False, connections == self._known_connections
+        self._known_connections = connections
         self._is_complete = self.has_asked and self.connections == connections and not (found.why or self._is_full)
         self._looked.notify()
         for holding in self.holdings:

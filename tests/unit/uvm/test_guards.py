@@ -187,6 +187,31 @@ async def test_a_client_that_may_lack_its_own_va_space_is_accused_without_proof(
     assert observation.is_proof is is_proof
 
 
+@pytest.mark.parametrize(("comes_first", "connections", "is_proof"), [(0, 1, False), (0, 2, True), (1, 1, True)])
+async def test_the_first_connection_of_a_program_that_the_client_executes_asks_for_no_context(
+    monkeypatch: pytest.MonkeyPatch, comes_first: int, connections: int, is_proof: bool
+) -> None:
+    """What it had received before stays open there, and its own VA space comes after that connection."""
+    told, queue = Told(), OneEvent(FATAL)
+    watch = watch_of(told, queue, 2)
+    found = processes.process_id(os.getpid())
+    assert found is not None
+    watch.process = found
+    nothing: Any = lambda process, pidfd, have: []  # noqa: E731
+    watch.around = WatchParts(nothing, ignore, lambda process: True, INSPECTOR, told, directly, directly, ignore, ignore)
+    life: Any = SimpleNamespace(start_soon=ignore)
+    own = watch.holdings[0]
+    monkeypatch.setattr("mpsd.uvm.holding.find_closed", lambda have, inspector: [each for each in have if each is own])
+    for _ in range(comes_first):
+        watch.connect("default", ("GPU-a",), company)
+    await watch._look(-1, life)
+    for _ in range(connections):
+        watch.connect("default", ("GPU-a",), company)
+        await watch._look(-1, life)
+    watch._take(queue)
+    assert [each.is_proof for each in told.observations] == [is_proof]
+
+
 async def test_a_fault_before_the_look_is_told_right_after_it(autojump_clock: trio.testing.MockClock) -> None:
     """With proof, which it has from then on."""
     told, queue = Told(), OneEvent(FATAL, os.eventfd(1))
