@@ -161,11 +161,13 @@ class Images:
         with self.directory.locked():
             self.directory.replace("limits", msgspec.json.encode(limits))
 
-    def tidy(self) -> None:
-        """After an image: remove the images that the limits do not allow, and free what no image uses."""
+    def tidy(self, *, has_failed: bool = False) -> None:
+        """After an image: remove the images that the limits do not allow, and free what no image uses.
+
+        has_failed: the image; free that also if no image was removed: what killed processes left may have taken its room."""
         limits = self.directory.limits()
         with suppress(ImageDamaged):  # `verify` and `list` report it
-            if self.retain(limits.keep, limits.age_seconds):
+            if self.retain(limits.keep, limits.age_seconds) or has_failed:
                 self.collect()
 
     def retain(self, keep: int | None, age_seconds: float | None) -> list[str]:

@@ -194,7 +194,8 @@ class Imager:
     def give_up(self, why: str = "") -> None:
         """End the image that is under way; it leaves nothing.  why: it has failed.
 
-        After the answer about a failure this is called again: the disk space that killed imagers left may have been missing."""
+        After the answer about a failure this is called again: the disk space may have been missing that killed imagers left, or
+        images that no imager has removed, as after a move."""
         if why:
             self._has_failed = True
             with suppress(*FAILURES):  # as on a full disk
@@ -210,6 +211,6 @@ class Imager:
         if self._has_failed and not why:
             self._has_failed = False
             with suppress(*FAILURES):
-                self._images.collect()
+                self._images.tidy(has_failed=True)
         for each in self._arenas.values():
             each.give_up()
