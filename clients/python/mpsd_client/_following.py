@@ -32,6 +32,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two attempts to con
 HAND_SECONDS = 0.5  # how long a promotion waits for the thread in standby() to begin its term, before the next poll
 STOP_SECONDS = 2.0  # how long the thread may take to end
 MOST_REASONS = 8  # reasons logged for one loss
+ADOPT_SECONDS = 3600.0  # the heartbeat before the term: mpsd takes no longer one
 RESTORE_SECONDS = 1.0  # between two attempts to give mpsd again what its keeper has lost
 PASSING = (  # refusals after which the thread connects, joins and asks again
     ErrorCode.STOPPING,
@@ -60,7 +61,7 @@ class Following:
 
     def __init__(self, path: str, arena: Arena, rank: int, heartbeat: float) -> None:
         self._path, self._arena, self._session, self._id = path, arena, arena._session, arena.id
-        self._rank, self._heartbeat = rank, heartbeat
+        self._rank, self._heartbeat, self._told_heartbeat = rank, heartbeat, heartbeat
         self._changed = threading.Condition()  # protects the fields below, and is notified of changes
         self._told: Told | None = None
         self._trouble: BaseException | None = None  # why the first attempt to join failed
@@ -124,7 +125,11 @@ class Following:
         self._say(calls.service_ready(self._id))
 
     def say_serving(self, generation: int) -> None:
-        """Report this process as the active before its term begins: to fill the arena takes longer than a promotion may."""
+        """Report this process as the active before its term begins: to fill the arena takes longer than a promotion may.
+
+        The state that comes with the contents stands still until the term: the program adopts them before."""
+        self._told_heartbeat = ADOPT_SECONDS
+        self._say(calls.service_join(self._id, self._rank, ADOPT_SECONDS))
         self._say(calls.service_serving(self._id, generation))
 
     def restore(self, term: Term) -> None:
@@ -244,7 +249,7 @@ class Following:
 
     def _converse(self, mpsd: Client) -> None:
         """Join and poll on one connection until the membership is over.  Raises when the connection ends."""
-        told = mpsd.ask(calls.service_join(self._id, self._rank, self._heartbeat))
+        told = mpsd.ask(calls.service_join(self._id, self._rank, self._told_heartbeat))
         said: set[tuple[str, int]] = set()
         while True:
             self._take(mpsd, told)
@@ -322,6 +327,9 @@ class Following:
         elif not term.kept_serial or told.state_serial < term.kept_serial:
             kept = mpsd.ask(calls.arena_keep_state(self._id, term.kept_generation, term.state.fd))
             term.kept(kept.state_serial, term.kept_generation)
+        if self._told_heartbeat != self._heartbeat:
+            mpsd.ask(calls.service_join(self._id, self._rank, self._heartbeat))
+            self._told_heartbeat = self._heartbeat
         if ("serving", term.kept_generation) not in said:
             mpsd.ask(calls.service_serving(self._id, term.kept_generation))
             said.add(("serving", term.kept_generation))

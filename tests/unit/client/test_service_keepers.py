@@ -156,7 +156,8 @@ def test_who_serves_next_after_all_is_lost_has_none_of_it(mpsd: FakeMpsd, servic
 def test_who_serves_next_after_all_is_lost_begins_with_the_newest_image(
     mpsd: FakeMpsd, service: Service, arena: FakeArena, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
 ) -> None:
-    """mpsd learns that it serves before the image has come, which may take long.  Without the image it does not begin."""
+    """mpsd learns that it serves before the image has come, which may take long.  Its heartbeats begin with its term: the
+    image's state stands still while the program adopts the rest.  Without the image it does not begin."""
     adopted: list[bytes | None] = []
     service.on_commit(lambda of: adopted.append(of.layout))
     mpsd.tell(writer_pid=1)
@@ -167,6 +168,7 @@ def test_who_serves_next_after_all_is_lost_begins_with_the_newest_image(
         assert (arena.done, of.layout) == (["refresh", "promoted 6"], None)
         begun()
         assert mpsd.count("service.serving") == 1
+        assert mpsd.wait_for("service.join", 2)["heartbeat_seconds"] == following.ADOPT_SECONDS
         if is_damaged:
             raise ImageError("damaged")
         arena.layout = b"of the image"
@@ -186,6 +188,7 @@ def test_who_serves_next_after_all_is_lost_begins_with_the_newest_image(
         return
     term = waiting.get()
     assert (adopted, term.record["step"], term.state.published) == ([b"of the image"], 5, (6, 1))
+    assert mpsd.wait_for("service.join", 3)["heartbeat_seconds"] == service.heartbeat < following.ADOPT_SECONDS
 
 
 def test_a_word_that_promotes_is_old_where_the_memory_was_lost_since(
