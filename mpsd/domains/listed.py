@@ -17,6 +17,10 @@ def listed_process(domain: Domain, pid: int) -> ProcessId | None:
     return found if domain.admitted.get(pid) in (None, found) else None
 
 
-def is_listed(domain: Domain, process: ProcessId) -> bool:
-    """Return whether a server of the domain lists the client, which may have ended."""
-    return domain.admitted.get(process.pid) == process and process.pid in domain.client_pids
+def may_be_listed(domain: Domain, process: ProcessId, ended_at: float) -> bool:
+    """Return whether a server of the domain lists the client, which ended at this trio time, or could in its next answer.
+
+    A client can have a context and end, with a child that has its connections, before mpsd has asked for it.
+    """
+    is_asked = domain.asked_at >= ended_at
+    return domain.admitted.get(process.pid) == process and (not is_asked or process.pid in domain.client_pids)

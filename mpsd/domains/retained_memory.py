@@ -1,8 +1,8 @@
 """Which ended clients still have GPU memory.
 
 After a contained exception the sentinel has their descriptors open: the memory is free once the sentinel has ended, with the
-domain or before it.  In any domain a child that a client forked can have its descriptors: the memory is taken while the server
-lists the client.
+domain or before it.  In any domain a child that a client forked can have its descriptors: the memory is taken until the server,
+asked after the client's end, does not list it.
 Prose: docs/leases.md, "When the memory of an ended client is not free".
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import is_listed
+from mpsd.domains.listed import may_be_listed
 from mpsd.domains.store import SqliteStore
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -39,11 +39,12 @@ class RetainedMemory:
         """Return whether the memory of this ended client may be taken; before the domains are adopted: if it was in one."""
         if process in self._clients or (not self.has_adopted and self._store.is_member(process)):
             return True
-        return any(process in domain.members and _is_retaining(domain, process) for domain in self._domains.values())
+        now = trio.current_time()
+        return any(process in domain.members and _is_retaining(domain, process, now) for domain in self._domains.values())
 
     def note_end(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> bool:
         """Return whether the memory of this client, which has just ended in the domain, is retained."""
-        if not _is_retaining(domain, process):
+        if not _is_retaining(domain, process, trio.current_time()):
             return False
         self._keep(domain, process, nursery)
         return True
@@ -62,17 +63,19 @@ class RetainedMemory:
         nursery.start_soon(self._wait_freed, domain, process)
 
     async def _wait_freed(self, domain: Domain, process: ProcessId) -> None:
-        while _is_retaining(domain, process):
+        ended_at = trio.current_time()
+        while _is_retaining(domain, process, ended_at):
             await self._changed()  # until the end of the domain, or of the children
         self._clients.discard(process)
         self._store.forget_member(process)
         self.freed.emit(process)
 
 
-def _is_retaining(domain: Domain, process: ProcessId) -> bool:
-    """Return whether the memory of this client may stay taken after its end.
+def _is_retaining(domain: Domain, process: ProcessId, ended_at: float) -> bool:
+    """Return whether the memory of this client may stay taken after its end at this trio time, or before it.
 
     Of a domain that mpsd is adopting this is not known yet.
     """
     has_sentinel = domain.state in _CLOSED and bool(domain.sentinel.pids)
-    return has_sentinel or (domain.state is not DomainState.GONE and (domain.is_adopted or is_listed(domain, process)))
+    may_be_left = domain.is_adopted or may_be_listed(domain, process, ended_at)
+    return has_sentinel or (domain.state is not DomainState.GONE and may_be_left)

@@ -47,7 +47,8 @@ class World:
         self.pool.notify()
 
     def lists(self, *pids: int) -> None:
-        """Report the server's list of clients."""
+        """Report the server's list of clients, for which mpsd asks now."""
+        self.domain.asked_at = trio.current_time()
         self.domain.servers = {1: ServerView(1, OWNER, "ACTIVE", pids, "d2", GPUS)}
         self.pool.notify()
 
@@ -142,11 +143,13 @@ async def test_in_other_domains_it_is_free_at_the_end(
         assert not world.is_stored(client)
 
 
+@pytest.mark.parametrize("is_listed", [True, False], ids=["listed", "not listed yet"])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["its children end", "its domain ends"])
 async def test_it_is_free_once_no_server_lists_the_client(
-    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", is_gone: bool
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", is_gone: bool, is_listed: bool
 ) -> None:
-    """A child that it forked has its connections: one lease of a user's gave any number of clients its memory."""
+    """A child that it forked has its connections: one lease of a user's gave any number of clients its memory.  A client can
+    take it and end between two questions of mpsd."""
     world = World(tmp_path, client)
     world.pool.retained.has_adopted = True
     at_end: list[bool] = []
@@ -156,10 +159,11 @@ async def test_it_is_free_once_no_server_lists_the_client(
         world.domain.join(client, OWNER)
         world.domain.admit(client)
         world.pool.watch(world.domain, client)
-        world.lists(client.pid)
+        world.lists(*[client.pid] * is_listed)
         child.kill()
         while not at_end:
             await world.pool.changed()
+        world.lists(client.pid)
         await trio.testing.wait_all_tasks_blocked()
         assert (at_end, world.is_stored(client), world.freed) == ([True], True, [])
         world.become(DomainState.GONE) if is_gone else world.lists()
@@ -193,6 +197,7 @@ async def test_the_next_mpsd_waits_until_it_knows_the_state(tmp_path: Path, stat
         await trio.testing.wait_all_tasks_blocked()
         assert retained.has(DEAD)
         world.domain.is_adopted = state is DomainState.GONE  # one that was never adopted
+        world.domain.asked_at = trio.current_time()
         world.become(state)
         await trio.testing.wait_all_tasks_blocked()
         assert retained.has(DEAD) == (state is DomainState.CONTAINED)
