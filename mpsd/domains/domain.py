@@ -193,8 +193,8 @@ class Domain:
     def leave(self, process: ProcessId | None) -> None:
         """Note that the process is no member.  A child may have its connections, and it counts for its user until an answer."""
         if process is not None and self.members.pop(process, None) is not None:
-            if not self.is_answering or self.admitted.get(process.pid) != process or processes.is_alive(process):
-                self.uids.pop(process, None)  # not answering: it may be long until the next answer
+            if self.admitted.get(process.pid) != process or processes.is_alive(process):
+                self.uids.pop(process, None)
             self.mark_stale()
 
     def suspect(self, seconds: float) -> None:

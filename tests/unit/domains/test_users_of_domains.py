@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.rules.placement import PlacementRequest, Rules, _is_charged
 from mpsd.host import processes
 from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
@@ -62,17 +64,30 @@ async def test_an_ended_client_whose_child_has_its_connections_counts(
     assert attackers not in shared.domain.uids
 
 
-async def test_one_that_ends_while_the_server_does_not_answer_counts_no_more(
+async def test_one_that_ends_while_the_server_does_not_answer_counts_until_an_answer(
     child: "subprocess.Popen[bytes]", autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Whoever ends a client that hangs because of another user could else start none."""
+    """A user who blocked a domain could wait until then with the end of the client, and block the next one: the domain counted
+    against the others there alone.  One who ends a client that hangs because of another user is in that domain as before."""
     ending = processes.process_id(child.pid)
-    shared = Shared(ending)
-    shared.domain.unanswered_since = trio.current_time()
+    domains = []
+    for _ in range(2):
+        shared = Shared(ending)
+        shared.domain.unanswered_since = trio.current_time()
+        domains.append(shared.domain)
     await trio.sleep(60)
     child.kill()
     child.wait()
-    shared.domain.leave(ending)
+    for domain in domains:
+        domain.leave(ending)
+        domain.silenced.set()
+    views = [replace(each.view(Defaults()), clients=2) for each in domains]
+    assert [each.users for each in views] == [{VICTIM, ATTACKER}] * 2
+    rules = Rules(max_domains=2, is_multiuser=True)
+    attacker = PlacementRequest(ATTACKER, frozenset(GPUS))
+    assert _is_charged(attacker, views[0], views, rules), "several such domains"
+    assert not _is_charged(attacker, views[0], views[:1], rules)
+    shared.answers(OURS.pid)
     assert shared.users == {VICTIM}
 
 
