@@ -166,6 +166,10 @@ async def test_it_is_free_once_no_server_lists_the_client(
         world.lists(client.pid)
         await trio.testing.wait_all_tasks_blocked()
         assert (at_end, world.is_stored(client), world.freed) == ([True], True, [])
+        world.domain.admit(ProcessId(client.pid, client.start_time + 1))
+        world.lists(client.pid)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.freed == [], "a user may start processes until one has that pid"
         world.become(DomainState.GONE) if is_gone else world.lists()
         await trio.testing.wait_all_tasks_blocked()
         assert (world.is_stored(client), world.freed) == (False, [client])
