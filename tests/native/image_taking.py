@@ -18,15 +18,17 @@ import numpy
 from cuda.bindings import driver
 
 from mpsd.images.blocks import sums_of
+from mpsd.images.imager import copier as copying
 from mpsd.images.imager import taking
-from mpsd.images.imager.device import DESCRIPTOR, ArenaMemory, Gpu, call
+from mpsd.images.imager.copier import Copier
+from mpsd.images.imager.device import DESCRIPTOR, ArenaMemory, Gpu, call, upload
 from mpsd.images.imager.kernel import BLOCK_BYTES
-from mpsd.images.imager.taking import ClientWroteError, Copier, Taking
+from mpsd.images.imager.taking import ClientWroteError, Taking
 from mpsd.images.rules.block_hash import SUMS_BYTES, BlockHash
 
 ALLOCATIONS = ((0, 3), (5, 4))  # first block, blocks
 SEEDS = 10
-PIECE_BLOCKS = taking.PIECE_BLOCKS = 2  # so that an arena has several
+PIECE_BLOCKS = copying.PIECE_BLOCKS = 2  # so that an arena has several
 KEY = BlockHash(b"key").block_key
 BLOCKS = [block for first, count in ALLOCATIONS for block in range(first, first + count)]
 
@@ -100,15 +102,15 @@ class NaiveCopier(Copier):
         number, queue = slot * PIECE_BLOCKS, self.stream
         for index, address in enumerate(piece):
             to = self._host.address + (number + index) * BLOCK_BYTES
-            taking.call(driver.cuMemcpyDtoHAsync, to, address, BLOCK_BYTES, queue)
+            copying.call(driver.cuMemcpyDtoHAsync, to, address, BLOCK_BYTES, queue)
         table = self.table(taking.numpy.array(piece, taking.numpy.uint64))
         self.hash(table.table.address, len(piece), table.out.address)
         for index in range(len(piece)):
-            at = (number + index) * taking.PARTS
-            self._host_hashes.view[at * SUMS_BYTES : (at + taking.PARTS) * SUMS_BYTES] = bytes(taking.PARTS * SUMS_BYTES)
+            at = (number + index) * copying.PARTS
+            self._host_hashes.view[at * SUMS_BYTES : (at + copying.PARTS) * SUMS_BYTES] = bytes(copying.PARTS * SUMS_BYTES)
             out = self._host_hashes.address + at * SUMS_BYTES
-            taking.call(driver.cuMemcpyDtoHAsync, out, table.out.address + index * SUMS_BYTES, SUMS_BYTES, queue)
-        taking.call(driver.cuEventRecord, self._copied[slot], queue)
+            copying.call(driver.cuMemcpyDtoHAsync, out, table.out.address + index * SUMS_BYTES, SUMS_BYTES, queue)
+        copying.call(driver.cuEventRecord, self._copied[slot], queue)
 
 
 class Scene:
@@ -166,7 +168,8 @@ def hostile(seed: int, copier: type[Copier] = Copier, spare: int = 4) -> dict[st
     sums = dict.fromkeys(("wrong", "staged", "direct", "writes"), 0)
     for number in range(seed, seed + SEEDS):
         writer = HostileWriter(scene.client, number)
-        taking.call = writer.around(call)
+        copying.call = writer.around(call)
+        copying.upload = taking.upload = writer.around(upload)
         scene.copier.hash = writer.around(hash_blocks)  # type: ignore[method-assign]
         image = Taking(scene.copier, scene.memory, scene.save)
         image.prepare()
@@ -249,6 +252,7 @@ def early(_: int) -> dict[str, Any]:
 
 def restless(_: int) -> dict[str, Any]:
     """Change some blocks all the time: they are copied once, after the barrier and without a kernel, and expected once."""
+    driver.cuMemcpyHtoD = None  # may return before the GPU has the bytes: the imager's kernels would not wait
     scene = Scene()
     expected_bytes: list[int] = []
     image = Taking(scene.copier, scene.memory, scene.save, expected_bytes.append)
@@ -314,12 +318,12 @@ def fail(_: int) -> dict[str, Any]:
         return call(function, *arguments)
 
     for what, save, used in (("store", full, call), ("driver", lambda *_: time.sleep(0.1), broken)):
-        taking.call = used
+        copying.call = used
         try:
             Taking(scene.copier, scene.memory, save).prepare()
         except OSError as exc:
             found[what] = [str(exc), scene.copier._free.qsize()]
-    taking.call = call
+    copying.call = call
     scene.taking.prepare()
     return found | {"saved": len(scene.saved)}
 
@@ -362,7 +366,7 @@ def lose_what_was_staged(_: int) -> dict[str, Any]:
     def failed(function: Callable[..., Any], *arguments: Any) -> Any:
         return None if function is driver.cuMemcpyDtoHAsync else call(function, *arguments)
 
-    taking.call = failed
+    copying.call = failed
     scene.copier.hash = lambda *_: None  # type: ignore[assignment,method-assign]
     try:
         scene.taking.finish()

@@ -13,9 +13,9 @@ from typing import Any
 from cuda.bindings import driver
 
 from mpsd.images.blocks import sums_of
+from mpsd.images.imager.copier import SLOTS, Copier
 from mpsd.images.imager.device import ExportedMemory, Gpu, call
 from mpsd.images.imager.rebuilding import RebuiltArena
-from mpsd.images.imager.taking import SLOTS, Copier
 from mpsd.images.parity import make_parity
 from mpsd.images.rules.manifest import BLOCK_BYTES, MemberImage
 from mpsd.images.rules.parity import NAMES, parity_facts

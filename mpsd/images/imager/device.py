@@ -155,6 +155,15 @@ def make_stream(priority: int = 0) -> Any:
     return call(driver.cuStreamCreateWithPriority, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, priority)
 
 
+def upload(address: int, data: bytes, stream: Any) -> None:
+    """Copy bytes to the GPU, which has them when this returns.
+
+    cuMemcpyHtoD may return before that, and no stream of `make_stream` waits for it (CUDA driver API, "API synchronization
+    behavior")."""
+    call(driver.cuMemcpyHtoDAsync, address, data, len(data), stream)
+    call(driver.cuStreamSynchronize, stream)
+
+
 def make_event(*, is_awaited: bool = False) -> Any:
     """Return a new event without times.  is_awaited: a thread that waits for it sleeps; else it needs a processor."""
     flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING

@@ -13,7 +13,7 @@ from mpsd.images.imager.device import Gpu, PinnedMemory, call, runs
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.refusals import ImageDamaged
 
-THREADS = 8  # so many blocks that are rebuilt can be read at a time from each GPU (SLOTS in taking.py)
+THREADS = 8  # so many blocks that are rebuilt can be read at a time from each GPU (SLOTS in copier.py)
 MOST_LOST = 2000  # parts of an arena: they are named in one datagram
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from mpsd.images.imager.device import DeviceMemory, Gpu, PinnedMemory, call, make_event, make_stream
+from mpsd.images.imager.device import DeviceMemory, Gpu, PinnedMemory, call, make_event, make_stream, upload
 from mpsd.images.imager.kernel import THREADS, HashKernel
 from mpsd.images.rules.block_hash import SUMS_BYTES
 from mpsd.native import ffi, lib
@@ -27,7 +27,7 @@ class Lanes:
         """gpu: the current one.  key: of the hash."""
         kernel = HashKernel(gpu.number)
         self._key = DeviceMemory(len(key))
-        call(driver.cuMemcpyHtoD, self._key.address, key, len(key))
+        upload(self._key.address, key, make_stream())
         functions = [call(driver.cuGetProcAddress, name.encode(), _CUDA, 0)[0] for name in _FUNCTIONS]
         self.lanes = [Lane(functions, kernel, self._key.address, buffer_bytes) for _ in range(count)]
 

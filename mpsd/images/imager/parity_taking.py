@@ -18,9 +18,10 @@ from queue import SimpleQueue
 
 import numpy
 
+from mpsd.images.imager.copier import MOST_RATE, PIECE_BLOCKS, SLOTS, BlockTable
 from mpsd.images.imager.kernel import BLOCK_BYTES
 from mpsd.images.imager.stripes import Member, read_stripes
-from mpsd.images.imager.taking import MOST_RATE, PIECE_BLOCKS, ROUNDS, SLOTS, BlockTable, ClientWroteError
+from mpsd.images.imager.taking import ROUNDS, ClientWroteError
 from mpsd.images.parity import make_parity
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import ArenaFacts, Manifest, MemberImage, block_offsets

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from mpsd.images.imager.copier import MOST_RATE, SLOTS, Copier
 from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.parity_taking import ParityTaking
 from mpsd.images.imager.requests import FAILURES, Channel, Progress, Request, read_file
 from mpsd.images.imager.stripes import Member
-from mpsd.images.imager.taking import MOST_RATE, SLOTS, ClientWroteError, Copier, Taking
+from mpsd.images.imager.taking import ClientWroteError, Taking
 from mpsd.images.rules.block_hash import BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts
 from mpsd.images.rules.membership import Epoch

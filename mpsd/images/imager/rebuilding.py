@@ -11,9 +11,9 @@ from typing import Any
 
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.blocks import sums_of
+from mpsd.images.imager.copier import Copier
 from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.stripes import Copied, Member, read_stripes
-from mpsd.images.imager.taking import Copier
 from mpsd.images.parity import combine, make_parity
 from mpsd.images.reader import ImageReader
 from mpsd.images.rules.block_hash import BlockHash

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 
 from msgspec import Struct
 
+from mpsd.images.imager.copier import Copier
 from mpsd.images.imager.device import ArenaMemory, Gpu
 from mpsd.images.imager.kernel import BLOCK_BYTES
-from mpsd.images.imager.taking import Copier
 
 
 class Member(Struct, frozen=True):

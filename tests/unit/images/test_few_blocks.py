@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 filling = pytest.importorskip("mpsd.images.imager.filling")
-taking = pytest.importorskip("mpsd.images.imager.taking")
+copier = pytest.importorskip("mpsd.images.imager.copier")
 
 
 @pytest.mark.parametrize(("blocks", "largest"), [(3, 1), (14, 2), (64, 8), (200, 8)])
 def test_to_the_host(blocks: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[list[int]] = []
-    made: Any = object.__new__(taking.Copier)
+    made: Any = object.__new__(copier.Copier)
     vars(made).update(_free=SimpleQueue(), _pool=ThreadPoolExecutor(1))
-    for slot in range(taking.SLOTS):
+    for slot in range(copier.SLOTS):
         made._free.put(slot)
 
     def deliver(slot: int, *_: Any) -> None:
