@@ -69,7 +69,7 @@ static uint64_t other_commit(int change)
 /* So many more fields follow. */
 static void answer_arena(struct mpsd_pack *pack, uint32_t others)
 {
-	mpsd_pack_map(pack, 11 + others);
+	mpsd_pack_map(pack, 12 + others);
 	mpsd_pack_text(pack, "id");
 	mpsd_pack_uint(pack, 7);
 	mpsd_pack_text(pack, "gpu");
@@ -86,6 +86,8 @@ static void answer_arena(struct mpsd_pack *pack, uint32_t others)
 	mpsd_pack_uint(pack, 5);
 	mpsd_pack_text(pack, "generation");
 	mpsd_pack_uint(pack, other_generation());
+	mpsd_pack_text(pack, "state_serial");
+	mpsd_pack_uint(pack, 0);
 	mpsd_pack_text(pack, "is_sealed");
 	mpsd_pack_bool(pack, 0);
 	mpsd_pack_text(pack, "openings");
