@@ -56,6 +56,16 @@ def leaderless(**options: Any) -> Iterator["subprocess.Popen[bytes]"]:
             made.kill()
 
 
+def execute(made: "subprocess.Popen[bytes]") -> None:
+    """Let the thread that goes on execute a program, and wait until it is the first one: 30 s at most."""
+    assert made.stdin is not None
+    made.stdin.write(b"\n")
+    made.stdin.flush()
+    deadline = time.monotonic() + 30
+    while b"(zombie)" in _status(made.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @contextmanager
 def crowded(count: int) -> Iterator[int]:
     """Yield the pid of such a process, in which so many threads have ended before the one that goes on began."""

@@ -2,13 +2,13 @@
 
 import os
 import resource
-import subprocess
 from pathlib import Path
 
 import pytest
 from mpsd_client import calls
 
-from tests.hostile.attacker import NOBODY, PYTHON, attacking
+from tests.hostile.attacker import NOBODY, attacking
+from tests.hostile.silent_files import MOUNTS, sent
 from tests.hostile.test_identity import held
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
@@ -77,22 +77,7 @@ def test_a_held_client_keeps_nobody_waiting(machine: Machine) -> None:
     assert machine.blocks() == []
 
 
-# hang.py without its own start; UID DOOR CONNECTIONS STAYS: each brings DESCRIPTORS of a file that never closes.
-HANG = (Path(__file__).parent / "guest" / "hang.py").read_text().rpartition("\nmain(")[0]
-MOUNTS = (
-    HANG
-    + """
-uid, door = int(sys.argv[1]), sys.argv[2]
-try:
-    device, place = mount(uid)
-except OSError as exc:
-    raise SystemExit(f"skip: {exc}")
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-server = os.fork()
-"""
-)
+# UID DOOR CONNECTIONS STAYS SIZE: each brings DESCRIPTORS of a file that never closes.
 BRINGS_FILES = (
     MOUNTS
     + """
@@ -141,37 +126,14 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
 
     Of a message that the relay refuses for its size, mpsd gets the descriptors all the same.
     """
-    if not os.access("/dev/fuse", os.R_OK):
-        pytest.skip("no FUSE here")
     machine.start()
-    command = [
-        "unshare",
-        "--mount",
-        PYTHON,
-        "-I",
-        "-S",
-        "-c",
-        BRINGS_FILES,
-        str(NOBODY),
-        str(machine.pipe / door),
-        str(CONNECTIONS),
-        stays,
-        str(size),
-    ]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        if said.startswith("skip: "):
-            pytest.skip(f"FUSE cannot be mounted here: {said}")
+    with sent(BRINGS_FILES, NOBODY, machine.pipe / door, CONNECTIONS, stays, size) as said:
         assert said == "ready\n"
         machine.counter(uid=1000).ready()
         with machine.mpsd() as mpsd:
             assert mpsd.ask(calls.health()).state == "running"
         assert descriptors(machine) < MOST_DESCRIPTORS
         assert threads(machine) < MOST_THREADS
-    finally:
-        process.communicate(timeout=30)
 
 
 LESS_THAN_A_STACK = 6 << 20  # a thread's has 8 MiB

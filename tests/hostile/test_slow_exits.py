@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -11,25 +10,10 @@ from pathlib import Path
 import pytest
 from mpsd_client import Client, MpsdError, Selector, calls
 
-from tests.hostile.attacker import NOBODY, PYTHON
-from tests.hostile.test_slow_closes import MOUNTS
+from tests.hostile.attacker import NOBODY
+from tests.hostile.silent_files import BRINGS_A_FILE, sent
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
-
-BRINGS_A_FILE = (
-    MOUNTS
-    + """
-if not server:
-    serve(device)  # prints the thread that waits
-os.close(device)
-file = os.open(place + "/file", os.O_RDONLY)
-made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-made.connect(door)
-socket.send_fds(made, [b"x"], [file])
-sys.stdin.read()
-os.kill(server, 9)
-"""
-)
 
 
 def states(pid: int) -> dict[int, str]:
@@ -65,17 +49,9 @@ def stop_in_a_commit(pid: int, database: Path) -> None:
 @pytest.mark.parametrize("how", ["kill -9", "kill -9 in a commit", "quit"])
 def test_a_thread_that_cannot_end_keeps_no_later_mpsd_out(machine: Machine, how: str) -> None:
     """Its table of descriptors was mpsd's, with the lock: until the file server ended no mpsd could be started."""
-    if not os.access("/dev/fuse", os.R_OK):
-        pytest.skip("no FUSE here")
     machine.start()
     pid = machine.daemon_pid()
-    command = ["unshare", "--mount", PYTHON, "-I", "-S", "-c", BRINGS_A_FILE, str(NOBODY), str(machine.pipe / "mpsd.sock")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        if said.startswith("skip: "):
-            pytest.skip(f"FUSE cannot be mounted here: {said}")
+    with sent(BRINGS_A_FILE, NOBODY, machine.pipe / "mpsd.sock") as said:
         assert int(said) in states(pid), said
         if how == "quit":
             assert machine.ask("quit -t 0", seconds=60).returncode == 0
@@ -90,5 +66,3 @@ def test_a_thread_that_cannot_end_keeps_no_later_mpsd_out(machine: Machine, how:
         machine.counter(uid=1000).ready()
         with machine.mpsd() as mpsd:
             mpsd.ask(calls.lease_create("later", Selector.of_self(), sm_percent=1))
-    finally:
-        process.communicate(timeout=30)

@@ -4,15 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from mpsd_client import calls
 
 from mpsd.model.arena import GRANULE
-from tests.hostile.attacker import PYTHON
-from tests.hostile.test_slow_exits import BRINGS_A_FILE, states
+from tests.hostile.silent_files import BRINGS_A_FILE, sent
+from tests.hostile.test_slow_exits import states
 from tests.integration.machine import FRONT_END, Machine
 from tests.integration.process import wait_for
 
@@ -30,21 +28,6 @@ time.sleep(600)
 """
 ATTACKER = 64_111
 SECONDS = 30.0
-
-
-@contextmanager
-def silent_file(machine: Machine) -> Iterator[int]:
-    """A user's file in mpsd that does not close; yield the thread that waits for its file server."""
-    command = ["unshare", "--mount", PYTHON, "-I", "-S", "-c", BRINGS_A_FILE, str(ATTACKER), str(machine.pipe / "mpsd.sock")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        if said.startswith("skip: "):
-            pytest.skip(f"FUSE cannot be mounted here: {said}")
-        yield int(said)
-    finally:
-        process.communicate(timeout=SECONDS)
 
 
 @pytest.mark.root
@@ -66,8 +49,8 @@ def test_an_arena_gets_another_writer_though_the_mpsd_before_cannot_end(machine:
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
-        with silent_file(machine) as thread:
-            assert thread in states(pid)
+        with sent(BRINGS_A_FILE, ATTACKER, machine.pipe / "mpsd.sock") as said:
+            assert int(said) in states(pid), said
             os.kill(pid, signal.SIGKILL)
             wait_for("the rest of mpsd to end", lambda: set(states(pid).values()) == {"D", "Z"})
             assert machine.run("-d", program=starter).returncode == 0

@@ -4,8 +4,8 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from mpsd.host.polling import is_readable
 from mpsd.model.authority import Caller
 from tests.container_flood import flood_of_a_container
 from tests.lingering import lingering
+from tests.listening import listening
 from tests.rounds import Rounds
 from tests.running import running
 from tests.unit.commands.language.fake_board import FakeBoard
@@ -48,15 +49,6 @@ async def test_unread_descriptors_keep_no_place_of_a_session(short_dir: Path) ->
                     await sessions.settled()
 
 
-@contextmanager
-def _listener(directory: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(directory / "door"))
-        listener.listen()
-        listener.setblocking(False)
-        yield listener
-
-
 async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slow descriptors counted as those of root of the host, from whom mpsd took no command until they were closed."""
     may_close, close_all, is_inside = threading.Event(), descriptors.close_all, [False] * MOST_CLOSINGS + [True]
@@ -68,7 +60,7 @@ async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Pa
     monkeypatch.setattr(descriptors, "close_all", close)
     monkeypatch.setattr(module, "caller_of", lambda *_, **__: Caller(0, 0, False, is_inside.pop(0)))
     sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
-    with _listener(short_dir) as listener, ExitStack() as opened:
+    with listening(short_dir) as listener, ExitStack() as opened:
         async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
             for _ in range(MOST_CLOSINGS):
                 socket.send_fds(opened.enter_context(_front_end(listener)), [GREETING], [0])
@@ -163,7 +155,7 @@ async def test_commands_that_are_too_long_are_no_more_turns(short_dir: Path, mon
     monkeypatch.setattr(module, "caller_of", lambda *_, **__: Caller(1000, 0))
     monkeypatch.setattr(module, "printable", note)
     sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
-    with _listener(short_dir) as listener, ExitStack() as opened:
+    with listening(short_dir) as listener, ExitStack() as opened:
         async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
             front_ends = []
             for _ in range(20):

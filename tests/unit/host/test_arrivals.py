@@ -16,15 +16,13 @@ from mpsd.host import arrivals
 from mpsd.host.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
 from mpsd.model.process import Credentials
 from tests.lingering import lingering
+from tests.listening import listening
 from tests.running import running
 
 
 @pytest.fixture
 def listener(short_dir: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
-        made.bind(str(short_dir / "door"))
-        made.listen()
-        made.setblocking(False)
+    with listening(short_dir) as made:
         yield made
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from mpsd.host.process_reader import Unanswered
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
 from mpsd.model.process import Credentials, ProcessId
 from tests.inspecting import INSPECTOR
-from tests.leaderless import leaderless
+from tests.leaderless import execute, leaderless
 
 ID = "9ec39b91f3d70e1beff50a308f77067065ea6be0d91a3378375056cd4422cf3d"
 OTHER = "4f797c539e6c745de61a93ca3ff892358ecbcaccd8414d5db545c38428142970"
@@ -252,12 +251,7 @@ def test_a_process_with_a_new_first_thread_was_in_no_known_cgroup_before(monkeyp
 
         def read_just_before(pid: int, most_bytes: int) -> str:
             found = read_cgroup(pid, most_bytes)
-            assert made.stdin is not None
-            made.stdin.write(b"\n")
-            made.stdin.flush()
-            deadline = time.monotonic() + 30
-            while processes.lacks_first_thread(process) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            execute(made)
             return found
 
         monkeypatch.setattr(processes, "read_cgroup", read_just_before)

@@ -4,7 +4,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from mpsd.host.descriptors import SPARE_DESCRIPTORS
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
-from tests.leaderless import crowded, leaderless
+from tests.leaderless import crowded, execute, leaderless
 
 
 @pytest.fixture
@@ -109,12 +108,7 @@ def test_a_process_lives_whose_last_thread_becomes_the_first(monkeypatch: pytest
         def execute_before(pid: int) -> bytes:
             if pid != made.pid:
                 monkeypatch.undo()
-                assert made.stdin is not None
-                made.stdin.write(b"\n")
-                made.stdin.flush()
-                deadline = time.monotonic() + 30
-                while processes.lacks_first_thread(process) and time.monotonic() < deadline:
-                    time.sleep(0.01)
+                execute(made)
             return stat(pid)
 
         monkeypatch.setattr(processes.reader, "stat", execute_before)
