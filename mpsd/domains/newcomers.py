@@ -17,11 +17,11 @@ _LEAST_USERS = 3  # where others are in the domain
 
 
 class Newcomers:
-    """Guards that a domain whose newcomers fail in a row takes no more of them until it has fresh servers."""
+    """Guards that a domain takes no newcomers after several failed in a row, until it has fresh servers."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._failures: dict[str, list[int | None]] = {}  # by domain, of the last that failed in a row: whose share they are of
+        self._failures: dict[str, list[int | None]] = {}  # by domain: the share of each user who failed last, in a row
 
     def note_end(self, domain_name: str, had_context: bool, uid: int | None) -> None:
         """Record the end of a client that had asked for a context in this domain."""

@@ -2,7 +2,7 @@
 
     DIRECTORY/            0700, of the user who takes the images; so are all files in it, 0600
       key                 of the keyed hash (rules/block_hash.py)
-      lock                flock: whoever adds or removes an image, or opens one
+      lock                flock: of a process that adds, removes or opens an image
       restore-lock        flock: of the process that restores an arena that several miss (mpsd_client)
       complete/NAME       manifests
       removed/NAME.RANDOM manifests of removed images, as long as a process still uses them
@@ -130,7 +130,7 @@ class ImageDirectory:
         os.fsync(self.top)
 
     def limits(self) -> Limits:
-        """Return what the user allows.  Raise UnusablePath if the file is none."""
+        """Return what the user allows.  Raise UnusablePath if the file cannot be read as limits."""
         try:
             return msgspec.json.decode(read_file(self.top, "limits", _MOST_LIMITS_BYTES), type=Limits)
         except FileNotFoundError:
@@ -249,7 +249,7 @@ class ImageDirectory:
             raise explained(exc) from None
 
     def publish(self, name: str) -> None:
-        """Let an image be complete: its blocks are on the disk.  The lock is held.  Raise OSError, and there is no image."""
+        """Let an image be complete: its blocks are on the disk.  The lock is held.  Raise OSError: it does not exist then."""
         try:
             os.rename(MANIFEST_IN_WORK, name, src_dir_fd=self.top, dst_dir_fd=self.complete)
             os.fsync(self.complete)
@@ -295,7 +295,7 @@ def read_file(directory: int, name: str, most: int) -> bytes:
 
 
 def read_descriptor(descriptor: int, most: int) -> bytes:
-    """Return the file's bytes.  Raise ImageDamaged if it is no regular file or larger than `most`."""
+    """Return the file's bytes.  Raise ImageDamaged if it is not a regular file, or is larger than `most`."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         raise ImageDamaged("its manifest is no file of a manifest's size")
@@ -325,5 +325,5 @@ def check_free(directory: ImageDirectory, name: str) -> None:
 
 
 def explained(error: OSError) -> Exception:
-    """Return NoRoom if the disk, or the user's quota of the file system, has no space left; else the error itself."""
+    """Return NoRoom if the disk, or the user's quota of the file system, is full; else the error itself."""
     return NoRoom("the disk of the images is full") if error.errno in (errno.ENOSPC, errno.EDQUOT) else error

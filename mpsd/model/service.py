@@ -75,7 +75,7 @@ class MoveState(StrEnum):
 class Instruction(Struct, frozen=True):
     """The instruction for a member (service.follow).  serial: grows with each change of any field.
 
-    generation: of its term if it has to serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.
+    generation: the term's if it has to serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.
     why: for people.  commit: the number of the arena's last commit, which a member that takes over must have mapped.
     is_moving: the service moves to another GPU: the writer takes images without a pause and, if it has to yield, a last one.
     """
@@ -92,7 +92,7 @@ class Instruction(Struct, frozen=True):
 
 
 class LastRecord(Struct, frozen=True):
-    """The record at the last barrier of a writer that yields for a move.  why: there is no image of it; empty: there may be."""
+    """The record at the last barrier of a writer that yields for a move.  why: no image has it; empty: one may have it."""
 
     generation: int
     sequence: int
@@ -103,7 +103,7 @@ class ServiceSettings(Struct, frozen=True):
     """The owner's settings.  standbys: in addition to the active.
 
     sm_percent, memory_bytes: what the starter reserves for each member; None: nothing.  heartbeat_seconds: an active whose
-    forward state does not change for so long is silent; 0: never.  until_done: an active that stops of its own accord has no
+    forward state does not change for so long is silent; 0: never.  until_done: an active that stops without being asked has no
     successor; mpsd forgets this setting when it ends.  elastic: the share moves by need, among its owner's elastic
     services on the GPU.
     """
@@ -117,7 +117,7 @@ class ServiceSettings(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """What the elastic policy has dealt a service.  sm_percent: for each of its members, in place of that of the settings.
+    """What the elastic policy has dealt a service.  sm_percent: for each of its members, instead of what the settings say.
 
     busy: the fraction of that share that it used lately; None: not known.  level: its present one, "interactive" or "batch".
     why: the last decision, for people.  moved_at: when the share was last changed; 0: never.
@@ -215,7 +215,7 @@ class ReplicaOrder(Struct, frozen=True):
 
 
 class ReplicaView(Struct, frozen=True):
-    """A replica, as of its last report.  arena, gpu: its own."""
+    """A replica, as of its last report.  arena, gpu: where its copy is."""
 
     arena: str
     gpu: str

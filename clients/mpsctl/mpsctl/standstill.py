@@ -1,4 +1,4 @@
-"""A process that stands still for a moment, and goes on whatever happens to this one."""
+"""A process that stands still for a moment, and goes on even if this one is killed."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 STOP_SECONDS = 2.0  # until all its threads stand: one in a system call that cannot be interrupted takes longer
 POLL_SECONDS = 0.001
-# A process of its own: it lets the other one go on when this one ends, however it does, or when the time is up.
+# A separate process: it lets the other one go on when this one ends, however it does, or when the time is up.
 GUARD = """
 import select, signal, sys
 select.select([0], [], [], float(sys.argv[1]))

@@ -41,7 +41,7 @@ def memory_by_gpu(sizes: Mapping[str, int], names: Mapping[str, str]) -> str | N
 
 
 def spread(asked: Sequence[tuple[str, int]], devices: Sequence[values.Device], among: Sequence[str]) -> Mapping[str, int]:
-    """Return sizes by UUID.  A size without a GPU applies to each GPU in `among` (empty: all) that has no size of its own."""
+    """Return sizes by UUID.  A size without a GPU applies to each GPU in `among` (empty: all) without a separate size."""
     uuids = {str(device.ordinal): device.uuid for device in devices}
     own = {uuids.get(gpu, gpu): size for gpu, size in asked if gpu}
     for_each = [size for gpu, size in asked if not gpu][-1:]

@@ -16,7 +16,7 @@ from mpsd.native import ffi, lib
 
 BUFFER_BYTES = 2 << 20  # smaller ones fit into the processor's cache, and are slower (docs/measurements.md)
 PIECES, MOST_BLOCKS = int(lib.MPSD_LANE_PIECES), int(lib.MPSD_PIECE_BLOCKS)
-_CUDA = 12000  # the version whose functions are meant
+_CUDA = 12000  # the version that has these functions
 _FUNCTIONS = ("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuLaunchKernel")
 
 
@@ -56,7 +56,7 @@ class Lane:
         self._lock = threading.Lock()  # protects _buffers
 
     def make_buffers(self) -> None:
-        """Make them, unless they are there; the lane's thread, or one that works ahead of it."""
+        """Make them, unless they are there; the lane's thread does, or an earlier one."""
         with self._lock:
             if self._buffers is None:
                 size = lib.MPSD_LANE_BUFFERS * self._lane.buffer_bytes

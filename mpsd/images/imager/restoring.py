@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.0005  # between two looks for an image that is waited for: 15 u
 
 
 class Start:
-    """A GPU's context, and then what the blocks need, made in a thread: the starter asks mpsd for the arena meanwhile."""
+    """A GPU's context, and then what the blocks need, made in a thread while the starter asks mpsd for the arena."""
 
     def __init__(self, uuid: str, hash_of: BlockHash, threads: int = THREADS) -> None:
         self.uuid, self._hash_of, self._threads = uuid, hash_of, threads
@@ -106,8 +106,8 @@ class Restorer:
             )  # fmt: skip
 
     def renew(self, request: Request) -> None:
-        """Go on with the newest image of the arena, and answer what of it the memory lacks.  More images follow: a damaged one
-        is skipped."""
+        """Go on with the newest image of the arena, and answer which blocks the memory lacks.  More images follow: a
+        damaged one is skipped."""
         seen, end = self._seen(), time.monotonic() + request.asked.get("wait_seconds", 0.0)
         is_whole = len(self._filled) == len(self._blocks)
         while is_whole and seen == self._renewed and time.monotonic() < end and not self._channel.has_ended:
@@ -151,7 +151,7 @@ class Restorer:
         return os.fstat(directory.complete).st_mtime_ns, directory.names()
 
     def other(self, request: Request) -> None:
-        """Note another member of a lost arena's parity, whose memory follows; or why there is none."""
+        """Note another member of a lost arena's parity, with memory that follows; or why it has none."""
         assert self._lost, "the image has all blocks"
         self._lost.add(request.asked["arena"], request.asked)
 

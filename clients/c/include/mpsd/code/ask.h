@@ -82,7 +82,7 @@ struct mpsd_wish {
 	uint64_t known; /* the commit already mapped here: mpsd sends no descriptors for memory that it contains */
 };
 
-/* Ask for access once. A request that may wait uses a connection of its own, so that other requests do not wait for it. */
+/* Ask for access once. A request that may wait uses a separate connection, so that other requests do not wait for it. */
 static inline int mpsd_ask_access(struct mpsd_session *session, const struct mpsd_wish *wish, double wait_seconds,
 				  struct mpsd_answer *answer)
 {
@@ -118,7 +118,7 @@ static inline void mpsd_pack_arena(struct mpsd_pack *pack, void *bytes, size_t r
 }
 
 /* Return access to mpsd. Succeeds also if this process did not have it. openings: return it only if this process has not asked
- * more often than this, because otherwise another part of it has the arena open; 0: always. */
+ * more often than this, because otherwise another part of the process has the arena open; 0: always. */
 static inline int mpsd_give_back(struct mpsd_session *session, uint64_t id, uint64_t openings)
 {
 	unsigned char bytes[64];
