@@ -61,9 +61,14 @@ class Shutdown(Struct):
             self.pool.notify()
         if not self._is_quitting:
             self._is_quitting = True
-            with trio.CancelScope(shield=True):  # bounded by _deadline, unless the caller asked to wait for ever
-                self.status = await self._quit()
-            self._done.set()
+            try:
+                with trio.CancelScope(shield=True):  # bounded by _deadline, unless the caller asked to wait for ever
+                    self.status = await self._quit()
+            except BaseException:
+                self.status = 1
+                raise
+            finally:
+                self._done.set()
         await self._done.wait()
         return self.status or 0
 
@@ -114,10 +119,17 @@ class Shutdown(Struct):
         asking.cancel()
 
     async def _end_domain(self, domain: Domain, failures: list[str]) -> None:
+        """End a domain; kill it after an error in here, so that all others end as they would."""
         domain.mark_stale()
-        await self._look(domain)  # a client unknown to mpsd would be killed without having been terminated
-        async with domain.sentinel.aside():
-            await self._end_clients_and_daemon(domain, failures)
+        try:
+            await self._look(domain)  # a client unknown to mpsd would be killed without having been terminated
+            async with domain.sentinel.aside():
+                await self._end_clients_and_daemon(domain, failures)
+        except Exception:
+            log.exception("domain.kill", domain=domain.name, why="a bug in mpsd: it could not be ended")
+            failures.append(domain.name)
+            with suppress(Exception):
+                await domain.control.kill()
 
     async def _end_clients_and_daemon(self, domain: Domain, failures: list[str]) -> None:
         if domain.state is not DomainState.CONTAINED:
