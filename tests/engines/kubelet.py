@@ -17,6 +17,8 @@ from mpsd_kubernetes import api
 SECONDS = 30.0
 RESOURCE = "mpsd.io/share"
 PLUGIN_POD = "mpsd-kubernetes-x7k2p"
+PLUGIN_NAMESPACE = "mpsd"
+PLUGIN_VARIABLES = {"POD_NAME": PLUGIN_POD, "POD_NAMESPACE": PLUGIN_NAMESPACE}
 
 
 class NotAdmitted(Exception):
@@ -31,7 +33,7 @@ class Kubelet:
         for each in (self.plugins, self.pod_resources):
             each.mkdir()
         self.registered = 0
-        self.knows_pods, self.lists = True, 0  # whether its pods have been listed since its start; answers about them
+        self.knows_pods, self.lists = True, 0  # else only a user's, which is named as the plugin's; answers about them
         self.pods: dict[str, list[str]] = {}  # the devices of each
         self._containers: dict[str, Any] = {}  # what Allocate answered
         self._health: dict[str, str] = {}
@@ -135,8 +137,9 @@ class Kubelet:
     def _resources(self) -> Iterator[Any]:
         self.lists += 1
         if not self.knows_pods:
+            yield api.pods.PodResources(name=PLUGIN_POD, namespace="of-a-user")
             return
-        yield api.pods.PodResources(name=PLUGIN_POD, namespace="mpsd")
+        yield api.pods.PodResources(name=PLUGIN_POD, namespace=PLUGIN_NAMESPACE)
         for pod, devices in list(self.pods.items()):
             of = api.pods.ContainerDevices(resource_name=RESOURCE, device_ids=devices)
             yield api.pods.PodResources(name=pod, namespace="default", containers=[api.pods.ContainerResources(devices=[of])])

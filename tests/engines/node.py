@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mpsd_client import calls
 
-from tests.engines.kubelet import PLUGIN_POD, Kubelet
+from tests.engines.kubelet import PLUGIN_VARIABLES, Kubelet
 from tests.integration.client import Client
 from tests.integration.machine import ROOT, Machine, open_machine
 from tests.integration.process import wait_for
@@ -31,7 +31,7 @@ class Node:
         words += ["--pipe", str(self.machine.pipe), "--tidy", "0.2", "--settle", "1", "--wait", "2", "--mib-per-percent", "100"]
         registered = self.kubelet.registered
         with self.output.open("ab") as output:
-            environment = {**self.machine.variables, "PYTHONPATH": CLIENT_PATH, "POD_NAME": PLUGIN_POD}
+            environment = {**self.machine.variables, "PYTHONPATH": CLIENT_PATH, **PLUGIN_VARIABLES}
             self._plugin = subprocess.Popen([*program, *words], env=environment, stdin=subprocess.DEVNULL, stderr=output)
         self.machine.addition(self._plugin)
         wait_for("the plugin", lambda: self.kubelet.registered > registered and self.kubelet.healthy() == devices, 30.0)

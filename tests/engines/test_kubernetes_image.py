@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.kubelet import PLUGIN_POD
+from tests.engines.kubelet import PLUGIN_VARIABLES
 from tests.engines.node import PLUGIN, open_node
 from tests.integration.process import wait_for
 from tests.kmod.distributions import DEBIAN12, Unavailable, root_of
@@ -100,7 +100,8 @@ def test_a_pod_has_its_part_by_the_plugin_of_the_image(programs: None, buildah: 
         words += ["--volume", f"{kubelet.plugins}:{kubelet.plugins}"]
         for place in (kubelet.pod_resources, node.machine.pipe):
             words += ["--volume", f"{place}:{place}:ro"]
-        words += ["--env", f"MPSD_SIM_DIR={variables['MPSD_SIM_DIR']}", "--env", f"POD_NAME={PLUGIN_POD}"]
+        for name, value in {**PLUGIN_VARIABLES, "MPSD_SIM_DIR": variables["MPSD_SIM_DIR"]}.items():
+            words += ["--env", f"{name}={value}"]
         node.start_plugin([*words, CONTAINER, "--", entrypoint])
         assert node.sms(kubelet.admit("a", 25)) == 32
         kubelet.remove("a")

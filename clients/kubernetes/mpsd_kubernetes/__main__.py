@@ -21,7 +21,7 @@ def run() -> None:
 
 def main() -> int:
     asked = _options()
-    places = Places(asked.plugins, asked.pod_resources, asked.pipe, os.environ.get("POD_NAME", ""))
+    places = Places(asked.plugins, asked.pod_resources, asked.pipe, _own_pod())
     leases = Leases(str(asked.pipe / "mpsd.sock"), asked.processes, asked.mib_per_percent, asked.wait, asked.settle)
     plugin = Plugin(places, leases)
     ended = threading.Event()
@@ -41,6 +41,14 @@ def main() -> int:
         ended.wait(LOOK_SECONDS)
     plugin.close()
     return 0
+
+
+def _own_pod() -> str:
+    """Return the plugin's pod.  A name alone does not tell it from a user's pod in another namespace."""
+    name = os.environ.get("POD_NAME", "")
+    if name and "POD_NAMESPACE" not in os.environ:
+        raise SystemExit("mpsd-kubernetes: POD_NAME is set, POD_NAMESPACE is not: set both, as manifests/plugin.yaml does")
+    return f"{os.environ['POD_NAMESPACE']}/{name}" if name else ""
 
 
 def _options() -> argparse.Namespace:

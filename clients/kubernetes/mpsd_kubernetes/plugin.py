@@ -31,7 +31,7 @@ class Places:
     plugins: Path  # the kubelet's directory of device plugins
     pod_resources: Path  # its socket
     pipe: Path  # mpsd's pipe directory, on the node and in containers
-    own_pod: str  # the name of the plugin's pod; "": it runs in none
+    own_pod: str  # the plugin's, as NAMESPACE/NAME; "": it runs in none
 
 
 def say(text: str) -> None:
@@ -128,7 +128,8 @@ class Plugin:
             return  # a lease that waits for room has no container yet
         try:
             answer = api.call(str(self._places.pod_resources), api.LIST_PODS, api.pods.ListPodResourcesRequest(), _CALL_SECONDS)
-            if self._places.own_pod and self._places.own_pod not in (pod.name for pod in answer.pod_resources):
+            known = (f"{pod.namespace}/{pod.name}" for pod in answer.pod_resources)
+            if self._places.own_pod and self._places.own_pod not in known:
                 return
             used = [parse([each]) for each in api.device_ids(answer, RESOURCE)]
             for part in self._leases.release_others(used):
