@@ -70,6 +70,7 @@ class Following:
         self._is_ready = False
         self._yielded = 0  # the generation of the last term of this process that has ended
         self._yield: Call[Instruction] | None = None  # the report of that
+        self._filling = 0  # the generation of the term before which this process fills the arena
         self._term: Term | None = None
         self._is_owed = False  # mpsd's keeper has lost the term's memory and state, and they are not restored yet
         self._reasons: set[str] = set()  # why not, as logged
@@ -130,6 +131,8 @@ class Following:
         The state that comes with the contents stands still until the term: the program adopts them before."""
         self._told_heartbeat = ADOPT_SECONDS
         self._say(calls.service_join(self._id, self._rank, ADOPT_SECONDS))
+        with self._changed:
+            self._filling = generation  # the thread repeats it
         self._say(calls.service_serving(self._id, generation))
 
     def restore(self, term: Term) -> None:
@@ -307,9 +310,13 @@ class Following:
             if self.is_to_serve(told):
                 self._changed.wait_for(lambda: self._term or self._is_over, HAND_SECONDS)
             term, is_ready, yielded, report = self._term, self._is_ready, self._yielded, self._yield
+            filling = self._filling
         is_ours = told.order in (SERVE, YIELD)
         if term is not None and is_ours:
             self._register(mpsd, term, told, said)
+        elif is_ours and told.generation == filling and ("serving", filling) not in said:
+            said.add(("serving", filling))
+            mpsd.ask(calls.service_serving(self._id, filling))
         elif is_ours and report is not None and told.generation == yielded and ("yielded", yielded) not in said:
             said.add(("yielded", yielded))
             return mpsd.ask(report)

@@ -167,7 +167,7 @@ def test_who_serves_next_after_all_is_lost_begins_with_the_newest_image(
     def fill(place: ServiceArena, of: Arena, begun: Callable[[], object]) -> tuple[bool, Record | None]:
         assert (arena.done, of.layout) == (["refresh", "promoted 6"], None)
         begun()
-        assert mpsd.count("service.serving") == 1
+        assert mpsd.wait_for("service.serving") == {"id": 7, "generation": 6}
         assert mpsd.wait_for("service.join", 2)["heartbeat_seconds"] == following.ADOPT_SECONDS
         if is_damaged:
             raise ImageError("damaged")
@@ -189,6 +189,26 @@ def test_who_serves_next_after_all_is_lost_begins_with_the_newest_image(
     term = waiting.get()
     assert (adopted, term.record["step"], term.state.published) == ([b"of the image"], 5, (6, 1))
     assert mpsd.wait_for("service.join", 3)["heartbeat_seconds"] == service.heartbeat < following.ADOPT_SECONDS
+
+
+def test_mpsd_learns_that_it_serves_also_where_it_could_not_take_that_at_first(
+    mpsd: FakeMpsd, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the member, as one that does not take over in time, while that filled its arena."""
+    mpsd.tell(writer_pid=1)
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+
+    def fill(place: ServiceArena, of: Arena, begun: Callable[[], object]) -> tuple[bool, Record | None]:
+        begun()
+        del mpsd.refusals["service.serving"]
+        assert mpsd.wait_for("service.serving") == {"id": 7, "generation": 6}
+        return True, None
+
+    monkeypatch.setattr(ServiceArena, "fill", fill)
+    mpsd.refusals["service.serving"] = (ErrorCode.TOO_MANY, "TOO_MANY")
+    mpsd.tell("serve", generation=6)
+    assert waiting.get().generation == 6
 
 
 def test_a_word_that_promotes_is_old_where_the_memory_was_lost_since(
