@@ -2,7 +2,7 @@
 
     request --METHODS--> method --parse--> ask --(descriptors?)--(may the peer?)--> handler --> result
 
-A change is recorded whether it succeeds or fails.
+A change is recorded whether it succeeds or fails; of a method that seldom changes something, the calls that did.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,10 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
     ask: Any = params.parse(method.ask, call.ask.params)  # a malformed request changes nothing: not recorded
     _count(method, ask, call)
     if not method.changes:
-        return await _run(method, call, ask)
+        result = await _run(method, call, ask)
+        if method.told is not None and (told := method.told(result)):
+            audit.record(call.peer, call.ask.method, _record(ask), f"{DONE}: {told}")
+        return result
     outcome, is_refused = BUG, False
     try:
         result = await _run(method, call, ask)

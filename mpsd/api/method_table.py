@@ -46,8 +46,9 @@ class Method(Struct, frozen=True):
 
     changes: the call is audited.  refusal: for OWNER, ARENA and HOLDER, returns why this peer may not call it, or None; the
     same refusal for an object that does not exist and for another user's, since its existence is confidential.  told: describes
-    the result for the audit, if "done" is not enough.  takes: the number of descriptors with the request; None: never any.
-    gives: the result may carry descriptors.  may_be_given_up: the call may wait long, and is cancelled when the peer hangs up.
+    the result for the audit, if "done" is not enough; without `changes`, only calls with a description that is not empty are
+    audited.  takes: the number of descriptors with the request; None: never any.  gives: the result may carry descriptors.
+    may_be_given_up: the call may wait long, and is cancelled when the peer hangs up.
     """
 
     privilege: Privilege
@@ -187,7 +188,7 @@ METHODS: dict[str, Method] = {
     "service.change": _of_owner(service_messages.ChangeService, service_results.SERVICE, services.change,
         "Change how many standbys a service is to have, and what each member gets"),
     "service.replicate": _of_holder(service_messages.ReplicateService, service_results.REPLICA_ORDER, services.replicate,
-        "Report how far a replica of a service is, and wait for its turn", may_be_given_up=True),
+        "Report how far a replica of a service is, and wait for its turn", told=services.told_replaced, may_be_given_up=True),
     "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, daemon_results.SUBSCRIBED, events.subscribe,
         "Subscribe to events from now on"),
     "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, daemon_results.UNSUBSCRIBED, events.unsubscribe,

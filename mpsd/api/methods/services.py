@@ -15,7 +15,7 @@ from mpsd.model.device_names import find_device
 from mpsd.model.process import ProcessId
 from mpsd.model.quantities import render_size
 from mpsd.model.reach import reaches
-from mpsd.model.service import Instruction, LastRecord, ReplicaReport, ServiceSettings, ServiceView
+from mpsd.model.service import Instruction, LastRecord, Order, ReplicaReport, ServiceSettings, ServiceView
 from mpsd.services.requests import ServiceRequests
 from mpsd.wire import service_results
 from mpsd.wire.fields import Map
@@ -120,6 +120,11 @@ async def replicate(call: Call[ReplicateService]) -> Map:
     replicas = failover_of(call.services).replicas
     told = await replicas.follow(ask.id, ask.generation, call.process(), of, report, ask.wait_seconds)
     return service_results.replica_order(told)
+
+
+def told_replaced(result: Map) -> str:
+    """Describe the result for the audit; empty where the service's name stays with its arena."""
+    return f"it has the service's name now: {result['why']}" if result["order"] == Order.SERVE.value else ""
 
 
 # -- status, and the owner's changes ---------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class FakeReplicas:
     ) -> ReplicaOrder:
         if process not in (of.writer, *of.readers):
             raise StaleGeneration(f"pid {process.pid} does not write arena {arena_id}")
+        if report.has_gpu_failed:
+            return ReplicaOrder(Order.SERVE, generation + 1, "GPU-a has failed", 3)
         return ReplicaOrder(Order.STANDBY, generation, "", 3)
 
 

@@ -10,7 +10,7 @@ from mpsd.model.lease import Grant
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Elasticity, ServiceSettings, ServiceView, Share
 from mpsd.wire.rpc import Notification
-from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, open_daemon
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, audit_text, open_daemon
 from tests.unit.api.fake_services import UUIDS
 
 READER = Peer(777, 2000, False, gids=(1100,))  # of the group that may read the arena
@@ -114,6 +114,16 @@ async def test_who_replicates_does_not_learn_whether_anothers_own_arena_exists(t
             refused = (await caller.call("service.replicate", id=own["id"], generation=1, of=name)).error
             assert refused is not None
             assert (refused["name"], refused["message"]) == ("NO_SUCH_ARENA", f"no arena is called {name}")
+
+
+async def test_the_audit_has_the_report_by_which_a_replica_gets_the_services_name(tmp_path: Path) -> None:
+    """A replica reports each second, for as long as it follows."""
+    async with open_daemon(tmp_path) as daemon:
+        caller = await daemon.call_as(OWNER)
+        for has_gpu_failed in (False, True, False):
+            await caller.ask("service.replicate", id=1, generation=7, of="1000:weights", has_gpu_failed=has_gpu_failed)
+    assert audit_text(tmp_path).count("service.replicate") == 1
+    assert "done: it has the service's name now: GPU-a has failed" in audit_text(tmp_path)
 
 
 async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
