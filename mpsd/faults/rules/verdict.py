@@ -183,9 +183,12 @@ def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]
 
 
 def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
+    """Return the clients that did not fault.  The sentinel's looks are each at one exception: of two, none clears a client."""
     if not _is_sm_for_certain(evidence):
         return frozenset()
-    return frozenset(each.process for each in evidence if each.clears and each.process is not None)
+    is_one = len({each.pc for each in evidence if each.source is Source.SENTINEL and each.pc is not None}) <= 1
+    clearing = (each for each in evidence if each.clears and (is_one or each.source is not Source.SENTINEL))
+    return frozenset(each.process for each in clearing if each.process is not None)
 
 
 def _is_sm_for_certain(evidence: Sequence[Observation]) -> bool:

@@ -258,6 +258,15 @@ def test_who_failed_alone_with_a_later_exception_in_the_same_servers_is_named_to
     assert [(each.culprit, each.confidence) for each in setup.incidents.values()] == [(A, LIKELY), (B, LIKELY)]
 
 
+def test_a_look_after_one_exception_clears_no_client_of_another():
+    """C has the kernels of both: it was convicted as the only one whom neither look had cleared."""
+    evidence = []
+    for pc, ms, innocent in ((0x1F0, 4, A), (0x2F0, 504, B)):
+        evidence += [sentinel(ms=ms, pc=pc), sentinel(innocent, ms, pc=pc, is_proof=False, clears=True)]
+    found = FaultSetup().hear(*evidence).settle(12_000).one
+    assert (found.culprit, found.confidence, found.suspects) == (None, SUSPECTED, (A, B, C))
+
+
 def test_it_is_no_culprit_where_the_exception_was_not_contained():
     evidence = xid(13, 15), server_log(), report(A, 12, is_failure=True), exited(A, 900, is_failure=True)
     assert FaultSetup().hear(*evidence).settle(60_000).one.confidence is SUSPECTED
