@@ -25,6 +25,16 @@ log = structlog.get_logger()
 _LOOK_SECONDS = 1.0  # a client that could not be looked at in this time may be hostile
 
 
+class Inquiry(Struct, eq=False):
+    """The search for the culprit of one exception.  clients: those of the domain then.  knows_all: those are all; a restarted
+    mpsd learns of them one by one."""
+
+    fault: SentinelReport
+    clients: set[ProcessId]
+    knows_all: bool
+    holds: dict[ProcessId, SentinelReport] = field(default_factory=dict)  # the looks at them
+
+
 class Containment(Struct):
     """Guards that each exception is one fault, and that its domain takes no client afterwards.
 
@@ -37,17 +47,17 @@ class Containment(Struct):
     drain_seconds: float
     see: Callable[[Observation], None]
     is_told: Callable[[str, int], bool]
-    clients: set[ProcessId] = field(default_factory=set)  # at the last exception
     _began_ns: int = 0
-    _fault: SentinelReport | None = None
-    _knows_all: bool = False  # a restarted mpsd learns of the clients one by one
-    _holds: dict[ProcessId, SentinelReport] = field(default_factory=dict)
+    _inquiries: list[Inquiry] = field(default_factory=list)  # those without a verdict
 
     def hear(self, report: SentinelReport, clients: set[ProcessId], spawn: Callable[..., None]) -> None:
         match report.kind:
             case SentinelKind.FAULT:
-                self._begin(report, clients)
-                spawn(partial(self._judge_late, report))
+                self._begin(report)
+                if not self.is_told(self.domain.name, report.time_ns):  # else an earlier mpsd has judged it
+                    self.see(exception_seen(report, self.domain.name, self.gpu))
+                    self._inquiries.append(Inquiry(report, clients, bool(clients)))
+                    spawn(partial(self._judge_late, self._inquiries[-1]))
             case SentinelKind.HOLDS:
                 self._note(report)
             case SentinelKind.FAILED:
@@ -62,9 +72,8 @@ class Containment(Struct):
         if self._began_ns and report.time_ns - self._began_ns < CONTAINED_NS:
             self.see(containment_failed(report, self.domain.name, self.gpu))
 
-    def _begin(self, report: SentinelReport, clients: set[ProcessId]) -> None:
+    def _begin(self, report: SentinelReport) -> None:
         self._began_ns = report.time_ns
-        self._fault, self._holds, self.clients, self._knows_all = report, {}, clients, bool(clients)
         since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd gets the report late
         ends_at = since + self.drain_seconds if self.drain_seconds else math.inf
         if self.domain.state is DomainState.CONTAINED:
@@ -75,29 +84,24 @@ class Containment(Struct):
             why += f", and its clients are ended at {clock} (sentinel.drain_seconds)"
         log.error("domain.contained", domain=self.domain.name, gpu=self.gpu, pc=report.pc, sms=report.count, why=why)
         self.domain.contain(why, trio.current_time() + ends_at - time.time())
-        if self.is_told(self.domain.name, report.time_ns):
-            self._fault = None  # an earlier mpsd has judged it
-        else:
-            self.see(exception_seen(report, self.domain.name, self.gpu))
 
     def _note(self, report: SentinelReport) -> None:
-        known = next((each for each in self.clients if each.pid == report.pid), None)
-        process = known or processes.find_of(report.pid, report.time_ns)
-        if process is not None and self._fault is not None and report.pc == self._fault.pc:  # not a look after an earlier one
-            self.clients.add(process)  # the next mpsd learns its clients in this way
-            self._holds[process] = report
-            is_found = any(each.is_culprit for each in self._holds.values())  # else it may be named to the sentinel late
-            if is_found and self._knows_all and self._holds.keys() >= self.clients:
-                self._judge()
+        """Note a look at a client for the exceptions at its PC; it can come after a later exception at another one."""
+        for inquiry in [each for each in self._inquiries if each.fault.pc == report.pc]:
+            known = next((each for each in inquiry.clients if each.pid == report.pid), None)
+            if (process := known or processes.find_of(report.pid, report.time_ns)) is not None:
+                inquiry.clients.add(process)  # the next mpsd learns its clients in this way
+                inquiry.holds[process] = report
+                is_found = any(each.is_culprit for each in inquiry.holds.values())  # else it may be named to the sentinel late
+                if is_found and inquiry.knows_all and inquiry.holds.keys() >= inquiry.clients:
+                    self._judge(inquiry)
 
-    async def _judge_late(self, fault: SentinelReport) -> None:
+    async def _judge_late(self, inquiry: Inquiry) -> None:
         await trio.sleep(_LOOK_SECONDS)
-        if self._fault is fault:  # not a later one, which gets its own time
-            self._judge()
+        if inquiry in self._inquiries:
+            self._judge(inquiry)
 
-    def _judge(self) -> None:
-        if self._fault is None:
-            return
-        fault, self._fault = self._fault, None
-        for seen in judge_clients(fault, self._holds, tuple(self.clients), self.domain.name, self.gpu):
+    def _judge(self, inquiry: Inquiry) -> None:
+        self._inquiries.remove(inquiry)
+        for seen in judge_clients(inquiry.fault, inquiry.holds, tuple(inquiry.clients), self.domain.name, self.gpu):
             self.see(seen)

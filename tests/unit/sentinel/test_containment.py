@@ -25,7 +25,8 @@ def taken(*looks: SentinelReport, clients: frozenset[int] = frozenset()) -> list
     containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=PC), known, lambda task: None)
     for look in looks:
         containment.hear(look, set(), lambda task: None)
-    containment._judge()
+    for inquiry in list(containment._inquiries):
+        containment._judge(inquiry)
     return [each for each in seen if each.process is not None]
 
 
@@ -88,3 +89,16 @@ async def test_the_time_to_look_at_clients_is_each_exceptions_own(autojump_clock
             await trio.sleep(0.7)
         containment.hear(look(time.monotonic_ns(), PC + 8), set(), nursery.start_soon)
     assert [each.process for each in seen if each.is_proof] == [processes.find(os.getpid())]
+
+
+async def test_an_exception_keeps_its_verdict_where_another_one_follows_within_a_second(autojump_clock: object) -> None:
+    """Its client was named to the sentinel late, or the look at another one took long."""
+    seen: list[Observation] = []
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    async with trio.open_nursery() as nursery:
+        for pc in (PC, PC + 8):
+            report = SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=pc)
+            containment.hear(report, set(), nursery.start_soon)
+        containment.hear(look(time.monotonic_ns(), PC), set(), nursery.start_soon)
+    assert [(each.process, each.pc) for each in seen if each.is_proof] == [(processes.find(os.getpid()), PC)]
