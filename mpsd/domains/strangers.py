@@ -92,14 +92,9 @@ class Strangers(Struct):
     async def _end(self, domain: Domain, process: ProcessId) -> None:
         """End its GPU work.  It gets no signal: only the vendor's list calls it a client."""
         server = next((each for each in domain.servers.values() if process.pid in each.client_pids), None)
-        if server is None:
+        if server is None or not processes.is_alive(process):
             return
-
-        def check() -> None:
-            if not processes.is_alive(process):
-                raise VendorFailed("it has ended")
-
         try:
-            await terminate_client(domain, server.pid, process.pid, check)
+            await terminate_client(domain, server.pid, process.pid)
         except VendorFailed as exc:
             log.error("client.not_terminated", pid=process.pid, domain=domain.name, why=str(exc))
