@@ -88,8 +88,8 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
             await domain.control.kill()  # it has no clients yet, and the next one may be better
         raise
     if not is_new:
-        listed = {found: processes.real_uid(pid) for pid in domain.client_pids if (found := listed_process(domain, pid))}
-        _take_over_clients(pool, domain, {found: uid for found, uid in listed.items() if found not in placed})
+        listed = (found for pid in domain.client_pids if (found := listed_process(domain.admitted, pid)))
+        _take_over_clients(pool, domain, {found: processes.real_uid(found.pid) for found in listed if found not in placed})
     domain.is_adopted = False
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY

@@ -3,18 +3,20 @@
 It lists a client that has ended for as long as a forked child has its connections; its GPU memory stays taken (measured, H200).
 """
 
+from collections.abc import Mapping
+
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
 
 
-def listed_process(domain: Domain, pid: int) -> ProcessId | None:
-    """Return the process that the domain's servers list with this pid; None if it has ended, or is not known.
+def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:
+    """Return the process that the servers of a domain list with this pid; None if it has ended, or is not known.
 
-    Another process can have the pid of an ended client, and is no client.
+    Another process can have the pid of an ended client, and is no client.  admitted: of the domain.
     """
     found = processes.find(pid)
-    return found if domain.admitted.get(pid) in (None, found) else None
+    return found if admitted.get(pid) in (None, found) else None
 
 
 def may_be_listed(domain: Domain, process: ProcessId, ended_at: float) -> bool:

@@ -54,7 +54,7 @@ class DomainOperations:
         servers = {pid: server for pid, server in known.items() if only in (None, pid)}
         members = [process for process in domain.members if only in (None, process.pid)]
         strangers = servers.keys() - {process.pid for process in members}
-        others = [process for pid in strangers if (process := listed_process(domain, pid))]
+        others = [process for pid in strangers if (process := listed_process(domain.admitted, pid))]
         for process in (*members, *others):
             yield self._view(process, domain.name, servers.get(process.pid))
 

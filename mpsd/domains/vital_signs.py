@@ -40,8 +40,7 @@ _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 class Signs(Struct, frozen=True):
     """What to check: the processes with their roles, the socket that clients connect to, and some or all clients.
 
-    daemon: the vendor daemon, also before it lists its servers; 0: none is known.  admitted: the clients that mpsd knows, of
-    which one may have ended, and another process have its pid.
+    daemon: the vendor daemon, also before it lists its servers; 0: none is known.  admitted: the clients that mpsd knows.
     """
 
     pids: Sequence[tuple[str, int]]
@@ -111,7 +110,7 @@ def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping
 
 def _user_of(domain: Domain, pid: int) -> int | None:
     """Return the user who connected with the client, which may run another user's program by now; None if not known."""
-    process = listed_process(domain, pid)
+    process = listed_process(domain.admitted, pid)
     known = None if process is None else domain.uids.get(process)
     return processes.sole_uid(pid) if known is None else known
 
@@ -137,7 +136,7 @@ def look(signs: Signs) -> Unresponsive:
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
     for pid in signs.clients:
-        if (how := how_stopped(pid)) and signs.admitted.get(pid) in (None, processes.find(pid)):
+        if (how := how_stopped(pid)) and listed_process(signs.admitted, pid) is not None:
             return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
     return Unresponsive()
 

@@ -208,7 +208,7 @@ class Incidents:
         for pid in domain.client_pids:
             known = self.parties.by_pid(pid)
             self.parties.keep(domain.admitted.get(pid))
-            found = listed_process(domain, pid) if known is None or self.parties.is_gone(known) else None
+            found = listed_process(domain.admitted, pid) if known is None or self.parties.is_gone(known) else None
             if found is not None and found != known:
                 self.parties.meet(found, domain.name)
                 self._pool.watch(domain, found)

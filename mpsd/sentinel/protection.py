@@ -241,7 +241,7 @@ class Protection(Struct):
         is_new, domain = False, self.domain
         at_work = domain.client_pids.union(*domain.contexts.values())
         members = {each.pid: each for each, seen_at in domain.members.items() if seen_at == math.inf}  # may have a channel
-        listed = [found for pid in domain.client_pids - members.keys() if (found := listed_process(domain, pid))]
+        listed = [found for pid in domain.client_pids - members.keys() if (found := listed_process(domain.admitted, pid))]
         for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
             watcher.forget_gone()
             early = sum(each.pid not in at_work for each in watcher.added)

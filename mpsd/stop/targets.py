@@ -130,7 +130,7 @@ class Targets:
 
     async def _clients(self) -> set[ProcessId]:
         """Return the clients; some may have ended."""
-        pids = [(domain, pid) for domain in self._pool.domains.values() for pid in domain.client_pids]
+        pids = [(domain.admitted, pid) for domain in self._pool.domains.values() for pid in domain.client_pids]
         listed = set(filter(None, await self._in_turns(pids, lambda each: listed_process(*each))))
         placed = {process for domain in self._pool.domains.values() for process in domain.members}
         return listed | placed | set(self._admitted())

@@ -25,9 +25,9 @@ def test_the_process_of_a_listed_pid(admitted: ProcessId | None, found: ProcessI
     domain = Domain("default", 1, (), None, 48)  # type: ignore[arg-type]
     if admitted:
         domain.admit(admitted)
-    assert listed_process(domain, os.getpid()) == found
+    assert listed_process(domain.admitted, os.getpid()) == found
 
 
 def test_a_process_that_has_gone() -> None:
     domain = Domain("default", 1, (), None, 48)  # type: ignore[arg-type]
-    assert listed_process(domain, 4_194_305) is None
+    assert listed_process(domain.admitted, 4_194_305) is None

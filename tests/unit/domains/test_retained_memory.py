@@ -181,7 +181,7 @@ async def test_the_next_mpsd_takes_no_other_process_for_the_listed_one(tmp_path:
     async with trio.open_nursery() as nursery:
         world.pool.retained.adopt(world.domain, nursery)
         world.lists(client.pid)
-        assert listed_process(world.domain, client.pid) is None
+        assert listed_process(world.domain.admitted, client.pid) is None
         assert world.domain.uids == {before: OWNER}, "the domain counts against its user"
         nursery.cancel_scope.cancel()
 

@@ -50,6 +50,12 @@ def test_a_stopped_process_with_the_pid_of_an_ended_client_is_none(pid: int, tmp
     assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted=admitted)).client == pid
 
 
+def test_a_process_that_is_not_known_is_not_reported(pid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some kernels its user prevents the read; the report names a user, and closes domains to that user."""
+    monkeypatch.setattr(processes, "find", lambda pid: None)
+    assert look(Signs((), str(tmp_path), (pid,), is_answering=False)).client == 0
+
+
 def test_a_stopped_server_is_the_better_reason(pid: int, tmp_path: Path) -> None:
     found = look(Signs((("vendor server", pid),), str(tmp_path), (pid,), is_answering=False))
     assert found.client == 0
