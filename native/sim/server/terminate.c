@@ -2,6 +2,8 @@
  * stopped process until the process continues. */
 #include "server.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 
 static struct connection *connection_of(struct server *server, pid_t pid)
@@ -21,6 +23,12 @@ static bool is_left(const struct server *server, pid_t pid)
 	return false;
 }
 
+/* Then a child has its connections, and the vendor's server takes the pid for no client's. */
+static bool has_ended(pid_t pid)
+{
+	return kill(pid, 0) && errno == ESRCH;
+}
+
 static int terminate(struct server *server, pid_t pid)
 {
 	int result = is_left(server, pid) ? CUDA_INVALID_CONTEXT : CUDA_INVALID_VALUE;
@@ -28,7 +36,7 @@ static int terminate(struct server *server, pid_t pid)
 	for (unsigned i = 0; i < server->count; i++) {
 		struct connection *client = &server->list[i];
 
-		if (client->fd < 0 || client->refusal || client->pid != pid)
+		if (client->fd < 0 || client->refusal || client->pid != pid || has_ended(pid))
 			continue;
 		result = client->terminated ? CUDA_INVALID_CONTEXT : 0;
 		if (client->terminated)
