@@ -21,7 +21,7 @@ _PAIR = struct.Struct("=iiI")
 _ANSWER = struct.Struct("=iI")
 _NUMBER = struct.Struct("=i")
 _FILE = struct.Struct("=QQ")
-_INODE = struct.Struct("=Q")
+_SPACE = struct.Struct("=Q")
 
 
 class InspectorOp(IntEnum):
@@ -129,7 +129,7 @@ def parse_linked_file(payload: bytes) -> LinkedFile:
 
 
 def parse_spaces(payload: bytes) -> tuple[int, ...]:
-    """Parse the inodes of namespaces.  Raise ProtocolError."""
-    if len(payload) % _INODE.size:
-        raise ProtocolError(f"the inspector sent inodes in {len(payload)} bytes, which is no multiple of {_INODE.size}")
-    return tuple(inode for (inode,) in _INODE.iter_unpack(payload))
+    """Parse the numbers of namespaces.  Raise ProtocolError."""
+    if len(payload) % _SPACE.size:
+        raise ProtocolError(f"the inspector sent numbers in {len(payload)} bytes, which is no multiple of {_SPACE.size}")
+    return tuple(number for (number,) in _SPACE.iter_unpack(payload))

@@ -111,7 +111,7 @@ class ProcessReader:
         return wire.parse_linked_file(self._read(Question(InspectorOp.FILE, pid, [name])))
 
     def namespaces(self, pid: int) -> tuple[int, ...]:
-        """Return the inodes of its pid namespace and of those above it, mpsd's own last.  Raises OSError."""
+        """Return the numbers of its pid namespace and of those above it, mpsd's own last.  Raises OSError."""
         return wire.parse_spaces(self._read(Question(InspectorOp.SPACES, pid)))
 
     def numbers(self, pid: int, links: Sequence[str]) -> set[int]:

@@ -174,9 +174,10 @@ def is_in_our_namespace(pid: int) -> bool:
 
 
 def pid_namespaces(pid: int) -> tuple[int, ...]:
-    """Return the inodes of its pid namespace and of those above it, mpsd's own last; empty if not known.
+    """Return the numbers of its pid namespace and of those above it, mpsd's own last; empty if not known.
 
-    They are not known if the process has gone, mpsd may not look at it, or it is not in mpsd's own namespace or below.
+    The number is the id, which the kernel gives out once; before Linux 6.18 the inode, which it gives out again.  They are not
+    known if the process has gone, mpsd may not look at it, or it is not in mpsd's own namespace or below.
     """
     try:
         return reader.namespaces(pid)

@@ -60,7 +60,7 @@ class Arena(Struct, frozen=True):
     empty before the first.  commit: its number, which only grows.  generation: counts writers; an older one is refused.
     writer: the process that may change it, also while it is being fenced.  unheld_since: None while a process has it open.
     state_serial: of the forward state that is kept with it; 0: none.  state_generation: of the writer that gave it.
-    pid_namespace: of the process that made it, by its inode; None: mpsd's own, or an operator made it; 0: not known.
+    pid_namespace: of the process that made it, by its number; None: mpsd's own, or an operator made it; 0: not known.
     is_of_owner: it counts as its owner's, and not as the namespace's: its maker's user namespace has a user's uids alone.
     """
 

@@ -3,7 +3,7 @@
 | the caller's bound | it reaches |
 |---|---|
 | EVERYTHING: it is in mpsd's own pid namespace | every process that mpsd sees |
-| a pid namespace, by its inode | processes of that namespace and of those below |
+| a pid namespace, by its number | processes of that namespace and of those below |
 | NOTHING: its pid namespace is not known | no process |
 
 A process in a container without a user namespace can take any uid, so its uid alone gives it no right to a process outside.
@@ -13,7 +13,7 @@ Prose: docs/decisions/033-a-caller-reaches-its-own-pid-namespace.md.
 from collections.abc import Iterable
 
 EVERYTHING = None
-NOTHING = 0  # the inode of no namespace
+NOTHING = 0  # the number of no namespace
 
 Bound = int | None
 

@@ -241,7 +241,7 @@ class VaultStore:
         return bool(self._read("SELECT changes()") == [(_SOME,)])
 
     def _begin_boot(self, boot_id: str) -> None:
-        """Forget processes and namespaces of an earlier boot: their pids and inodes mean others now."""
+        """Forget processes and namespaces of an earlier boot: their pids and numbers mean others now."""
         if self._read("SELECT id FROM boot") != [(boot_id,)]:
             started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
             unknown = ("UPDATE arenas SET pid_namespace = 0 WHERE pid_namespace IS NOT NULL", ())

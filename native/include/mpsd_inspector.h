@@ -33,9 +33,9 @@
  *          or 0, 0
  *   STAT   nothing                                    the contents of stat
  *   FILE   a word: exe, or root                       struct mpsd_inspector_file, and the link
- *   SPACES nothing                                    uint64: the inode of its pid namespace, then of each one
+ *   SPACES nothing                                    uint64: the number of its pid namespace, then of each one
  *                                                     above it; the last is the inspector's own.  -EXDEV: it is
- *                                                     in none below
+ *                                                     in none below.  The id, or before Linux 6.18 the inode
  *   FIND   words: links, or their last names          numbers (int32) of the descriptors with such a link; count: milliseconds
  *                                                     of the processor's time that the search took
  *   READER nothing                                    none; count: the pid of a new process, a child of mpsd's,

@@ -13,6 +13,10 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#ifndef NS_GET_ID
+#define NS_GET_ID _IOR(NSIO, 13, __u64) /* linux/nsfs.h since 6.18 */
+#endif
+
 int stat_read(const struct question *question, struct reply *out)
 {
 	ssize_t size = read_file(question->head.pid, "stat", out->payload, MPSD_INSPECTOR_STAT_BYTES);
@@ -44,39 +48,61 @@ int file_read(const struct question *question, struct reply *out)
 	return 0;
 }
 
-/* Append the inode of the namespace.  0, or -errno. */
-static int append_space(int space, struct reply *out, uint64_t *inode)
+/* The kernel gives an inode out again, and an id never.  0, or -errno. */
+static int number_of(int space, uint64_t *number)
 {
 	struct stat found;
 
+	if (ioctl(space, NS_GET_ID, number) == 0)
+		return 0;
 	if (fstat(space, &found) != 0)
 		return -errno;
-	*inode = found.st_ino;
-	memcpy(out->payload + out->size, inode, sizeof(*inode));
-	out->size += sizeof(*inode);
+	*number = found.st_ino;
+	return 0;
+}
+
+/* Append the number of the namespace.  0, or -errno. */
+static int append_space(int space, struct reply *out, uint64_t *number)
+{
+	int rc = number_of(space, number);
+
+	if (rc != 0)
+		return rc;
+	memcpy(out->payload + out->size, number, sizeof(*number));
+	out->size += sizeof(*number);
 	out->head.count++;
 	return 0;
 }
 
+static int own_number(uint64_t *number)
+{
+	int space = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC), rc;
+
+	if (space < 0)
+		return -errno;
+	rc = number_of(space, number);
+	close(space);
+	return rc;
+}
+
 int spaces_read(const struct question *question, struct reply *out)
 {
-	struct stat own;
-	uint64_t inode = 0;
+	uint64_t own, number = 0;
 	char path[64];
 	int space, above, rc;
 
 	snprintf(path, sizeof(path), "/proc/%u/ns/pid", question->head.pid);
-	if (stat("/proc/self/ns/pid", &own) != 0)
-		return -errno;
+	if ((rc = own_number(&own)) != 0)
+		return rc;
 	space = open(path, O_RDONLY | O_CLOEXEC);
 	if (space < 0)
 		return -errno;
-	rc = append_space(space, out, &inode);
-	while (rc == 0 && inode != own.st_ino) {
+	rc = append_space(space, out, &number);
+	while (rc == 0 && number != own) {
 		above = out->head.count < MPSD_INSPECTOR_SPACES_MOST ? ioctl(space, NS_GET_PARENT) : -1;
 		close(space);
 		space = above;
-		rc = space < 0 ? -EXDEV : append_space(space, out, &inode);
+		rc = space < 0 ? -EXDEV : append_space(space, out, &number);
 	}
 	if (space >= 0)
 		close(space);

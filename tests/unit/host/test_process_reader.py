@@ -1,10 +1,12 @@
 """Reads that may not wait: their results, and that a user whose processes block the reader delays no other user's."""
 
 import errno
+import fcntl
 import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,8 @@ while request := requests.recv(65536):
     {waits}
     requests.send(struct.pack("=iI", 0, 0) + str(pid).encode())
 """
+NS_GET_ID = 2 << 30 | 8 << 16 | 0xB7 << 8 | 13  # linux/nsfs.h
+MOST_NAMESPACES = 1000  # until an inode comes again
 HOSTILE, NEIGHBOUR, OTHER = 1001, 1002, 2001  # as pids; their users:
 USERS = {HOSTILE: 100, NEIGHBOUR: 100, OTHER: 200}
 NATIVE = Path(__file__).parents[3] / "native"
@@ -73,13 +77,45 @@ def test_what_the_kernel_says_of_a_process(reader: ProcessReader) -> None:
         assert reader.stat(pid).split()[0] == str(pid).encode()
         assert reader.linked_file(pid, "exe").path == os.path.realpath(sys.executable)
         assert reader.linked_file(pid, "exe").identity == (os.stat(sys.executable).st_dev, os.stat(sys.executable).st_ino)
-        assert reader.namespaces(pid) == (os.stat("/proc/self/ns/pid").st_ino,)
+        assert reader.namespaces(pid) == (number_of("/proc/self/ns/pid"),)
         assert null.fileno() in reader.numbers(pid, [os.devnull])
         assert null.fileno() in reader.numbers(pid, ["null"])
         assert reader.linked_file(pid, "root").path == "/"
         with pytest.raises(OSError, match="EINVAL"):
             reader.linked_file(pid, "cwd")
         assert not reader.numbers(pid, ["/nothing"])
+
+
+@contextmanager
+def first_of_a_namespace() -> Iterator[int]:
+    """The first process of a new pid namespace, which ends with the block."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo; cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"\n"
+        yield int(Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text())
+        started.communicate()
+
+
+def number_of(namespace: str) -> int:
+    """Return the id that the kernel gives out once; before Linux 6.18 the inode."""
+    with suppress(OSError), open(namespace) as file:
+        [number] = struct.unpack("Q", fcntl.ioctl(file, NS_GET_ID, bytes(8)))
+        return int(number)
+    return os.stat(namespace).st_ino
+
+
+@pytest.mark.root
+def test_a_pid_namespace_does_not_get_the_number_of_one_that_has_ended(reader: ProcessReader) -> None:
+    """Else a later container takes the arenas of an earlier one for its own: the kernel gives inodes out again."""
+    if number_of("/proc/self/ns/pid") == os.stat("/proc/self/ns/pid").st_ino:
+        pytest.skip("the kernel tells no ids of namespaces: Linux 6.18 and later do")
+    inodes, numbers = set[int](), list[tuple[int, ...]]()
+    while len(inodes) == len(numbers) < MOST_NAMESPACES:
+        with first_of_a_namespace() as pid:
+            inodes.add(os.stat(f"/proc/{pid}/ns/pid").st_ino)
+            numbers.append(reader.namespaces(pid))
+    assert len(inodes) < len(numbers) == len(set(numbers))
 
 
 @pytest.mark.slow
