@@ -70,7 +70,7 @@ def _build_pool(found: Startup, registry: ServiceRegistry) -> Pool:
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
     return Pool(
         pool_settings, vendor, found.devices, defaults, found.store, found.public, live,
-        domains_of_others=registry.domains_of_others, ranges=found.ranges,
+        services=registry, ranges=found.ranges,
     )  # fmt: skip
 
 

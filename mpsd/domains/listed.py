@@ -1,4 +1,4 @@
-"""Which process a vendor server means by a pid that it lists.
+"""Which processes are in a domain, and which one a vendor server means by a pid that it lists.
 
 It lists a client that has ended for as long as a forked child has its connections; its GPU memory stays taken (measured, H200).
 """
@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
+
+
+def known_pids(domain: Domain) -> set[int]:
+    """Return the pids of the domain's members and clients: to look for each of a thousand processes costs more."""
+    return domain.client_pids.union(process.pid for process in domain.members)
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

@@ -6,7 +6,7 @@ client has waited longest. Prose: docs/domains.md, "Placement".
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import PlacementWaits, Reason
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Wait
+from mpsd.domains.services_port import ServicesPort
 from mpsd.errors import Stopping
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.model.domain import DomainView
@@ -38,8 +39,9 @@ class PlacementPool(Protocol):
     def operators(self) -> frozenset[int]: ...
     @property
     def ranges(self) -> UidRanges: ...
+    @property
+    def services(self) -> ServicesPort: ...
     def views(self) -> list[DomainView]: ...
-    def avoid(self, process: ProcessId | None) -> frozenset[str]: ...
     def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait: ...
     def begin_domain(self, decision: Create) -> None: ...
     def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None: ...
@@ -91,7 +93,7 @@ class PlacementQueue:
 
     def __init__(self, places: PlacementPool, waits: PlacementWaits) -> None:
         self._places, self._waits = places, waits
-        self._alike: dict[tuple[PlacementRequest, ProcessId | None], Alike] = {}
+        self._alike: dict[tuple[PlacementRequest, Hashable], Alike] = {}
         self._of_process: dict[ProcessId, list[WaitingClient]] = {}
         self._placed: set[ProcessId] = set()  # processes with a domain since the last look
         self._is_due = trio.Event()
@@ -133,7 +135,7 @@ class PlacementQueue:
 
     @contextmanager
     def _listed(self, ask: PlacementRequest, process: ProcessId | None) -> Iterator[WaitingClient]:
-        key = ask, process if self._places.avoid(process) else None  # each member of a service keeps out of other domains
+        key = ask, self._places.services.service_of(process)  # its members keep out of each other's domains
         alike = self._alike.setdefault(key, Alike(ask, replace(ask, uid=NEW_USER)))
         entry = WaitingClient(alike, process, self._next_number)
         self._next_number += 1
@@ -215,9 +217,6 @@ class _Look:
         return {self.share_of(uid) for uid in view.users | {view.uid} if uid is not None}
 
     def decide(self, alike: Alike) -> Join | Create | Wait:
-        process = alike.first.process
-        if self._places.avoid(process):
-            return self._places.decide(alike.ask, process, self.views)
         uid = alike.ask.uid
         is_known = uid in self._places.operators or self.share_of(uid) in self._known
         kind = alike.ask if is_known else alike.as_new
@@ -228,4 +227,8 @@ class _Look:
         decision = self._places.decide(alike.ask, None, self.views)
         if isinstance(decision, Wait):
             self._waits[kind] = decision
+        elif isinstance(decision, Join):  # without room, it does not matter where the others of its service are
+            process = alike.first.process
+            if self._places.services.service_of(process) is not None:
+                decision = self._places.decide(alike.ask, process, self.views)
         return decision

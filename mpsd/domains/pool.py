@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import known_pids
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -27,6 +28,7 @@ from mpsd.domains.rules.log_lines import News
 from mpsd.domains.rules.names import name_of, number_of
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
+from mpsd.domains.services_port import NoServices, ServicesPort
 from mpsd.domains.store import SqliteStore
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
@@ -72,14 +74,6 @@ class Drained(Struct, frozen=True):
     since_at: float
 
 
-# Returns the domains of the other members of a process's service; its second argument finds the domain of a process.
-DomainsOfOthers = Callable[[ProcessId | None, Callable[[ProcessId], str]], frozenset[str]]
-
-
-def _no_others(process: ProcessId | None, domain_of: Callable[[ProcessId], str]) -> frozenset[str]:
-    return frozenset()
-
-
 @dataclass(slots=True)
 class Pool:
     """Guards the set of domains, and which process is a member of which."""
@@ -94,7 +88,7 @@ class Pool:
     domains: dict[str, Domain] = field(default_factory=dict)
     client_adopted: Signal[[ProcessId, Domain]] = field(default_factory=Signal)  # a client that an earlier mpsd admitted
     client_ended: Signal[[ProcessId, ProcessExit | None]] = field(default_factory=Signal)
-    domains_of_others: DomainsOfOthers = _no_others
+    services: ServicesPort = field(default_factory=NoServices)
     sentinel_of: Callable[[Domain], SentinelPort] = lambda domain: NoSentinel()  # called with each new domain
     log_told: Signal[[Domain, News]] = field(default_factory=Signal)  # the news of a domain's log
     stopping: trio.Event = field(default_factory=trio.Event)  # set: mpsd takes no new clients
@@ -213,7 +207,11 @@ class Pool:
 
     def avoid(self, process: ProcessId | None) -> frozenset[str]:
         """Return the domains in which the process would share the fate of another member of its service."""
-        return self.domains_of_others(process, self.name_of_domain)
+        return self.services.domains_of_others(process, self._domains_of)
+
+    def _domains_of(self, processes: Collection[ProcessId]) -> set[str]:
+        pids = {process.pid for process in processes}
+        return {domain.name for domain in self.domains.values() if not pids.isdisjoint(known_pids(domain))}
 
     def name_of_domain(self, process: ProcessId) -> str:
         """Return the domain of a process; empty: it is not known."""

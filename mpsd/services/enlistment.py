@@ -44,8 +44,9 @@ class Enlistment:
         """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
         self._share_of = ranges.share_of
         self._coordinator, self._store, self._find_place = coordinator, store, find_place
-        self._plans = coordinator.registry.plans
-        self._plans.update(store.plans())
+        self._registry, self._plans = coordinator.registry, coordinator.registry.plans
+        for process, plan in store.plans().items():
+            self._registry.plan(process, plan)
         self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
 
     def resume(self) -> None:
@@ -61,14 +62,15 @@ class Enlistment:
         if process not in self._plans:
             self._check_room(uid)
         self._coordinator.process_watch.watch(process, uid)
-        self._plans[process] = plan = EnlistmentPlan(name, owner_uid, uid)
+        plan = EnlistmentPlan(name, owner_uid, uid)
+        self._registry.plan(process, plan)
         if self._find_place is None:
             self._keep(process, plan)
             return {}
         async with self._one_at_a_time:
             place = await self._find_place(self.avoid(process))
             if self._plans.get(process) is plan:  # otherwise it has ended, or enlisted for another service
-                self._plans[process] = replace(plan, domain=place.domain)
+                self._registry.plan(process, replace(plan, domain=place.domain))
                 self._keep(process, self._plans[process])
         return place.environment
 
@@ -90,7 +92,7 @@ class Enlistment:
             log.error("store.failed", statement="a process that enlisted", why=str(exc))
 
     def forget(self, process: ProcessId) -> None:
-        if self._plans.pop(process, None) is not None:
+        if self._registry.forget(process):
             try:
                 self._store.release(process)
             except UnusablePath as exc:
@@ -98,4 +100,5 @@ class Enlistment:
 
     def avoid(self, process: ProcessId) -> frozenset[str]:
         """Return the domains of the other members of its service."""
-        return self._coordinator.registry.domains_of_others(process, self._coordinator.parts.domain_of)
+        domain_of = self._coordinator.parts.domain_of
+        return self._registry.domains_of_others(process, lambda others: {domain_of(each) for each in others})

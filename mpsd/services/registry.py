@@ -3,26 +3,62 @@
 The vault and the pool of domains ask it too, so the daemon builds it before them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 
 import trio
 
+from mpsd.errors import NoSuchArena
+from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.services.members import ServiceRecord
 from mpsd.services.store import EnlistmentPlan
 
-DomainOf = Callable[[ProcessId], str]  # where a process has its contexts; empty: not known
+Service = tuple[str, int]  # the name and the owner of its arena, which may not be there yet
+DomainsOf = Callable[[Collection[ProcessId]], Collection[str]]  # those in which any of these processes is
+
+
+def _no_arena(name: str) -> Arena:
+    raise NoSuchArena(f"there is no arena {name}")
 
 
 class ServiceRegistry:
-    """records: by the id of their arenas.  plans: of enlisted processes.  grace_until: trio time: until then members of an
-    earlier mpsd may rejoin."""
+    """Guards that a placement costs about as much for a user with many enlisted processes as for one with few.
+
+    records: by the id of their arenas.  plans: of enlisted processes; only `plan` and `forget` change it.  grace_until: trio
+    time: until then members of an earlier mpsd may rejoin.  find: an arena by its name, as the vault does.
+    """
 
     def __init__(self) -> None:
         self.records: dict[int, ServiceRecord] = {}
         self.plans: dict[ProcessId, EnlistmentPlan] = {}
         self.grace_until = -inf
+        self.find: Callable[[str], Arena] = _no_arena
+        self._of_service: dict[Service, dict[ProcessId, EnlistmentPlan]] = {}
+
+    def plan(self, process: ProcessId, plan: EnlistmentPlan) -> None:
+        self.forget(process)
+        self.plans[process] = plan
+        self._of_service.setdefault((plan.name, plan.uid), {})[process] = plan
+
+    def forget(self, process: ProcessId) -> bool:
+        """Return whether the process was enlisted."""
+        plan = self.plans.pop(process, None)
+        if plan is None:
+            return False
+        of_service = self._of_service[plan.name, plan.uid]
+        del of_service[process]
+        if not of_service:
+            del self._of_service[plan.name, plan.uid]
+        return True
+
+    def enlisted(self, name: str, owner_uid: int) -> Collection[ProcessId]:
+        return self._of_service.get((name, owner_uid), {}).keys()
+
+    def service_of(self, process: ProcessId | None) -> Service | None:
+        """Return the service for which the process enlisted."""
+        plan = self.plans.get(process) if process is not None else None
+        return None if plan is None else (plan.name, plan.uid)
 
     def is_served(self, arena_id: int) -> bool:
         """Return whether the arena's service has members, or is stored and may get them back after a restart of mpsd."""
@@ -31,14 +67,20 @@ class ServiceRegistry:
             return False
         return bool(record.service.members) or (record.is_stored and trio.current_time() < self.grace_until)
 
-    def domains_of_others(self, process: ProcessId | None, domain_of: DomainOf) -> frozenset[str]:
+    def domains_of_others(self, process: ProcessId | None, domains_of: DomainsOf) -> frozenset[str]:
         """Return the domains of the other members of the process's service, which it has to avoid."""
-        plan = self.plans.get(process) if process is not None else None
-        if plan is None:
+        service = self.service_of(process)
+        if service is None:
             return frozenset()
-        ours = (p for p, other in self.plans.items() if (other.name, other.uid) == (plan.name, plan.uid))
-        domains = {domain_of(each) or self.plans[each].domain for each in ours if each != process}
-        for record in self.records.values():
-            if (record.arena.name, record.arena.owner_uid) == (plan.name, plan.uid):
-                domains |= {each.domain for each in record.service.members if each.process != process}
+        others = {each: plan for each, plan in self._of_service[service].items() if each != process}
+        domains = {*domains_of(others.keys()), *(plan.domain for plan in others.values())}
+        if (record := self._record_of(*service)) is not None:
+            domains |= {each.domain for each in record.service.members if each.process != process}
         return frozenset(domains - {""})
+
+    def _record_of(self, name: str, owner_uid: int) -> ServiceRecord | None:
+        try:
+            arena = self.find(name)
+        except NoSuchArena:
+            return None
+        return self.records.get(arena.id) if arena.owner_uid == owner_uid else None

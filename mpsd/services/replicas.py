@@ -234,8 +234,7 @@ class Replicas:
         if record is not None and record.service.members:
             return True
         replicas = {each.process for each in self._of(of.id)}
-        plans = self._coordinator.registry.plans.items()
-        return any((plan.name, plan.uid) == (of.name, of.owner_uid) for process, plan in plans if process not in replicas)
+        return any(each not in replicas for each in self._coordinator.registry.enlisted(of.name, of.owner_uid))
 
     def _replace(self, replica: Replica, generation: int, why: str) -> ReplicaOrder:
         """Let the replica be the service's arena, and dismiss the members of the old one.  Raises MpsdError, and changes

@@ -1,7 +1,7 @@
 """Many clients wait for a domain: the cost of each change, and the reason that each client gets."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.rules.placement import Join, PlacementRequest, Rules, Wait
+from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait
+from mpsd.domains.services_port import DomainsOf
 from mpsd.errors import Stopping
 from mpsd.model.domain import Defaults, DomainState, DomainView
 from mpsd.model.process import ProcessId
@@ -96,6 +97,51 @@ async def test_a_change_decides_once_for_all_keys_that_no_domain_has(autojump_cl
         assert pool.decided == 2, "one for the key of the domain, and one for all others"
         assert [wait.reason for wait in pool.waits.listed()] == ["still full"] * 256
         nursery.cancel_scope.cancel()
+
+
+class OneService:
+    """All processes have enlisted for one service, whose other members are in every domain; counts who asks where they are."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def service_of(self, process: ProcessId | None) -> Hashable:
+        return "llm" if process is not None else None
+
+    def domains_of_others(self, process: ProcessId | None, domains_of: DomainsOf) -> frozenset[str]:
+        self.asked += process is not None
+        return frozenset({"default"} if process is not None else ())
+
+
+class PlacingPool(FullPool):
+    """Decides as the daemon's, for domains with one place each; a domain that it needs never starts."""
+
+    decide, place_now = Pool.decide, Pool.place_now  # type: ignore[assignment]
+    created = 0
+
+    def begin_domain(self, decision: Create) -> None:
+        self.created += 1
+        self.domains["new"] = Domain("new", 2, ("GPU-a",), None, 48, state=DomainState.STARTING)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_a_change_looks_once_for_the_other_members_of_a_service(
+    is_full: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    """For each of 700 processes of one service mpsd looked where all others are: 1.3 s of the event loop, again and again."""
+    pool = PlacingPool()
+    pool.services, pool.defaults = (asked := OneService()), Defaults()
+    home = Domain("default", 1, ("GPU-a",), None, 1 if is_full else 48, state=DomainState.READY, applied_defaults=Defaults())
+    home.join(ProcessId(9000, 1), 0)
+    home.attach(ProcessId(9000, 1))
+    pool.domains["default"] = home
+    async with crowd(pool, [ProcessId(pid, 1) for pid in range(1, 101)], 1):
+        assert pool.created == 1
+        asked.asked = 0
+        await change(pool)
+        assert asked.asked == (0 if is_full else 1)
+        reasons = {wait.reason for wait in pool.waits.listed()}
+        assert (reasons, len(pool.waits.listed())) == ({"its fault domain is starting"}, 100)
 
 
 async def test_many_changes_at_once_cost_one_look(autojump_clock: trio.testing.MockClock) -> None:

@@ -96,6 +96,11 @@ class FakeVault:
     def arenas(self) -> list[Arena]:
         return list(self.made.values())
 
+    def find(self, name: str) -> Arena:
+        if (found := next((each for each in self.made.values() if each.name == name), None)) is None:
+            raise NoSuchArena(f"no arena is called {name}")
+        return found
+
     def find_id(self, arena_id: int) -> Arena:
         if arena_id not in self.made:
             raise NoSuchArena(f"no arena has id {arena_id}")

@@ -99,7 +99,7 @@ async def test_the_next_mpsd_keeps_them_apart_too(machine, autojump_clock: MockC
         await machine.die(placed)
         assert machine.enlisted.avoid(fresh) == set()
     async with machine.mpsd():
-        assert set(machine.enlisted._plans) == {fresh}
+        assert set(machine.registry.plans) == {fresh}
 
 
 async def test_where_each_was_sent_is_known_to_the_next_mpsd(machine, autojump_clock: MockClock):
