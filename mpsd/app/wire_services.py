@@ -51,8 +51,8 @@ def build_services(
     facts = pool.name_of_domain, fault_since, is_contained, gpus_of
     parts = ServiceParts(*facts, end, events.publish, outbox, is_drained, ranges=found.ranges)
     coordinator = Coordinator(vault.arenas, parts, found.service_store, settings.failover(found.config), registry)
-    find_place = None if found.is_privileged else _finding(pool)
-    enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges)
+    find_place, placed_uids = (None, None) if found.is_privileged else (_finding(pool), pool.operators)
+    enlistment = Enlistment(coordinator, found.service_store, find_place, found.ranges, placed_uids)
     return ServiceRequests(coordinator, enlistment, Servers(coordinator, pool), vault.arenas.ready)
 
 

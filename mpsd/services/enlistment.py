@@ -4,14 +4,14 @@ Without root mpsd cannot place a process: it returns an environment variable tha
 with an earlier, killed mpsd, and is placed by this one, is kept apart likewise.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 
 import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mpsd.errors import BadRequest, TooMany, UnusablePath
+from mpsd.errors import BadRequest, NotAllowed, TooMany, UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.model.process import ProcessId
@@ -39,11 +39,13 @@ class Enlistment:
     """Guards that members of one service are kept apart, and that the number of enlisted processes is bounded."""
 
     def __init__(
-        self, coordinator: Coordinator, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES
+        self, coordinator: Coordinator, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES,
+        placed_uids: Container[int] | None = None,
     ) -> None:
-        """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
+        """Load the stored plans.  ranges: whose uids count as one user.  placed_uids: for whose processes find_place is; None:
+        for all.  Raises UnusablePath."""
         self._share_of = ranges.share_of
-        self._coordinator, self._store, self._find_place = coordinator, store, find_place
+        self._coordinator, self._store, self._find_place, self._placed_uids = coordinator, store, find_place, placed_uids
         self._registry, self._plans = coordinator.registry, coordinator.registry.plans
         for process, plan in store.plans().items():
             self._registry.plan(process, plan)
@@ -58,7 +60,9 @@ class Enlistment:
                 self.forget(process)
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
-        """Return the variables that the process must set.  Raises TooMany, BadRequest (it has ended), Stopping."""
+        """Return the variables that the process must set.  Raises NotAllowed, TooMany, BadRequest (it has ended), Stopping."""
+        if self._placed_uids is not None and uid not in self._placed_uids:
+            raise NotAllowed(f"mpsd runs without root, and its domains take no processes of user {uid}")
         if process not in self._plans:
             self._check_room(uid)
         self._coordinator.process_watch.watch(process, uid)

@@ -5,9 +5,9 @@ import pytest
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from mpsd.errors import BadRequest, TooMany
+from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.services import enlistment
-from mpsd.services.enlistment import Place
+from mpsd.services.enlistment import Enlistment, Place
 from tests.unit.services.fake_machine import OWNER
 
 
@@ -49,6 +49,19 @@ async def test_without_root_each_is_told_where_to_go(machine, autojump_clock: Mo
         for domain in free:
             told = await machine.failover.enlist("llm", OWNER, machine.process(""), OWNER)
             assert told == {"CUDA_MPS_PIPE_DIRECTORY": f"/{domain}"}
+
+
+async def test_without_root_only_its_own_users_processes_are_placed(machine, autojump_clock: MockClock):
+    async def find_place(avoid: frozenset[str]) -> Place:
+        return Place("a", {})
+
+    async with machine.mpsd():
+        enlisted = Enlistment(machine.coordinator, machine.coordinator.store, find_place, placed_uids={OWNER})
+        stranger = machine.process("")
+        with pytest.raises(NotAllowed, match="no processes of user 2000"):
+            await enlisted.enlist("llm", OWNER, stranger, 2000)
+        assert not machine.registry.plans
+        assert await enlisted.enlist("llm", OWNER, stranger, OWNER) == {}
 
 
 async def test_who_ends_while_a_place_is_found_is_forgotten(machine, autojump_clock: MockClock):
