@@ -36,7 +36,7 @@ class Inquiry(Struct, eq=False):
 
 
 class Containment(Struct):
-    """Guards that each exception is one fault, and that its domain takes no client afterwards.
+    """Guards that each exception is one fault, and that its domain takes no client afterwards.  A second one ends it.
 
     see: takes observations.  is_told: whether an earlier mpsd saw a fault in the domain then.
     drain_seconds: 0: clients may stay for ever.
@@ -53,7 +53,9 @@ class Containment(Struct):
     def hear(self, report: SentinelReport, clients: set[ProcessId], spawn: Callable[..., None]) -> None:
         match report.kind:
             case SentinelKind.FAULT:
-                self._begin(report)
+                if not self._began_ns:
+                    self._close(report)
+                self._began_ns = report.time_ns
                 if not self.is_told(self.domain.name, report.time_ns):  # else an earlier mpsd has judged it
                     self.see(exception_seen(report, self.domain.name, self.gpu))
                     self._inquiries.append(Inquiry(report, clients, bool(clients)))
@@ -72,8 +74,7 @@ class Containment(Struct):
         if self._began_ns and report.time_ns - self._began_ns < CONTAINED_NS:
             self.see(containment_failed(report, self.domain.name, self.gpu))
 
-    def _begin(self, report: SentinelReport) -> None:
-        self._began_ns = report.time_ns
+    def _close(self, report: SentinelReport) -> None:
         since = time.time() - (time.monotonic_ns() - report.time_ns) / 1e9  # a restarted mpsd gets the report late
         ends_at = since + self.drain_seconds if self.drain_seconds else math.inf
         if self.domain.state is DomainState.CONTAINED:

@@ -32,7 +32,6 @@ class SentinelKind(IntEnum):
     CONTAINED = 4
     FAILED = 5
     STARTED = 6
-    RESUMED = 7
 
 
 class SentinelStep(IntEnum):
@@ -47,6 +46,7 @@ class SentinelStep(IntEnum):
     RESUME = 7
     END = 8
     SHARED = 9
+    SECOND = 10
     CUT_OFF = 100  # mpsd's own: the program ended while clients were there
 
 
@@ -60,6 +60,7 @@ _STEPS = {
     SentinelStep.RESUME: "the driver did not resume the GPU",
     SentinelStep.END: "its stopped client was ended or continued by another process",
     SentinelStep.SHARED: "the SM of the exception had other warps, which would have hung",
+    SentinelStep.SECOND: "after it was contained the driver reported an exception again",
     SentinelStep.CUT_OFF: "its sentinel or server ended before its clients",
 }
 

@@ -36,7 +36,6 @@ enum { /* controls: of a client, then of a debugger session */
 	MPSD_RM_GET_HANDLE_INFO = 0xd02,
 	MPSD_RM_GET_CHILD_HANDLE = 0xd05,
 	MPSD_RM_READ_ALL_SM_ERRORS = 0x83de030c,
-	MPSD_RM_CLEAR_ALL_SM_ERRORS = 0x83de0310,
 	MPSD_RM_RESUME_CONTEXT = 0x83de0318, /* no parameters */
 };
 
@@ -171,11 +170,5 @@ struct mpsd_rm_sm_errors { /* READ_ALL_SM_ERRORS */
 	uint32_t first;
 };
 MPSD_RM_SIZE(struct mpsd_rm_sm_errors, 4824);
-
-struct mpsd_rm_clear { /* CLEAR_ALL_SM_ERRORS */
-	uint32_t channel;
-	uint32_t count;
-};
-MPSD_RM_SIZE(struct mpsd_rm_clear, 8);
 
 #endif

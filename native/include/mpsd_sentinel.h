@@ -30,13 +30,12 @@
  *   HOLDS       of ADD        0, or -errno         descriptors held anew      is_culprit: pc is in one of its mappings, which has
  *                                                                            mapping_bytes. It can be true of several clients (measured:
  *                                                                            2 of 53 exceptions): then each is a suspect
- *   RESUMED     0             0                    exceptions so far          the clients go on: the first RESUME has returned
- *   CONTAINED   0             0                    exceptions so far          CLEAR and the second RESUME have returned, too
+ *   CONTAINED   0             0                    1                          the clients go on: RESUME has returned
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
  *                             or -errno                                       sentinel, after an exception
  *
- * Where a client would hang after RESUME (AT_SHARED), FAULT and the looks at the clients are followed by FAILED, not by CONTAINED.
- * `time_ns` is CLOCK_MONOTONIC. After each exception one HOLDS comes for each process that was added and lives; it can come after
+ * Where a client would hang after RESUME (AT_SHARED, AT_SECOND), FAULT and the looks at the clients are followed by FAILED, not by CONTAINED.
+ * `time_ns` is CLOCK_MONOTONIC. After each FAULT one HOLDS comes for each process that was added and lives; it can come after
  * CONTAINED. A process is held once: in its later reports the count is 0.
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,
  * which it does when the last of them has ended. A death of the watcher kills the stopped client.
@@ -81,7 +80,6 @@ enum mpsd_sentinel_kind {
 	MPSD_SENTINEL_CONTAINED = 4,
 	MPSD_SENTINEL_FAILED = 5,
 	MPSD_SENTINEL_STARTED = 6,
-	MPSD_SENTINEL_RESUMED = 7,
 };
 
 enum mpsd_sentinel_step { /* of FAILED */
@@ -91,9 +89,10 @@ enum mpsd_sentinel_step { /* of FAILED */
 	MPSD_SENTINEL_AT_SESSION = 4,
 	MPSD_SENTINEL_AT_EVENT = 5,
 	MPSD_SENTINEL_AT_READ = 6,
-	MPSD_SENTINEL_AT_RESUME = 7,  /* the first RESUME, CLEAR, or the second RESUME */
+	MPSD_SENTINEL_AT_RESUME = 7,
 	MPSD_SENTINEL_AT_END = 8,     /* the stopped client ended or was continued by others */
 	MPSD_SENTINEL_AT_SHARED = 9,  /* status 0: a warp failed on an SM that had other warps, which would not have continued */
+	MPSD_SENTINEL_AT_SECOND = 10, /* status 0: an exception after the first was contained, or that one did not end: clients would hang */
 };
 
 struct mpsd_sentinel_request {

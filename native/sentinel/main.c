@@ -15,9 +15,10 @@
 #include <unistd.h>
 
 enum {
-	SETTLE_MS = 10, /* from the event to RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
+	SETTLE_MS = 10, /* before RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
 	DRAIN_MS = 20,  /* one exception fires several events */
-	LAST_PEER_MS = 1000, ALONE_MS = 10000, MOST_IN_A_ROW = 2, /* then requests are read again */
+	MOST_RESUMES = 5,
+	LAST_PEER_MS = 1000, ALONE_MS = 10000,
 };
 
 enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, SERVER, FIRST_CLIENT };
@@ -173,10 +174,26 @@ static bool drain_events(void)
 	return had_some;
 }
 
-/* No step of this waits for a client, for mpsd or for the vendor's server.  Returns whether more events came. */
-static bool contain_once(uint64_t began_ns, const struct exception *exception)
+static void read_sms(struct exception *exception)
 {
-	int rc;
+	int rc = rm_read(&watcher.rm, exception);
+
+	if (rc)
+		fail(MPSD_SENTINEL_AT_READ, rc);
+}
+
+static void resume(void)
+{
+	int rc = rm_resume(&watcher.rm);
+
+	if (rc)
+		fail(MPSD_SENTINEL_AT_RESUME, rc);
+}
+
+/* No step of this waits for a client, for mpsd or for the vendor's server. */
+static void contain_once(uint64_t began_ns, const struct exception *exception)
+{
+	struct exception more;
 
 	watcher.exceptions++;
 	watcher.pc = exception->pc;
@@ -186,32 +203,33 @@ static bool contain_once(uint64_t began_ns, const struct exception *exception)
 	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
 		if (watcher.clients.polled[i].fd >= 0)
 			hold(i);
-	settle(began_ns + SETTLE_MS * 1000000ull);
-	if (exception->is_shared)
+	settle(now_ns() + SETTLE_MS * 1000000ull);
+	rm_clear_event(&watcher.rm);
+	read_sms(&more); /* what SMs have reported since: later it would look like another exception */
+	if (exception->is_shared || more.is_shared)
 		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME a client would hang, and which one is not known */
-	if ((rc = rm_resume(&watcher.rm)))
-		fail(MPSD_SENTINEL_AT_RESUME, rc);
-	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_RESUMED, .count = watcher.exceptions });
-	if ((rc = rm_clear(&watcher.rm)))
-		fail(MPSD_SENTINEL_AT_RESUME, rc);
+	if (watcher.exceptions > 1)
+		fail(MPSD_SENTINEL_AT_SECOND, 0); /* the same */
+	resume();
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
-	return drain_events();
 }
 
-/* The events that are drained may be a second exception's, too: the SMs show it. */
+/* After a RESUME no event may stay without one, or all clients would hang. */
 static void contain(void)
 {
+	uint64_t began_ns = now_ns();
 	struct exception exception;
 
 	rm_clear_event(&watcher.rm);
-	for (int i = 0; i < MOST_IN_A_ROW; i++) {
-		uint64_t began_ns = now_ns();
-		int rc = rm_read(&watcher.rm, &exception);
-
-		if (rc)
-			fail(MPSD_SENTINEL_AT_READ, rc);
-		if ((i > 0 && !exception.sms) || !contain_once(began_ns, &exception))
-			return;
+	read_sms(&exception);
+	contain_once(began_ns, &exception);
+	for (int resumes = 0; drain_events(); resumes++) {
+		began_ns = now_ns();
+		read_sms(&exception);
+		if (exception.sms || resumes == MOST_RESUMES)
+			contain_once(began_ns, &exception);
+		else
+			resume();
 	}
 }
 

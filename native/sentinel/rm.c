@@ -273,9 +273,16 @@ void rm_clear_event(const struct rm *rm)
 		(void)!read(rm->event, drain, sizeof(drain));
 }
 
+/* An SM shows its error for ever: CLEAR would end that, but while others run it can leave them hanging (docs/measurements.md, run R). */
+static bool is_new(const struct mpsd_rm_sm_error *sm, const struct mpsd_rm_sm_error *seen)
+{
+	return (sm->warp_esr && (sm->warp_esr != seen->warp_esr || sm->warp_pc != seen->warp_pc)) || (sm->global_esr & ~seen->global_esr);
+}
+
 int rm_read(const struct rm *rm, struct exception *out)
 {
 	static struct mpsd_rm_sm_errors answer;
+	static struct mpsd_rm_sm_error seen[MOST_SMS];
 
 	*out = (struct exception){ 0 };
 	for (uint32_t first = 0; first < rm->sms; first += SMS_AT_A_TIME) {
@@ -289,8 +296,9 @@ int rm_read(const struct rm *rm, struct exception *out)
 		for (uint32_t i = 0; i < count; i++) {
 			const struct mpsd_rm_sm_error *sm = &answer.sms[i];
 
-			if (!sm->warp_esr && !sm->global_esr)
+			if (!is_new(sm, &seen[first + i]))
 				continue;
+			seen[first + i] = *sm;
 			if (!out->pc) {
 				out->pc = sm->warp_pc;
 				out->warp_esr = sm->warp_esr;
@@ -306,13 +314,4 @@ int rm_read(const struct rm *rm, struct exception *out)
 int rm_resume(const struct rm *rm)
 {
 	return control(rm->control, rm->own, rm->session, MPSD_RM_RESUME_CONTEXT, NULL, 0);
-}
-
-/* CLEAR takes 26 ms, and before the first RESUME it contains no more (docs/measurements.md, run L). */
-int rm_clear(const struct rm *rm)
-{
-	struct mpsd_rm_clear clear = { .count = rm->sms };
-	int rc = control(rm->control, rm->own, rm->session, MPSD_RM_CLEAR_ALL_SM_ERRORS, &clear, sizeof(clear));
-
-	return rc ? rc : rm_resume(rm);
 }

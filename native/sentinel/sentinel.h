@@ -66,7 +66,7 @@ struct rm {
 struct exception {
 	uint64_t pc; /* 0: unknown */
 	uint32_t warp_esr, global_esr;
-	uint32_t sms; /* how many SMs report an error */
+	uint32_t sms; /* how many SMs report an error that they did not report before */
 	bool is_shared; /* other warps were on an SM with a failed warp: they do not continue (docs/sentinel.md) */
 	bool is_mmu;
 };
@@ -76,9 +76,8 @@ int rm_find(struct rm *rm, const struct client *client);
 int rm_open_session(struct rm *rm);
 int rm_open_event(struct rm *rm);
 void rm_clear_event(const struct rm *rm);
-int rm_read(const struct rm *rm, struct exception *out);
+int rm_read(const struct rm *rm, struct exception *out); /* what is new since the last call */
 int rm_resume(const struct rm *rm); /* the clients go on */
-int rm_clear(const struct rm *rm); /* after rm_resume(): CLEAR, RESUME; 26 to 190 ms */
 
 /* trial.c */
 int trial_run(const char *role); /* the exit status */

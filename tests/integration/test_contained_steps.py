@@ -1,4 +1,4 @@
-"""What comes while the watcher contains an exception, on the simulator: between the event and RESUME, and during CLEAR.
+"""What comes while the watcher contains an exception, on the simulator: between the event and RESUME.
 
 test_contained.py has what comes afterwards, test_sentinels.py what comes before.
 """
@@ -18,14 +18,13 @@ from tests.integration.test_contained import LEAVE, QUIT_SECONDS, accused, end_o
 from tests.integration.test_sentinels import sentinel, started
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.deadline(90)]
-STEPS = {"before RESUME": {"MPSD_SIM_SM_READ_MS": "2000"}, "in CLEAR": {"MPSD_SIM_SM_CLEAR_MS": "2000"}}
+BEFORE_RESUME = {"MPSD_SIM_SM_READ_MS": "2000"}
 SLEEPS = ("230", "35", "115", "101")  # clock_nanosleep and nanosleep, x86-64 and aarch64: the simulator's delay
-at_each_step = pytest.mark.parametrize("delays", STEPS.values(), ids=STEPS)
 
 
-def in_step(machine: Machine, delays: dict[str, str]) -> tuple[Client, Client]:
-    """Return a victim and a culprit, at a time when the watcher is in that step."""
-    started(machine, LEAVE, **delays)
+def in_step(machine: Machine) -> tuple[Client, Client]:
+    """Return a victim and a culprit, at a time when the watcher reads what the SMs report."""
+    started(machine, LEAVE, **BEFORE_RESUME)
     return fault_in_step(machine)
 
 
@@ -42,10 +41,9 @@ def serves_again(machine: Machine) -> None:
     assert not machine.bugs()
 
 
-@at_each_step
 @pytest.mark.parametrize("part", [0, 1], ids=["watcher", "stopped client"])
-def test_a_part_that_is_killed_ends_it_as_on_stock_mps(machine: Machine, delays: dict[str, str], part: int) -> None:
-    victim, _ = in_step(machine, delays)
+def test_a_part_that_is_killed_ends_it_as_on_stock_mps(machine: Machine, part: int) -> None:
+    victim, _ = in_step(machine)
     before = sentinel(machine)
     os.kill(before[part], signal.SIGKILL)
     assert victim.error() != 0
@@ -53,9 +51,8 @@ def test_a_part_that_is_killed_ends_it_as_on_stock_mps(machine: Machine, delays:
     serves_again(machine)
 
 
-@at_each_step
-def test_the_next_mpsd_finds_it_contained(machine: Machine, delays: dict[str, str]) -> None:
-    victim, culprit = in_step(machine, delays)
+def test_the_next_mpsd_finds_it_contained(machine: Machine) -> None:
+    victim, culprit = in_step(machine)
     machine.kill_daemon()
     machine.start()
     found = named(machine)
@@ -65,19 +62,17 @@ def test_the_next_mpsd_finds_it_contained(machine: Machine, delays: dict[str, st
     serves_again(machine)
 
 
-@at_each_step
-def test_quit_ends_all(machine: Machine, delays: dict[str, str]) -> None:
-    in_step(machine, delays)
+def test_quit_ends_all(machine: Machine) -> None:
+    in_step(machine)
     done = machine.ask("quit -t 0", seconds=QUIT_SECONDS)
     left = machine.processes("mpsd-sentinel"), machine.processes("nvidia-cuda-mps-server")
     assert (done.returncode, *left) == (0, [], []), f"{done} {end_of(machine)}"
     assert not machine.journal("domain.silent"), "it waited for a server that answers nothing"
 
 
-@at_each_step
 @pytest.mark.parametrize("is_daemon", [False, True], ids=["server", "vendor daemon"])
-def test_a_death_of_the_vendors_part_ends_the_clients(machine: Machine, delays: dict[str, str], is_daemon: bool) -> None:
-    victim, _ = in_step(machine, delays)
+def test_a_death_of_the_vendors_part_ends_the_clients(machine: Machine, is_daemon: bool) -> None:
+    victim, _ = in_step(machine)
     before = sentinel(machine)
     server = machine.journal("sentinel.ready")[0]["server"]
     os.kill(machine.vendor_pid("default") if is_daemon else server, signal.SIGKILL)
@@ -87,9 +82,8 @@ def test_a_death_of_the_vendors_part_ends_the_clients(machine: Machine, delays: 
     wait_for("a verdict that does not accuse the victim", lambda: victim.pid not in accused(machine))
 
 
-@at_each_step
-def test_a_customer_that_is_stopped_meanwhile_continues_later(machine: Machine, delays: dict[str, str]) -> None:
-    victim, _ = in_step(machine, delays)
+def test_a_customer_that_is_stopped_meanwhile_continues_later(machine: Machine) -> None:
+    victim, _ = in_step(machine)
     os.kill(victim.pid, signal.SIGSTOP)
     machine.wait_for_journal("domain.contained")
     machine.wait_for_journal("fault.culprit")
@@ -98,10 +92,9 @@ def test_a_customer_that_is_stopped_meanwhile_continues_later(machine: Machine, 
     assert states(machine)["default"] == "contained"
 
 
-@at_each_step
 @pytest.mark.parametrize("with_culprit", [False, True], ids=["a victim", "the culprit and a victim"])
-def test_customers_that_are_frozen_continue_later(machine: Machine, delays: dict[str, str], with_culprit: bool) -> None:
-    victim, culprit = in_step(machine, delays)
+def test_customers_that_are_frozen_continue_later(machine: Machine, with_culprit: bool) -> None:
+    victim, culprit = in_step(machine)
     with open_cgroup() as cgroup:
         freeze(cgroup, victim, *([culprit] if with_culprit else []))
         machine.wait_for_journal("domain.contained")
@@ -113,31 +106,24 @@ def test_customers_that_are_frozen_continue_later(machine: Machine, delays: dict
         assert states(machine)["default"] == "contained"
 
 
-@at_each_step
-def test_a_second_exception_meanwhile_ends_no_co_runner(machine: Machine, delays: dict[str, str]) -> None:
-    """During CLEAR it can be cleared before it was read: then it is no fault of its own, and contained all the same."""
-    started(machine, LEAVE, **delays)
+def test_a_second_exception_that_waits_for_resume_ends_all(machine: Machine) -> None:
+    started(machine, LEAVE, **BEFORE_RESUME)
     gate, end = os.pipe()
     second = machine.client("faulter", "trap", "--gate", "--linger", "60", stdin=gate).ready()
     os.close(gate)
     victim, first = fault_in_step(machine)
     os.close(end)
+    assert victim.error() != 0
     assert second.wait("result")["code"] == 719
-    victim.goes_on()
-    found = len(machine.journal("domain.contained"))
-    first.end(signal.SIGKILL)
-    second.end(signal.SIGKILL)
-    victim.goes_on()
-    assert found in (1, 2)
-    assert victim.pid not in accused(machine)
-    assert states(machine)["default"] == "contained"
+    wait_for("both faults", lambda: len(machine.journal("fault.opened")) == 2)
+    wait_for("a verdict", lambda: accused(machine) == {first.pid})
+    serves_again(machine)
 
 
-@at_each_step
 @pytest.mark.parametrize("command", ["terminate_client {server} {culprit}", "shutdown_server {server}"])
-def test_a_command_that_would_end_the_sentinel_is_refused(machine: Machine, delays: dict[str, str], command: str) -> None:
+def test_a_command_that_would_end_the_sentinel_is_refused(machine: Machine, command: str) -> None:
     """Also before the watcher has reported the exception."""
-    victim, culprit = in_step(machine, delays)
+    victim, culprit = in_step(machine)
     server = machine.journal("sentinel.ready")[0]["server"]
     done = machine.ask(command.format(server=server, culprit=culprit.pid), seconds=QUIT_SECONDS)
     assert "answers no command" in done.stdout + done.stderr
@@ -146,19 +132,17 @@ def test_a_command_that_would_end_the_sentinel_is_refused(machine: Machine, dela
     serves_again(machine)
 
 
-@at_each_step
-def test_a_forced_shutdown_ends_all(machine: Machine, delays: dict[str, str]) -> None:
-    victim, _ = in_step(machine, delays)
+def test_a_forced_shutdown_ends_all(machine: Machine) -> None:
+    victim, _ = in_step(machine)
     server = machine.journal("sentinel.ready")[0]["server"]
     assert machine.ask(f"shutdown_server {server} -f", seconds=QUIT_SECONDS).returncode == 0
     assert victim.error() != 0
     serves_again(machine)
 
 
-@at_each_step
-def test_stop_ends_a_client_alone(machine: Machine, delays: dict[str, str]) -> None:
+def test_stop_ends_a_client_alone(machine: Machine) -> None:
     """It is asked for by terminate_client before the first report, and then by a signal."""
-    victim, culprit = in_step(machine, delays)
+    victim, culprit = in_step(machine)
     with machine.mpsd() as mpsd:
         [done] = mpsd.ask(calls.client_stop(pid=culprit.pid)).processes
     assert done.has_ended

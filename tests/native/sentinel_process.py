@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "native/sentinel/mpsd-sentinel"
 VERSION = 1
 ADD, END = 1, 2
 UNLESS_CONTAINED = 1
-ARMED, FAULT, HOLDS, CONTAINED, FAILED, RESUMED = 1, 2, 3, 4, 5, 7
+ARMED, FAULT, HOLDS, CONTAINED, FAILED = 1, 2, 3, 4, 5
 REQUEST = struct.Struct("=IIII")
 REPORT = struct.Struct("=IIIiQQIIIIQ")
 

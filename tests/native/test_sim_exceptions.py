@@ -15,7 +15,7 @@ from tests.native.sim_fixtures import bare_machine, built_programs, machine_with
 from tests.native.sim_machine import CONTROL, SILENT_SECONDS, Client, Machine, eventually, open_machine
 from tests.native.sim_space import Space, duplicate
 
-RESUMES_AT, HAS_ERROR_AT, RESUMED_NS_AT, PC_AT = 16, 20, 24, 32
+RESUMES_AT, SMS_AT, RESUMED_NS_AT, PC_AT = 16, 20, 24, 32
 
 
 def stopped_client(mps: Machine) -> Client:
@@ -33,8 +33,13 @@ class Debugger:
         self.page = mmap.mmap(descriptor, mmap.PAGESIZE)
         os.close(descriptor)
 
+    def sms(self) -> int:
+        """Return how many SMs show an error."""
+        sms: int = struct.unpack_from("<I", self.page, SMS_AT)[0]
+        return sms
+
     def has_error(self) -> bool:
-        return bool(struct.unpack_from("<I", self.page, HAS_ERROR_AT)[0])
+        return self.sms() > 0
 
     def pc(self) -> int:
         pc: int = struct.unpack_from("<Q", self.page, PC_AT)[0]
@@ -45,14 +50,19 @@ class Debugger:
         struct.pack_into("<Q", self.page, RESUMED_NS_AT, time.monotonic_ns())
         struct.pack_into("<I", self.page, RESUMES_AT, resumes + 1)
 
-    def clear(self) -> None:
-        struct.pack_into("<I", self.page, HAS_ERROR_AT, 0)
-
 
 @pytest.fixture
 def slow_mps() -> Iterator[Machine]:
     """With the device's own times: a culprit learns of its trap after 11 ms."""
     with open_machine(MPSD_SIM_FAST="0") as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def stuck_mps() -> Iterator[Machine]:
+    """No RESUME ends an exception."""
+    with open_machine(MPSD_SIM_SM_STUCK="1") as made:
         made.start()
         yield made
 
@@ -107,17 +117,8 @@ def test_a_memory_fault_ends_all_as_ever(mps: Machine, mode: str) -> None:
     assert victim.end()["code"] == 700
 
 
-def test_clearing_alone_resumes_nobody(mps: Machine) -> None:
-    victim, stopped = victim_of(mps), stopped_client(mps)
-    debugger = Debugger(stopped)
-    mps.client("faulter", "trap", "--linger", "60").wait_for("result")
-    eventually(debugger.has_error)
-    debugger.clear()
-    assert victim.falls_silent()
-
-
 @pytest.mark.slow
-def test_the_error_is_shown_until_it_is_cleared(mps: Machine) -> None:
+def test_the_error_is_still_shown_when_the_others_go_on(mps: Machine) -> None:
     """Measured on an H200: all clients go on after one RESUME."""
     victim, stopped = victim_of(mps), stopped_client(mps)
     debugger = Debugger(stopped)
@@ -126,6 +127,36 @@ def test_the_error_is_shown_until_it_is_cleared(mps: Machine) -> None:
     debugger.resume()
     assert not victim.falls_silent()
     assert debugger.has_error()
+
+
+@pytest.mark.slow
+def test_after_a_second_exception_one_of_the_others_hangs(mps: Machine) -> None:
+    """Measured on H200s: always that with long kernels."""
+    victim, stopped = victim_of(mps), stopped_client(mps)
+    debugger = Debugger(stopped)
+    second = mps.client("faulter", "trap", "--gate", "--linger", "60")
+    second.wait_for("ready")
+    mps.client("faulter", "misaligned", "--linger", "60").wait_for("result")
+    eventually(debugger.has_error)
+    debugger.resume()
+    assert not victim.falls_silent()
+    second.open_gate()
+    assert second.wait_for("result")["code"] == 719
+    debugger.resume()
+    assert victim.falls_silent()
+
+
+@pytest.mark.slow
+def test_an_exception_that_does_not_end_is_reported_by_more_sms(stuck_mps: Machine) -> None:
+    victim, stopped = victim_of(stuck_mps), stopped_client(stuck_mps)
+    debugger = Debugger(stopped)
+    stuck_mps.client("faulter", "trap", "--linger", "60").wait_for("result")
+    eventually(debugger.has_error)
+    debugger.resume()
+    eventually(lambda: debugger.sms() > 1)
+    assert victim.falls_silent()
+    stopped.kill()
+    assert victim.end()["code"] == 719
 
 
 def test_the_others_go_on_and_lose_nothing(mps: Machine) -> None:
@@ -138,7 +169,6 @@ def test_the_others_go_on_and_lose_nothing(mps: Machine) -> None:
     maps = [line.split()[0].split("-") for line in lines]
     assert any(int(low, 16) <= debugger.pc() < int(high, 16) for low, high in maps)
     debugger.resume()
-    debugger.clear()
     culprit.kill()
     last = victim.end()
     assert (last["event"], last["count"]) == ("end", last["kernels"])

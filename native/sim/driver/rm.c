@@ -23,6 +23,7 @@ static struct {
 	uint32_t client; /* ours; 0: none yet */
 	bool has_device;
 	bool has_session;
+	bool has_waited; /* MPSD_SIM_SM_READ_MS */
 	struct rm_page *debugged; /* NULL: none yet */
 	int32_t debugged_pid;     /* in the names of its files */
 } own;
@@ -114,25 +115,21 @@ static uint32_t control_client(int fd, const struct mpsd_rm_control *call)
 	return MPSD_RM_BAD_ARGUMENT;
 }
 
-/* Calls after an exception take long on the device: CLEAR 26 to 190 ms. */
-static void take_time(const char *knob)
-{
-	unsigned long ms = machine_knob(knob, 0);
-
-	if (ms && __atomic_load_n(&own.debugged->has_error, __ATOMIC_ACQUIRE))
-		machine_sleep_ms((unsigned)ms);
-}
-
 static uint32_t read_errors(struct mpsd_rm_sm_errors *out)
 {
 	struct rm_page *page = own.debugged;
+	unsigned long ms = machine_knob("MPSD_SIM_SM_READ_MS", 0);
+	uint32_t sms = __atomic_load_n(&page->sms, __ATOMIC_ACQUIRE);
 
 	if (!out->count || out->count > MPSD_RM_SMS_PER_CALL || out->first + out->count > MACHINE_SMS)
 		return MPSD_RM_BAD_ARGUMENT;
-	take_time("MPSD_SIM_SM_READ_MS");
+	if (ms && sms && !own.has_waited) {
+		own.has_waited = true;
+		machine_sleep_ms((unsigned)ms);
+	}
 	memset(out->sms, 0, sizeof(out->sms));
-	if (out->first == 0 && __atomic_load_n(&page->has_error, __ATOMIC_ACQUIRE))
-		out->sms[0] = (struct mpsd_rm_sm_error){ .global_esr = page->global_esr, .warp_esr = page->warp_esr,
+	for (uint32_t i = 0; i < out->count && out->first + i < sms; i++)
+		out->sms[i] = (struct mpsd_rm_sm_error){ .global_esr = page->global_esr, .warp_esr = page->warp_esr,
 							 .warp_pc_low = (uint32_t)page->pc, .warp_pc = page->pc };
 	return MPSD_RM_DONE;
 }
@@ -152,11 +149,6 @@ static uint32_t control_session(const struct mpsd_rm_control *call)
 		return MPSD_RM_NO_OBJECT;
 	if (call->command == MPSD_RM_READ_ALL_SM_ERRORS && call->parameters_size == sizeof(struct mpsd_rm_sm_errors))
 		return read_errors(parameters);
-	if (call->command == MPSD_RM_CLEAR_ALL_SM_ERRORS && call->parameters_size == sizeof(struct mpsd_rm_clear)) {
-		take_time("MPSD_SIM_SM_CLEAR_MS");
-		__atomic_store_n(&own.debugged->has_error, 0, __ATOMIC_RELEASE);
-		return MPSD_RM_DONE;
-	}
 	return call->command == MPSD_RM_RESUME_CONTEXT && !parameters ? resume() : MPSD_RM_BAD_ARGUMENT;
 }
 

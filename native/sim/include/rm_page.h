@@ -17,7 +17,7 @@ struct rm_page {
 	uint32_t shared_with; /* debugger: the RM client that may debug; 0: none */
 	uint32_t has_session; /* debugger */
 	uint32_t resumes;     /* debugger, release: how often it has resumed */
-	uint32_t has_error;   /* server, release; the debugger clears it */
+	uint32_t sms;         /* server, release: how many SMs show the error, to the end of the client */
 	uint64_t resumed_ns;  /* debugger, before `resumes`: the last time */
 	uint64_t pc;          /* server, before the event: of the error that the first SM reports */
 	uint32_t warp_esr;    /* server */

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { EVENT_MS = 4, LOOK_MS = 2 };
+enum { EVENT_MS = 4, STUCK_EVENT_MS = 98, STUCK_SMS = 42, LOOK_MS = 2 };
 
 static struct {
 	bool is_blocked;
@@ -21,7 +21,8 @@ static struct {
 	pid_t culprit;
 	pid_t kept_space; /* of the culprit, which has gone: it must stay until the end of the exception; 0: none */
 	pid_t stopped;    /* it matters when this client continues or ends */
-	pid_t shares;     /* a client with a block on the SM of the exception, which no resume continues; 0: none */
+	pid_t hangs_on;   /* a client that no resume continues; 0: none */
+	bool is_shared;   /* ... since its block is on the SM of a failed warp */
 	uint64_t culprit_knows_ns;
 	uint64_t event_ns; /* 0: it has fired */
 	struct rm_page *page; /* of the stopped client; NULL: none */
@@ -48,18 +49,17 @@ static void hold_others(struct server *server, bool is_held)
 {
 	for (unsigned i = 0; i < server->count; i++)
 		if (server->list[i].page && server->list[i].pid != now_held.culprit)
-			server->list[i].page->is_held = is_held || server->list[i].pid == now_held.shares;
+			server->list[i].page->is_held = is_held || server->list[i].pid == now_held.hangs_on;
 }
 
-/* With MPSD_SIM_SM_SHARED one does, if a warp failed: the blocks that share an SM with a trap continue. */
-static pid_t find_sharing(const struct server *server, enum fault_class class)
+/* Returns the first client that has no part in it. */
+static pid_t first_other(const struct server *server)
 {
-	if (class == FAULT_TRAP || !machine_knob("MPSD_SIM_SM_SHARED", 0))
-		return 0;
 	for (unsigned i = 0; i < server->count; i++) {
 		const struct connection *client = &server->list[i];
 
-		if (client->fd >= 0 && client->context && client->pid != now_held.culprit && client->pid != now_held.stopped)
+		if (client->fd >= 0 && client->context && client->pid != now_held.culprit && client->pid != now_held.stopped &&
+		    !client->fail_code)
 			return client->pid;
 	}
 	return 0;
@@ -98,14 +98,20 @@ static void show_error(const struct connection *stopped, const char *detail)
 	(void)sscanf(detail, "pc %llx", &pc);
 	page->pc = pc;
 	page->warp_esr = pc ? 1 : 0; /* a trap shows neither */
-	page->global_esr = !pc || now_held.shares ? MPSD_RM_SM_PAUSED : 0;
-	__atomic_store_n(&page->has_error, 1, __ATOMIC_RELEASE);
+	page->global_esr = !pc || now_held.is_shared ? MPSD_RM_SM_PAUSED : 0;
+	__atomic_store_n(&page->sms, 1, __ATOMIC_RELEASE);
+}
+
+static uint64_t after_ms(unsigned ms)
+{
+	return machine_now_ns() + ms * (machine_is_fast() ? 100000ull : 1000000ull);
 }
 
 bool exception_begin(struct server *server, struct connection *culprit, enum fault_class class, const char *detail,
 		     uint64_t culprit_knows_ns)
 {
 	const struct connection *stopped = is_exception(class) ? stopped_client(server, culprit->pid) : NULL;
+	bool is_second = now_held.is_blocked && now_held.is_resumed;
 
 	if (!stopped)
 		return false;
@@ -117,9 +123,10 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 	now_held.culprit = culprit->pid;
 	now_held.stopped = stopped->pid;
 	now_held.culprit_knows_ns = culprit_knows_ns;
-	now_held.event_ns = machine_now_ns() + EVENT_MS * (machine_is_fast() ? 100000ull : 1000000ull) +
-			    machine_knob("MPSD_SIM_SM_EVENT_DELAY_MS", 0) * 1000000ull;
-	now_held.shares = find_sharing(server, class);
+	now_held.event_ns = after_ms(EVENT_MS) + machine_knob("MPSD_SIM_SM_EVENT_DELAY_MS", 0) * 1000000ull;
+	/* The blocks that share an SM with a trap continue.  After a second exception the client with the longest kernels hangs. */
+	now_held.is_shared = class != FAULT_TRAP && machine_knob("MPSD_SIM_SM_SHARED", 0);
+	now_held.hangs_on = now_held.is_shared || is_second ? first_other(server) : 0;
 	show_error(stopped, detail);
 	hold_others(server, true);
 	return true;
@@ -154,11 +161,18 @@ static bool was_resumed_once(void)
 	return now_held.page && __atomic_load_n(&now_held.page->resumes, __ATOMIC_ACQUIRE) != now_held.resumes;
 }
 
-/* All clients go on after one RESUME; the SMs show the exception until CLEAR. */
+/* All clients go on after one RESUME, and the SMs still show the exception.  With MPSD_SIM_SM_STUCK they do not, and more SMs show it
+ * (once of 67 on the device). */
 static void look_for_debugger(struct server *server)
 {
 	if (now_held.is_resumed || !was_resumed_once())
 		return;
+	if (machine_knob("MPSD_SIM_SM_STUCK", 0)) {
+		now_held.resumes = __atomic_load_n(&now_held.page->resumes, __ATOMIC_ACQUIRE);
+		now_held.event_ns = after_ms(STUCK_EVENT_MS);
+		__atomic_store_n(&now_held.page->sms, STUCK_SMS, __ATOMIC_RELEASE);
+		return;
+	}
 	now_held.is_resumed = true;
 	if (!now_held.is_broken)
 		hold_others(server, false);
@@ -199,7 +213,7 @@ bool exception_keeps(pid_t space_pid)
 /* Nothing is stopped any more: what the server could not do until now happens at once. */
 static void end(struct server *server)
 {
-	now_held.shares = 0;
+	now_held.hangs_on = 0;
 	hold_others(server, false);
 	forget_page();
 	now_held.is_blocked = false;

@@ -286,7 +286,7 @@ def _measure(trial: Trial, reports: Sequence[dict[str, Any]], closed_ns: int | N
         trial.moments.append((culprit.ended_ns, "culprit ended"))
     if "FAULT" in times:
         trial.event = (zero_ns - trial.launched_ns) / 1e6
-        trial.resumed, trial.contained = since(times.get("RESUMED")), since(closed_ns)
+        trial.resumed, trial.contained = since(times.get("CONTAINED")), since(closed_ns)
 
 
 def _domains(system: System, clients: Sequence[Client]) -> set[str]:
