@@ -95,7 +95,7 @@ class WrongSpeaker(ProtocolError):
 
 
 class FatalMessage(ProtocolError):
-    """A client's message that the vendor's daemon would not survive."""
+    """A client's message that the vendor's daemon, or the clients of others there, might not survive."""
 
 
 class KeeperFailed(MpsdError):

@@ -21,14 +21,15 @@ from mpsd.errors import FatalMessage, ProtocolError, WrongSpeaker
 from mpsd.host import processes
 from mpsd.host.arrivals import hang_up
 from mpsd.host.descriptors import Closings, is_file
+from mpsd.host.peers import is_in_our_namespace
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
+from mpsd.relay.texts import MOST_TEXT_BYTES, change_in, long_text
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
 _MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the client waits for its turn
 _MOST_KEPT_BYTES = 32 << 10  # of them: one user has thousands of connections
-_MOST_TEXT_BYTES = 4093  # a command of 4,094 bytes ends the daemon of driver 580 (measured)
 _PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
 _NO_RETURN_SECONDS = 30.0  # after the domain has passed descriptors: a busy machine may take seconds until a client sends
@@ -165,13 +166,18 @@ class Forwarding(Struct):
             raise WrongSpeaker(f"a later process with pid {said_by} speaks on the connection of the one before")
 
     def _check_text(self, message: Message) -> None:
-        """Refuse a message whose text would end the vendor's daemon.  Raise FatalMessage.
+        """Refuse a text that would end the vendor's daemon, and a container's command.  Raise FatalMessage.
 
-        A text has no zero byte before its end.  Numbers have zero bytes, so this accepts long messages with numbers.
+        Without a user namespace a container's root is root to the vendor's daemon, or the user of any server.
         """
-        if size := _long_text(message.data):
+        why = ""
+        if size := long_text(message.data):
+            why = f"it sent a text of {size} bytes, and over {MOST_TEXT_BYTES} end a vendor daemon"
+        elif (name := change_in(message.data)) and not is_in_our_namespace(self.process):
+            why = f"it sent the command {name} from another pid namespace than mpsd's"
+        if why:
             self._close(message)
-            raise FatalMessage(f"it sent a text of {size} bytes, and over {_MOST_TEXT_BYTES} end a vendor daemon")
+            raise FatalMessage(why)
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""
@@ -308,21 +314,6 @@ class Forwarding(Struct):
             return None
         pid = credentials.pid or os.getpid()  # a process outside our pid namespace: none that could be sent
         return Credentials(pid, credentials.uid, credentials.gid)
-
-
-def _long_text(data: bytes) -> int:
-    """Return the size of the first text over _MOST_TEXT_BYTES; 0 without one.
-
-    It looks at few zero bytes of a message: to split 200,000 of them takes 15 to 30 ms (measured).
-    """
-    at = 0
-    while len(data) - at > _MOST_TEXT_BYTES:
-        last = data.rfind(b"\0", at, at + _MOST_TEXT_BYTES + 1)
-        if last < 0:
-            end = data.find(b"\0", at)
-            return (len(data) if end < 0 else end) - at
-        at = last + 1
-    return 0
 
 
 def has_hung_up(end: socket.socket) -> bool:

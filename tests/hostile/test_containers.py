@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from mpsd_client import Refused, Selector, calls
 
-from tests.hostile.attacker import PYTHON
+from tests.hostile.attacker import PYTHON, SPEAKS_COMMANDS
 from tests.hostile.frames import frames
 from tests.integration.machine import FRONT_END, UIDS, Machine
 from tests.integration.process import is_running, wait_for
@@ -29,6 +29,20 @@ for line in sys.stdin:
     made.send(bytes.fromhex(line))
     print(made.recv(1 << 16).hex(), flush=True)
 """
+# Becomes a user, says a command on a connection to `control`, and stays until its input ends.
+TAKES_UID = """
+import os, sys
+uid = int(sys.argv[2])
+os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+"""
+GIVES_COMMAND = (
+    TAKES_UID
+    + SPEAKS_COMMANDS
+    + """
+say(COMMAND, sys.argv[3].encode())
+sys.stdin.read()
+"""
+)
 
 
 class Container:
@@ -117,6 +131,33 @@ def test_a_container_changes_no_server_by_the_command_language(shared: Machine) 
             text=True, check=False, timeout=30,
         )  # fmt: skip
         assert "rivilege" in done.stdout, done
+    client.goes_on()
+
+
+@pytest.mark.parametrize(
+    ("words", "uid", "command"),
+    [
+        (["-multiuser-server"], 0, "quit -t 0"),
+        (["-multiuser-server"], 0, "set_default_active_thread_percentage 1"),
+        ([], 0, "quit -t 0"),
+        ([], UIDS[0], "shutdown_server {server} -f"),
+        ([], UIDS[0], "terminate_client {server} {client}"),
+        ([], UIDS[0], "set_active_thread_percentage {server} 1"),
+    ],
+)
+def test_a_container_changes_no_server_on_a_connection_to_control(
+    machine: Machine, words: list[str], uid: int, command: str
+) -> None:
+    """Root of a container is root to the vendor's daemon: its `quit` ended the clients of all users there."""
+    machine.start(*words)
+    client = machine.counter(uid=UIDS[1] if words else uid).ready()
+    said = command.format(server=machine.server_of(client), client=client.pid)
+    arguments = (str(machine.pipe / "control"), str(uid), said)
+    with subprocess.Popen([*CONTAINER, GIVES_COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as inside:
+        try:
+            assert f"the command {command.split()[0]} " in machine.wait_for_journal("relay.held")["why"]
+        finally:
+            inside.kill()
     client.goes_on()
 
 

@@ -1,13 +1,17 @@
-"""Texts in a client's message that the vendor's daemon does not survive."""
+"""Texts in a client's message that mpsd does not pass on: too long ones, and the commands of a container."""
 
+import os
 import struct
 import tracemalloc
 
 import pytest
 
+from mpsd.commands.language.command_table import COMMANDS, CommandPrivilege
 from mpsd.errors import FatalMessage
+from mpsd.host import processes
 from mpsd.relay import message
 from mpsd.relay.forwarding import Forwarding
+from mpsd.relay.texts import CHANGES, change_in
 from tests.running import running
 from tests.unit.relay.test_forwarding import PATIENCE, pair, well
 
@@ -51,4 +55,35 @@ def test_a_message_of_zeros_is_looked_at_in_few_steps() -> None:
     tracemalloc.stop()
     assert most < len(zeros.data)
     for end in (client, link_client):
+        end.close()
+
+
+def test_the_commands_are_those_that_not_everybody_may_give() -> None:
+    assert {*CHANGES} == {name for name, command in COMMANDS.items() if command.privilege is not CommandPrivilege.ANYONE}
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [(f"\1\0{before}{name}{after}", name) for name in CHANGES for before in ("", " ", "x") for after in ("", " 1", "\n", "\0")]
+    + [("quitter\0", ""), ("get_server_list", ""), ("ps", ""), ("\0" * 8, "")],
+)  # fmt: skip
+def test_a_command_is_found_wherever_it_is(sent: str, found: str) -> None:
+    """What precedes it may be the end of a number that its sender chose."""
+    assert change_in(sent.encode()) == found
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+async def test_only_a_process_of_mpsds_pid_namespace_gives_commands(is_inside: bool) -> None:
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    link = Forwarding(link_client, False, process=processes.find(os.getpid()) if is_inside else None)
+    client.send(b"shutdown_server 7 -f")
+    if is_inside:
+        async with running(link.run, link_domain, PATIENCE, well):
+            assert (await message.receive(domain)).data == b"shutdown_server 7 -f"  # type: ignore[union-attr]
+    else:
+        with pytest.raises(FatalMessage, match="the command shutdown_server "):
+            await link.run(link_domain, PATIENCE, well)
+        with pytest.raises(BlockingIOError):
+            domain.recv(1)
+    for end in (client, link_client, link_domain, domain):
         end.close()
