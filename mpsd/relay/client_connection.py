@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from mpsd.host.client_facts import NOTHING
 from mpsd.host.inspector_messages import StartFacts
+from mpsd.host.peers import peer_process
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.forwarding import Forwarding
 
@@ -31,7 +32,7 @@ class ClientConnection(Struct):
     process: ProcessId | None
     since: float
     link: Forwarding
-    why_not: str = ""  # why it gets no further: its process is not known
+    why_not: str = ""  # why its process is not known
     facts: StartFacts = NOTHING  # what its process was started with, as read last
     has_arrived: bool = False  # at a domain; linked again, it is no further connection
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -40,6 +41,10 @@ class ClientConnection(Struct):
     @property
     def client_id(self) -> str:
         return client_id(self.number, self.door)
+
+    def identify(self) -> None:
+        """Find out which process connected.  Raise PeerEnded or OSError."""
+        self.process = self.link.process = peer_process(self.connection, self.credentials)
 
     def domain_id(self, domain: str) -> str:
         return f"domain.{self.number}.{domain}"

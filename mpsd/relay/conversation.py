@@ -77,13 +77,15 @@ class Conversations(Struct):
     took_handshake: Callable[[float], None] | None = None  # gets the time that a connection spent with its domain
 
     async def run(self, caller: ClientConnection) -> None:
-        """Serve the caller until the client or a living domain ends the connection; only hold one that is not known.
+        """Serve the caller until the client or a living domain ends the connection; hold one that is not known.
 
         While mpsd lacks what it needs for that, the client waits, unless its handshake cannot be repeated: then raise OSError.
         """
         if caller.why_not:
-            await self.refusals.hold_unknown(caller)
-            return
+            if not await self.refusals.is_known_later(caller):
+                return
+            self.open[None] -= 1
+            self.open[caller.process] += 1
         is_told = False
         while True:
             try:

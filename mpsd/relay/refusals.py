@@ -14,6 +14,7 @@ from mpsd.domains.handshake_gate import Entrant, HandshakeGate
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import Refused
 from mpsd.host import processes
+from mpsd.host.peers import PeerEnded
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
 from mpsd.relay.client_connection import ClientConnection, has_ended_when_it_sends, until_ended
@@ -84,12 +85,27 @@ class Refusals(Struct):
                 return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
         return False
 
-    async def hold_unknown(self, caller: ClientConnection) -> None:
-        """Hold a client that mpsd could not identify.  One that hangs up soon has died in the queue, and is not logged."""
-        with trio.move_on_after(_HANG_UP_SECONDS):
-            await until_ended(caller.connection)
-            return
-        await self.hold(caller, None, caller.why_not)
+    async def is_known_later(self, caller: ClientConnection) -> bool:
+        """Ask again who a client is that mpsd could not read; hold it, and return False, if its process has ended.
+
+        With some kernels other processes of its user prevent the read (decision 029).  A client that hangs up soon has died in
+        the queue, and is not logged.
+        """
+        who, is_told = caller.credentials, False
+        while True:
+            with trio.move_on_after(_HANG_UP_SECONDS):
+                await until_ended(caller.connection)
+                return False
+            try:
+                caller.identify()
+                return True
+            except PeerEnded as exc:
+                await self.hold(caller, None, str(exc))
+                return False
+            except OSError:
+                if not is_told:
+                    log.info("client.waiting", process=who.pid, uid=who.uid, reason=caller.why_not)
+                is_told = True
 
     async def hold(self, caller: ClientConnection, domain: Domain | None, why: str) -> None:
         """Keep the connection open until the client closes it."""

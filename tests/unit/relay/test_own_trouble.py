@@ -11,7 +11,9 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from mpsd.model.process import Credentials
+from mpsd.host import processes
+from mpsd.host.process_reader import Unanswered
+from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
@@ -134,11 +136,12 @@ async def test_a_restarted_mpsd_holds_a_client_that_it_cannot_identify() -> None
     held: list[str] = []
     ours, theirs = pair()
 
-    async def hold_unknown(caller: ClientConnection) -> None:
+    async def is_known_later(caller: ClientConnection) -> bool:
         held.append(caller.why_not)
+        return False
 
     shared = Conversations(
-        SimpleNamespace(domains={}), None, None, None, None, SimpleNamespace(hold_unknown=hold_unknown)  # type: ignore[arg-type]
+        SimpleNamespace(domains={}), None, None, None, None, SimpleNamespace(is_known_later=is_known_later)  # type: ignore[arg-type]
     )
     relay, caller = one_caller(ours, None)
     relay.conversations, caller.why_not = shared, "the process that connected has ended"
@@ -222,3 +225,38 @@ async def test_a_client_that_mpsd_could_not_watch_is_served_once_it_can(
                 backend.send(b"answer")
                 assert (await message.receive(theirs)).data == b"answer"
         assert refused[2] - refused[0] >= 2, "it does not try all the time"
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_client_that_mpsd_could_not_read_is_served_once_it_can(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """It was held for ever where another process of its user kept the reader waiting for a moment (decision 029)."""
+    process, asked_at = ProcessId(os.getpid(), 7), list[float]()
+
+    def process_id(_: int) -> ProcessId | None:
+        asked_at.append(trio.current_time())
+        if len(asked_at) < 7:
+            raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+        return process if lives else None
+
+    monkeypatch.setattr(processes, "process_id", process_id)
+    served: list[ProcessId | None] = []
+
+    async def once(_: Conversations, caller: ClientConnection) -> bool:
+        served.append(caller.process)
+        assert caller.link.process == caller.process
+        return True
+
+    monkeypatch.setattr(Conversations, "_once", once)
+    ours, theirs = pair()
+    caller = ClientConnection(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Forwarding(ours, False))
+    shared = Conversations(None, None, None, None, None, Refusals(None, 1.0))  # type: ignore[arg-type]
+    caller.why_not, shared.open[None] = "mpsd cannot see who it is", 1
+    with ours, theirs:
+        async with running(shared.run, caller):
+            await trio.sleep(60)
+            assert served == ([process] if lives else [])
+            assert +shared.open == ({process: 1} if lives else {None: 1})
+            assert len(asked_at) == 7
+            assert asked_at[-1] - asked_at[0] >= 5, "it does not try all the time"
