@@ -14,6 +14,7 @@ from mpsd.errors import ProtocolError
 # A dump of all of a GPU of 160 SMs: a million sections of 64 bytes, 330,000 lanes of 56
 _BUDGET_BYTES = 128 << 20
 _READ_COST_BYTES = 64  # the cost of one read in addition to its bytes, so that many small ones reach the limit too
+_LEAST_ROW_BYTES = 64  # a shorter row costs as much: the time depends on their number
 _CHUNK_BYTES = 1 << 16
 _MAX_ROW_BYTES = 4096
 
@@ -47,13 +48,16 @@ class BoundedReader:
     def read(self, offset: int, size: int) -> bytes:
         if offset + size > self._size:
             raise ProtocolError(f"{size} bytes at {offset} lie outside its {self._size} bytes")
-        self._left -= size + _READ_COST_BYTES
-        if self._left < 0:
-            raise ProtocolError(f"more than {_BUDGET_BYTES} bytes would have to be read")
+        self._spend(size + _READ_COST_BYTES)
         data = self._read_at(offset, size)
         if len(data) != size:
             raise ProtocolError("it was cut short while it was read")
         return data
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ProtocolError(f"more than {_BUDGET_BYTES} bytes would have to be read")
 
     def chunks(self, offset: int, size: int, row_bytes: int) -> Iterator[bytes]:
         """Yield whole rows, as many as fit into a chunk."""
@@ -61,6 +65,7 @@ class BoundedReader:
             raise ProtocolError(f"a table of {size} bytes has rows of {row_bytes}")
         step = _CHUNK_BYTES // row_bytes * row_bytes
         for start in range(0, size, step):
+            self._spend(max(_LEAST_ROW_BYTES - row_bytes, 0) * (min(step, size - start) // row_bytes))
             yield self.read(offset + start, min(step, size - start))
 
     def rows(self, section: Section, layout: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:

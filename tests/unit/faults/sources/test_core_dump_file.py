@@ -125,20 +125,33 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused():
         parse_core(lambda offset, size: data[offset : offset + size][:16], len(data))
 
 
-def test_reading_ends_and_takes_little_memory_whatever_a_file_claims():
-    """A sparse file of 16 GiB filled by its table: an attacker pays one header for it."""
-    size = 16 << 30
+def sparse(size: int, row_bytes: int) -> bytes:
+    """Return the beginning of a sparse file that its table fills: an attacker pays one header for it."""
     head = bytearray(made.core([(made.SMS, 0, 0, [made.sm()])]))
     at = struct.unpack_from("<Q", head, 40)[0] + 64
-    struct.pack_into("<Q", head, at + 32, size - 4096)
-    struct.pack_into("<Q", head, at + 56, 4096)  # bytes of a row
+    struct.pack_into("<Q", head, at + 32, (size - 4096) // row_bytes * row_bytes)
+    struct.pack_into("<Q", head, at + 56, row_bytes)
+    return bytes(head)
+
+
+def test_reading_ends_and_takes_little_memory_whatever_a_file_claims():
+    size = 16 << 30
+    head = sparse(size, row_bytes=4096)
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError, match="would have to be read"):
-            parse_core(lambda offset, wanted: bytes(head[offset : offset + wanted]).ljust(wanted, b"\0"), size)
+            parse_core(lambda offset, wanted: head[offset : offset + wanted].ljust(wanted, b"\0"), size)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_the_number_of_rows_is_bounded_too():
+    """A file of short rows took seven seconds, and the event loop waited for the interpreter again and again."""
+    size = 100 << 20
+    head = sparse(size, row_bytes=24)
+    with pytest.raises(ProtocolError, match="would have to be read"):
+        parse_core(lambda offset, wanted: head[offset : offset + wanted].ljust(wanted, b"\0"), size)
 
 
 def test_the_name_of_a_kernel_cannot_write_to_a_terminal():
