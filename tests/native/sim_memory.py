@@ -343,5 +343,20 @@ def write_later(path: str, milliseconds: str) -> None:
         call("cuCtxSynchronize")
 
 
+def write_behind(path: str, milliseconds: str, what: str) -> None:
+    """A kernel that waits, behind it work that sets a word, and behind that a kernel that fills."""
+    kernels = start()
+    advance = kernel("advance")
+    with shared_counter(path) as address:
+        launch(kernels["spin"], address, int(milliseconds) * 1755000)
+        if what == "kernel":
+            launch(advance, address + 64, address + 128, 1, 1)
+        else:
+            call("cuMemsetD8Async", c_uint64(address + 128), 1, c_size_t(1), None)
+        launch(kernels["fill"], address + 4096, 512, SEED)
+        say(event="counting")
+        call("cuCtxSynchronize")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import Client, Machine, eventually
 from tests.native.sim_space import Space
@@ -147,6 +149,16 @@ def test_what_was_queued_is_done_too(mps: Machine) -> None:
         eventually(lambda: not left.is_watched())
         found = [left.word(WORDS_AT + 8 * index) for index in range(WORDS)]
     assert found == [SEED ^ index * PATTERN & (1 << 64) - 1 for index in range(WORDS)]
+
+
+@pytest.mark.parametrize("between", ["kernel", "memset"])
+def test_nothing_is_done_that_comes_after_work_which_its_process_alone_could_do(mps: Machine, between: str) -> None:
+    """A queue has an order: the next writer would take the last step for done, and go on from memory that lacks it."""
+    with writer(mps, "write_behind", "200", between) as left:
+        left.kill()
+        eventually(lambda: not left.is_watched())
+        is_first_done, is_second_done = left.word(128) != 0, left.word(WORDS_AT) != 0
+    assert is_first_done or not is_second_done
 
 
 def test_what_was_queued_is_not_done_when_the_holder_lets_go_before_its_turn(mps: Machine) -> None:

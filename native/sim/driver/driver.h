@@ -20,6 +20,7 @@ struct work { /* one item of a context's queue */
 	struct work *next;
 	void (*run)(CUcontext context, struct work *work);
 	uint64_t number; /* from 1, per context */
+	bool is_other;   /* its server could not do it in its place (page.c) */
 	union {
 		struct {
 			CUdeviceptr to, from;
@@ -64,6 +65,7 @@ struct CUctx_st {
 	pthread_t worker;
 	struct work *first, **last;
 	uint64_t submitted, completed;
+	uint32_t others; /* of the submitted: is_other */
 	_Atomic int error; /* a CUresult; sticks */
 	bool let_go;       /* the running kernel may end as if nothing had happened */
 	bool stopping;
@@ -141,11 +143,12 @@ CUresult queue_wait(CUcontext context, uint64_t number);
 CUresult queue_do(const struct work *work, CUstream stream, bool wait); /* on the current context */
 bool queue_sleep(CUcontext context, uint64_t ns); /* worker only; false: it was cut short */
 
-/* page.c: the part of a context's kernels that its server can see; ignores work that is not a kernel */
+/* page.c: the part of a context's work that its server can see */
 void page_prepare(struct work *work);                          /* before it is given; no lock is held */
 void page_given(CUcontext context, struct work *work);         /* under the context's lock */
-void page_started(CUcontext context, const struct work *work); /* the rest: worker only */
+void page_started(CUcontext context, const struct work *work); /* a kernel; the rest: worker only */
 void page_ended(CUcontext context, const struct work *work);
+void page_done(CUcontext context, const struct work *work); /* any work */
 void page_wait(CUcontext context); /* while an SM exception holds the GPU; worker only */
 
 /* graph.c */

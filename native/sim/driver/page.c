@@ -1,6 +1,7 @@
 /* The page that a context shares with its server: for how long its kernels go on, and what they do to memory.
  *
- * The server reads it when the process has died: work that was given goes on as long as the address space is there.
+ * The server reads it when the process has died: work that was given goes on as long as the address space is there. The server
+ * can do only what the page describes, and nothing that comes after other work: a queue has an order.
  */
 #include "driver.h"
 
@@ -33,52 +34,64 @@ static enum link_effect_kind kind_of(const char *name)
 	return LINK_NOTHING;
 }
 
-/* Of a fill over several blocks the first. */
-static void describe(const struct work *work, struct link_effect *effect)
+/* Return whether that is all it does to memory that others may have. Of a fill over several blocks it describes the first. */
+static bool describe(const struct work *work, struct link_effect *effect)
 {
+	enum link_effect_kind kind = kind_of(work->launch.kernel->name);
 	CUdeviceptr p = work->launch.values[0], base;
 	struct address_facts facts;
 	size_t bytes;
 
-	if (!address_range(p, &base, &bytes, &facts) || !facts.block || !(facts.access & ADDRESS_WRITE) || p % 8)
-		return;
-	effect->kind = kind_of(work->launch.kernel->name);
+	if (kind == LINK_NOTHING || !address_range(p, &base, &bytes, &facts) || !(facts.access & ADDRESS_WRITE) || p % 8)
+		return false;
+	if (!facts.block)
+		return true;
+	effect->kind = kind;
 	effect->block = facts.block;
 	effect->offset = p - base;
 	if (effect->kind == LINK_ADD)
 		effect->value = work->launch.kernel->parameters > 1 ? 1 : (uint64_t)work->launch.grid * work->launch.block;
-	if (effect->kind != LINK_FILL)
-		return;
+	if (kind != LINK_FILL)
+		return true;
 	effect->words = (base + bytes - p) / 8;
 	effect->words = work->launch.values[1] < effect->words ? work->launch.values[1] : effect->words;
 	effect->value = work->launch.values[2];
+	return effect->words == work->launch.values[1];
 }
 
 void page_prepare(struct work *work)
 {
+	work->is_other = work->run != event_reached;
 	if (!work_is_kernel(work))
 		return;
 	work->launch.effect = (struct link_effect){ .needs_ns = needs_ns(work) };
-	if (kind_of(work->launch.kernel->name) != LINK_NOTHING)
-		describe(work, &work->launch.effect);
+	work->is_other = !describe(work, &work->launch.effect);
 }
 
-/* Work that no longer fits is not done when its process dies. */
-void page_given(CUcontext context, struct work *work)
+static void give_kernel(CUcontext context, struct work *work)
 {
 	struct link_page *page = context->link.page;
-	uint64_t end;
+	uint64_t end = page->effects_end;
 
-	if (!page || !work_is_kernel(work))
-		return;
 	page->queued_needs_ns += work->launch.effect.needs_ns;
-	end = page->effects_end;
 	work->launch.effect.given_ns = machine_now_ns();
+	work->launch.effect.others = context->others;
 	work->launch.is_told = end - page->first_effect < LINK_EFFECTS;
-	if (!work->launch.is_told)
+	if (!work->launch.is_told) {
+		work->is_other = true; /* there is no room */
 		return;
+	}
 	page->effects[end % LINK_EFFECTS] = work->launch.effect;
 	page->effects_end = end + 1;
+}
+
+void page_given(CUcontext context, struct work *work)
+{
+	if (!context->link.page)
+		return;
+	if (work_is_kernel(work))
+		give_kernel(context, work);
+	context->others += work->is_other;
 }
 
 /* While a kernel runs its server can see for how long yet: dying in a long one harms the others. */
@@ -103,6 +116,12 @@ void page_ended(CUcontext context, const struct work *work)
 	page->kernel_started_ns = 0;
 	if (work->launch.is_told)
 		page->first_effect++;
+}
+
+void page_done(CUcontext context, const struct work *work)
+{
+	if (context->link.page && work->is_other)
+		context->link.page->others_done++;
 }
 
 void page_wait(CUcontext context)

@@ -35,6 +35,7 @@ static void *work_for_ever(void *argument)
 		pthread_mutex_unlock(&context->lock);
 		if (!context->error && !context->stopping) {
 			work->run(context, work);
+			page_done(context, work);
 			page_wait(context);
 		}
 		pthread_mutex_lock(&context->lock);

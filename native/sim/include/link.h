@@ -81,7 +81,7 @@ enum { LINK_EFFECTS = 48, LINK_TICK_NS = 500000 };
 
 struct link_effect { /* what one kernel does to memory that others may have too, so that it can be done when its process has died */
 	uint32_t kind;     /* ADD: `value`, at its end.  TICK: 1, every LINK_TICK_NS while it lasts.  FILL: the pattern of fill() */
-	uint32_t reserved; /* 0 */
+	uint32_t others;   /* link_page.others_done must have reached this: it comes after them in the queue */
 	uint64_t needs_ns; /* how long it takes */
 	uint64_t block;    /* the machine's; and where in it, in bytes */
 	uint64_t offset;
@@ -101,6 +101,7 @@ struct link_page { /* shared by one context and its server: the client writes bu
 	_Atomic uint64_t queued_needs_ns;   /* of the kernels behind it */
 	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it made none */
 	_Atomic int32_t is_held;            /* server: an SM exception holds the GPU, no work gets on */
+	_Atomic uint32_t others_done;     /* work that this page does not describe, and that the process alone can do: a count */
 	_Atomic uint64_t kernel_ended_ns; /* the last one */
 	_Atomic uint64_t first_effect, effects_end; /* of the kernels that are not over; counts, modulo LINK_EFFECTS the places */
 	struct link_effect effects[LINK_EFFECTS];

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The page is the client's to write: nothing in it is believed. */
+/* The page is the client's to write: nothing in it is believed. Leave out what comes after work that only the client can do. */
 void leftover_take(struct held *held, const struct link_page *page, uint64_t now)
 {
 	uint64_t first, end;
@@ -18,8 +18,11 @@ void leftover_take(struct held *held, const struct link_page *page, uint64_t now
 	first = page->first_effect;
 	end = page->effects_end;
 	held->count = end - first <= LINK_EFFECTS ? (unsigned)(end - first) : 0;
-	for (unsigned i = 0; i < held->count; i++)
+	for (unsigned i = 0; i < held->count; i++) {
 		held->effects[i] = page->effects[(first + i) % LINK_EFFECTS];
+		if (held->effects[i].others != page->others_done)
+			held->count = i;
+	}
 	machine_lock();
 	for (unsigned i = 0; i < held->count; i++)
 		if (machine_block_hold(held->effects[i].block) < 0)
