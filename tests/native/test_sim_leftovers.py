@@ -170,15 +170,31 @@ def test_what_was_queued_is_not_done_when_the_holder_lets_go_before_its_turn(mps
 
 
 def test_what_a_stopped_writer_had_time_for_is_done(mps: Machine) -> None:
-    """Its work goes on without it, and is over when it dies: no matter who holds what."""
+    """Its work goes on without it: who holds it finds it done."""
     with writer(mps, "write_later", "100") as left:
         os.kill(left.client.pid, signal.SIGSTOP)
-        left.space.close()
         mps.run("counter", "--seconds", "0.2")  # in the meantime
         before = left.word(WORDS_AT)
         left.kill()
         eventually(lambda: not left.is_watched())
         assert (before, left.word(WORDS_AT)) in ((0, SEED), (SEED, SEED))
+
+
+def test_nothing_is_written_after_the_end_of_a_writer_that_is_not_held(mps: Machine) -> None:
+    """However late its server notices: the end of a process is all that the next writer can wait for then."""
+    with writer(mps, "write_later", "100") as left:
+        os.kill(left.client.pid, signal.SIGSTOP)
+        left.space.close()
+        mps.run("counter", "--seconds", "0.2")  # in the meantime
+        server = int(mps.server())
+        os.kill(server, signal.SIGSTOP)
+        try:
+            left.kill()
+            at_its_end = left.word(), left.word(WORDS_AT)
+        finally:
+            os.kill(server, signal.SIGCONT)
+        eventually(lambda: not left.is_watched())
+        assert (left.word(), left.word(WORDS_AT)) == at_its_end
 
 
 def test_nothing_can_be_done_to_the_dead(mps: Machine) -> None:

@@ -150,12 +150,13 @@ static bool died_in_kernel(const struct connection *client)
 	       first_needs_ns(client->page) > LONG_KERNEL_MS * 1000000ull && machine_now_ns() < work_end_ns(client->page);
 }
 
-/* A process that keeps the address space delays the consequences: perhaps none will follow. */
-static void die(struct server *server, const struct connection *client)
+/* A process that keeps the address space delays the consequences: perhaps none will follow. The work goes on for as long; if no
+ * process keeps it, it is over. */
+static void die(struct server *server, const struct connection *client, bool is_harmful)
 {
 	if (client->space_pid && space_is_held(client->space_pid))
-		space_hold(server, client);
-	else
+		space_hold(server, client, is_harmful);
+	else if (is_harmful)
 		fault_begin(server, client, FAULT_KILLED, "channel error");
 }
 
@@ -163,6 +164,12 @@ static void die(struct server *server, const struct connection *client)
 static bool is_stopped(const struct connection *client)
 {
 	return client->doomed && client->fail_class != FAULT_MMU && client->fail_class != FAULT_KILLED;
+}
+
+/* Also work whose time is over, of a stopped or starved process: on the device it is done. */
+static bool left_work(const struct server *server, const struct connection *client)
+{
+	return client->work_end_ns && !server->fault && client->context && !client->doomed && !client->bye && !client->terminated;
 }
 
 static bool has_more(const struct server *server, pid_t pid)
@@ -197,10 +204,8 @@ static void client_gone(struct server *server, struct connection *client)
 	} else {
 		log_server("Client process %d disconnected", pid);
 	}
-	if (killed)
-		die(server, client);
-	else if (context && client->page && !server->fault && !client->doomed && !client->bye && !client->terminated)
-		leftover_catch_up(server, client->page, machine_now_ns());
+	if (killed || left_work(server, client))
+		die(server, client, killed);
 	if (!client->bye && !has_more(server, pid))
 		space_forget(server, client->space_pid); /* a process that waits for this knows that it writes no more */
 	if (client->page)

@@ -111,18 +111,6 @@ static bool is_wanted(const struct server *server, uint64_t block)
 	return false;
 }
 
-/* Catch up with work that the device finished before its client died but the client's thread did not reach: of a stopped or
- * starved process. */
-void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now)
-{
-	static struct held late;
-
-	late = (struct held){ 0 };
-	leftover_take(&late, page, now);
-	leftover_run(&late, now);
-	leftover_end(server, &late);
-}
-
 /* Release its memory, unless the work of another dead client uses it too. */
 void leftover_end(struct server *server, struct held *held)
 {

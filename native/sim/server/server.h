@@ -49,11 +49,12 @@ struct ending { /* a context with a share of its own; its process is ending, or 
 	int control_fd;
 };
 
-struct held { /* it died in the middle of a kernel, and another process keeps its address space */
+struct held { /* it died with work that it had not done, and another process may keep its address space */
 	pid_t pid; /* 0: free */
 	pid_t space_pid;
 	unsigned gpu;
 	uint64_t end_ns; /* when its work ends */
+	bool is_harmful; /* if the space is closed before that */
 	struct link_effect effects[LINK_EFFECTS]; /* what its kernels still do to memory, the one that runs first */
 	unsigned next, count;
 	uint64_t began_ns; /* of effects[next] */
@@ -89,9 +90,10 @@ void client_list(struct server *server, unsigned from);
 unsigned client_workers(const struct server *server);
 
 /* spaces.c: the address spaces of the dead */
-bool space_is_held(pid_t space_pid); /* by a process other than its client, which has gone */
+bool space_is_held(pid_t space_pid); /* by its client, which may not have ended yet, or by another process */
 void space_forget(const struct server *server, pid_t space_pid); /* takes its files away, unless it is held */
-void space_hold(struct server *server, const struct connection *client); /* takes nothing; its death waits */
+/* Takes nothing.  is_harmful: its death harms the others, unless the space is kept until its work has ended. */
+void space_hold(struct server *server, const struct connection *client, bool is_harmful);
 void space_open_files(struct connection *client); /* at the arrival of a context */
 int space_open_file(pid_t space_pid, const char *what); /* "control", "sm"...: a descriptor, or -1 */
 void space_see_end(struct server *server, struct connection *client); /* takes its descriptors */
@@ -102,7 +104,6 @@ uint64_t space_next_ns(const struct server *server, uint64_t now); /* 0: nothing
 /* leftover.c: what the dead left to do */
 void leftover_take(struct held *held, const struct link_page *page, uint64_t now); /* borrows the page */
 void leftover_run(struct held *held, uint64_t now); /* what would have been done by now */
-void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now); /* of a page that no thread waits for */
 void leftover_end(struct server *server, struct held *held); /* its place is free afterwards */
 
 /* terminate.c */

@@ -7,9 +7,12 @@
 #include "server.h"
 #include "uvm_space.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { LOOK_AGAIN_MS = 2, MOST_LOST_SHARES = 4, FULL_PERCENT = 100 };
@@ -19,7 +22,7 @@ static void path_of(char *path, size_t size, pid_t space_pid, const char *what)
 	snprintf(path, size, "%s/uvm/%d.%s", machine_directory(), (int)space_pid, what);
 }
 
-/* A dying client releases its own lock a little later than its connection to the server: the caller asks again. */
+/* A dying client releases its own lock a little later than its connection to the server. */
 bool space_is_held(pid_t space_pid)
 {
 	char path[300];
@@ -33,6 +36,17 @@ bool space_is_held(pid_t space_pid)
 	held = flock(fd, LOCK_EX | LOCK_NB) < 0;
 	close(fd);
 	return held;
+}
+
+static bool has_ended(pid_t pid)
+{
+	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	struct pollfd item = { .fd = pidfd, .events = POLLIN };
+	bool ended = pidfd < 0 ? errno == ESRCH : poll(&item, 1, 0) > 0;
+
+	if (pidfd >= 0)
+		close(pidfd);
+	return ended;
 }
 
 static bool is_wanted(const struct server *server, pid_t space_pid)
@@ -125,34 +139,40 @@ static void look_at_ends(struct server *server)
 	}
 }
 
-void space_hold(struct server *server, const struct connection *client)
+void space_hold(struct server *server, const struct connection *client, bool is_harmful)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++)
 		if (!server->held[i].pid) {
 			server->held[i] = (struct held){ .pid = client->pid, .space_pid = client->space_pid, .gpu = client->gpu,
-							 .end_ns = client->work_end_ns };
+							 .end_ns = client->work_end_ns, .is_harmful = is_harmful };
 			leftover_take(&server->held[i], client->page, machine_now_ns());
 			return;
 		}
-	fault_begin(server, client, FAULT_KILLED, "channel error"); /* no room to wait */
+	if (is_harmful)
+		fault_begin(server, client, FAULT_KILLED, "channel error"); /* no room to wait */
 }
 
-/* Work that ends while its address space exists has ended well. It changes memory only during that time. */
+/* Work that ends while its address space exists has ended well. It changes memory only during that time, and only once the
+ * client has ended, so that the lock is another's: who waits for the end of the client alone must see no change after it. */
 void space_run(struct server *server, uint64_t now)
 {
 	look_at_ends(server);
 	for (unsigned i = 0; i < SERVER_HELD; i++) {
 		struct held *held = &server->held[i];
 		struct connection dead = { .fd = -1, .pid = held->pid, .gpu = held->gpu };
-		bool ended = now >= held->end_ns, is_kept = held->pid && space_is_held(held->space_pid);
+		bool ended = now >= held->end_ns, has_gone, is_kept;
 
-		if (is_kept)
+		if (!held->pid)
+			continue;
+		has_gone = has_ended(held->pid); /* before the look at the lock */
+		is_kept = space_is_held(held->space_pid);
+		if (is_kept && has_gone)
 			leftover_run(held, now);
-		if (!held->pid || (!ended && is_kept))
+		if (is_kept && !(ended && has_gone))
 			continue;
 		leftover_end(server, held);
 		space_forget(server, held->space_pid);
-		if (!ended)
+		if (!ended && held->is_harmful)
 			fault_begin(server, &dead, FAULT_KILLED, "channel error");
 	}
 }
