@@ -141,7 +141,7 @@ def test_nobody_writes_on_for_a_writer_that_is_not_held(mps: Machine) -> None:
 
 def test_what_was_queued_is_done_too(mps: Machine) -> None:
     """A fill that waited behind another kernel overwrites what the next writer put there, were he let in too early."""
-    with writer(mps, "write_later", "200") as left:
+    with writer(mps, "write_later", "2000") as left:  # a busy machine needs more than 200 to kill it
         left.kill()
         assert left.word(WORDS_AT) == 0
         with left.memory.open("r+b") as file:
