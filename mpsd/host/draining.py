@@ -196,7 +196,7 @@ def _stuck(now: float) -> dict[int, _Stuck]:
 def _abort_servers(stuck: dict[int, _Stuck]) -> None:
     """Abort the FUSE connections of these users that have files there.  Their files then fail."""
     for share, found in stuck.items():
-        aborted = sum(file_servers.abort(number, share, _share_of) for number in found.file_systems)
+        aborted = file_servers.abort(found.file_systems, share, _share_of)
         log.warning("connections.stuck", uid=share, connections=found.count, aborted_file_servers=aborted)
 
 

@@ -8,8 +8,10 @@ A thread that closes a user's file has both facts as its name, so that the next 
 Prose: docs/security.md, "What no boundary promises"; decision 048.
 """
 
+import os
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from mpsd.host.syscalls import file_system_of, name_thread, thread_name
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _NAME = "{:05x}/{:08x}"  # file system, and share (UidRanges.share_of): 14 of the 15 bytes of a name
 _MOST_NUMBER = 0xFFFFF  # of a file system without a device, as FUSE's: MINORMASK, linux/kdev_t.h
+_LOOKS, _PAUSE_SECONDS = 20, 0.05  # a server that answers is seen without a request
 _NAMED = re.compile("([0-9a-f]{5})/([0-9a-f]{8})")
 
 
@@ -39,14 +42,41 @@ def named(name: str) -> tuple[int, int] | None:
     return (int(found[1], 16), int(found[2], 16)) if found else None
 
 
-def abort(number: int, share: int, share_of: Callable[[int], int]) -> bool:
-    """Abort the FUSE connection of this file system if a user of the share mounted it, and it has requests waiting.
+def abort(numbers: Collection[int], share: int, share_of: Callable[[int], int]) -> int:
+    """Abort the FUSE connections of the share, of those that have requests waiting, for which a thread waits; return how many.
 
-    Return whether it was aborted.
+    numbers: of the file systems of its files.  One that has no connection can hide which of them it asks, as overlayfs does,
+    which users mount too.  Then these are all that have had requests waiting at each look, for a second; this blocks so long.
     """
-    connection = FUSE_CONNECTIONS / str(number)
-    with suppress(OSError, ValueError):  # none, or it has ended, or is not ours to abort
-        if share_of(connection.stat().st_uid) == share and int((connection / "waiting").read_text()) > 0:
-            (connection / "abort").write_text("1")
-            return True
+    silent = _waiting(_names(), share, share_of)
+    found = silent.intersection(map(str, numbers))
+    if silent != found and not all((FUSE_CONNECTIONS / str(each)).exists() for each in numbers):
+        for _ in range(_LOOKS):
+            time.sleep(_PAUSE_SECONDS)
+            silent = _waiting(silent, share, share_of)
+        found |= silent
+    return sum(map(_abort, found))
+
+
+def _names() -> list[str]:
+    with suppress(OSError):  # they are not mounted here
+        return os.listdir(FUSE_CONNECTIONS)
+    return []
+
+
+def _waiting(names: Iterable[str], share: int, share_of: Callable[[int], int]) -> set[str]:
+    """Return those of these connections that a user of the share mounted, and that have requests waiting."""
+    found = set()
+    for name in names:
+        with suppress(OSError, ValueError):  # it has ended
+            connection = FUSE_CONNECTIONS / name
+            if share_of(connection.stat().st_uid) == share and int((connection / "waiting").read_text()) > 0:
+                found.add(name)
+    return found
+
+
+def _abort(name: str) -> bool:
+    with suppress(OSError):  # it has ended, or is not ours to abort
+        (FUSE_CONNECTIONS / name / "abort").write_text("1")
+        return True
     return False

@@ -74,5 +74,7 @@ def thread_names(pid: int) -> list[str]:
 
 def _abort(names: list[str], share_of: Callable[[int], int]) -> int:
     """Abort the file servers for which threads with these names wait; return how many were aborted."""
-    found = {found for found in map(file_servers.named, names) if found is not None}
-    return sum(file_servers.abort(number, share, share_of) for number, share in found)
+    found: dict[int, set[int]] = {}
+    for number, share in filter(None, map(file_servers.named, names)):
+        found.setdefault(share, set()).add(number)
+    return sum(file_servers.abort(numbers, share, share_of) for share, numbers in found.items())

@@ -7,6 +7,7 @@ seconds to wait:
     sent       the file came in a message
     strange    the same, but another user's message than the one who mounted
     serving    as `sent`, and the process is not killed
+    overlay    as `sent`, and the file is of an overlay over the server's
     queued     the file is in a connection that hung up: the kernel sends a written page of it
     unknown    as `queued`, and the thread has mpsd's table of descriptors
 """
@@ -28,7 +29,7 @@ from mpsd.host.killed_daemon import thread_names, wait_closed
 from mpsd.model.process import Credentials, ProcessId
 from tests.integration.process import wait_for
 from tests.unit.api.file_server import FLUSH, WRITE, open_as
-from tests.unit.host.stuck_drains import UID, Server, connection_with, libc, map_to_write
+from tests.unit.host.stuck_drains import ROOT, UID, Server, connection_with, libc, map_to_write, overlay_of
 
 
 def drain(connection: socket.socket, bare: BareThreads | None) -> None:
@@ -42,6 +43,7 @@ CASES = {
     "sent": (FLUSH, lambda file: trio.run(Closings().close, UID, [file])),
     "strange": (FLUSH, lambda file: trio.run(Closings().close, UID + 1, [file])),
     "serving": (FLUSH, lambda file: trio.run(Closings().close, UID, [file])),
+    "overlay": (FLUSH, lambda file: trio.run(Closings().close, UID, [file])),
     "queued": (WRITE, lambda connection: drain(connection, BareThreads())),
     "unknown": (WRITE, lambda connection: drain(connection, None)),
 }
@@ -62,7 +64,8 @@ def main(place: str, control: str, case: str, seconds: str) -> None:
     processes.process_id(os.getpid())  # starts its reader: an exec would close the file too
     server = Server(place, awaited, keeps_writes=awaited == WRITE)
     try:
-        given = connection_with(Path(place)) if awaited == WRITE else open_as(Path(place), UID, os.O_RDONLY)
+        seen, uid = (overlay_of(place), ROOT) if case == "overlay" else (place, UID)
+        given = connection_with(Path(place)) if awaited == WRITE else open_as(Path(seen), uid, os.O_RDONLY)
         if awaited == WRITE:
             ctypes.memmove(map_to_write(Path(place)), b"written", 7)
         server.fall_silent()

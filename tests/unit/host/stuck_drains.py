@@ -4,7 +4,7 @@ A page of the files was written: the kernel sends it when one of them is closed,
 of its own, and kills the server at its end, without which no file can be closed.
 A second server of the same user is silent too, with a request waiting; its files are in no connection.
 Arguments: a directory to mount at, one for the second server, one for the control file system, the number of connections,
-and whom the first server is for: all, or its user.
+and whom the first server is for: all, or its user; or `overlay`: all, and the files are those of an overlay over it.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from mpsd.host.bare_threads import BareThreads
 from mpsd.model.process import Credentials
 from tests.unit.api.file_server import WRITE, open_as, serve
 
-UID = 4711
+UID, ROOT = 4711, 0
 PAGE = 4096
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -59,10 +60,10 @@ class Server:
         os.waitpid(self.pid, 0)
 
 
-def connection_with(place: Path) -> socket.socket:
+def connection_with(place: Path, uid: int = UID) -> socket.socket:
     """Return a connection whose peer has left, with the file in it, which is open nowhere else."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptor = open_as(place, UID, os.O_RDWR)
+    descriptor = open_as(place, uid, os.O_RDONLY if uid == ROOT else os.O_RDWR)
     socket.send_fds(theirs, [b"x"], [descriptor])
     os.close(descriptor)
     theirs.close()
@@ -77,13 +78,24 @@ def map_to_write(place: Path) -> int:
     return address
 
 
+def overlay_of(place: str) -> str:
+    """Return where an overlay of the directory is mounted: its files have the number of another file system.
+
+    It is read only, and root's; a user's own user namespace may have one too.
+    """
+    top, empty = tempfile.mkdtemp(), tempfile.mkdtemp()
+    if libc.mount(b"overlay", top.encode(), b"overlay", 0, f"lowerdir={place}:{empty}".encode()):
+        raise OSError(ctypes.get_errno(), "overlay")
+    return top
+
+
 def main(place: str, other: str, control: str, count: str, whom: str) -> None:
     if libc.mount(b"none", control.encode(), b"fusectl", 0, b""):
         raise OSError(ctypes.get_errno(), "fusectl")
     draining.begin(int, BareThreads())
     file_servers.FUSE_CONNECTIONS = Path(control)
     draining.peer_credentials = lambda sock: Credentials(os.getpid(), UID, UID)
-    servers = [Server(place, WRITE, keeps_writes=True, is_for_all=whom == "all")]
+    servers = [Server(place, WRITE, keeps_writes=True, is_for_all=whom != "its user")]
     try:
         servers.append(Server(other))
         os.stat(other)  # after that it has begun
@@ -93,7 +105,8 @@ def main(place: str, other: str, control: str, count: str, whom: str) -> None:
             os._exit(0)
         assert os.read(servers[1].said, 64) == b"asked "
         page = map_to_write(Path(place))
-        made = [connection_with(Path(place)) for _ in range(int(count))]
+        seen, uid = (overlay_of(place), ROOT) if whom == "overlay" else (place, UID)
+        made = [connection_with(Path(seen), uid) for _ in range(int(count))]
         ctypes.memmove(page, b"written", 7)
         servers[0].fall_silent()
         for each in made:

@@ -22,6 +22,7 @@ PROGRAM = Path(__file__).with_name("killed_daemons.py")
     ("case", "said", "aborted"),
     [
         pytest.param("sent", "closed", 1, id="its user's server is aborted"),
+        pytest.param("overlay", "closed", 1, id="also where an overlay hides it"),
         pytest.param("strange", "open", 0, id="no other user's is"),
         pytest.param("serving", "open", None, id="none is while that mpsd serves"),
         pytest.param("queued", "closed", None, id="a bare thread has nothing of mpsd's"),
