@@ -30,6 +30,7 @@ from mpsd.model.process import ProcessId
 log = structlog.get_logger()
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256  # clients by the log alone: a server has some sixty
+MOST_FAILURES = 3  # of a user's newcomers in a row: a program may end between its connection and its context
 _FROZEN_SECONDS = 2.0  # a newcomer hangs at a vendor daemon that has not answered for so long
 _BETWEEN_SECONDS = 10.0  # a client is in no list between two connections, which takes long where many wait
 
@@ -52,6 +53,7 @@ class Domain:
     key: str = ""  # all its clients have this key (domains/rules/placement.py)
     is_draining: bool = False
     is_worn: bool = False  # drained because newcomers got no context, or ended before they made one
+    failures: Counter[int] = field(default_factory=Counter)  # of newcomers in a row, by share (newcomers.py)
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # by server, then by client, from the log
     applied_defaults: Defaults | None = None  # of the vendor daemon
     served_defaults: Defaults | None = None  # of the server, since its start
@@ -101,6 +103,7 @@ class Domain:
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
             self.key, self.is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
             ends_at, self.blocked_by and self.blocked_by[1],
+            frozenset(share for share, count in self.failures.items() if count >= MOST_FAILURES),
         )  # fmt: skip
 
     def _trouble(self, state: DomainState) -> str:
@@ -277,12 +280,8 @@ class Domain:
 
     def forget(self) -> None:
         """Forget all servers and contexts: the vendor daemon has ended."""
-        self.servers.clear()
-        self.members.clear()
-        self.uids.clear()
-        self.admitted.clear()
-        self.contexts.clear()
-        self._ready_since.clear()
+        for each in (self.servers, self.members, self.uids, self.admitted, self.contexts, self._ready_since, self.failures):
+            each.clear()
         self.guard.forget()
         self.key, self.hindrance, self.blocked_by = "", "", None
         self.silenced = trio.Event()

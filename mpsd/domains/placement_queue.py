@@ -209,7 +209,7 @@ class _Look:
 
     def renew(self) -> None:
         self.views = self._places.views()
-        self._known = set().union(*map(self.shares_in, self.views))
+        self._known = set().union(*map(self.shares_in, self.views), *(view.failing for view in self.views))
         self._keys = {"", *(view.key for view in self.views)}
 
     def shares_in(self, view: DomainView) -> set[int]:

@@ -259,6 +259,7 @@ class Upkeep:
         if not await self._empty(domain):
             return False
         domain.contexts.clear()
+        domain.failures.clear()
         domain.members = dict.fromkeys(domain.members, trio.current_time())  # their channels have ended with the servers
         self._pool.store.forget_members(domain.name)
         domain.guard.forget()

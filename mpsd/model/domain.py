@@ -52,6 +52,7 @@ class DomainView(Struct, frozen=True):
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
     ends_at: float | None = None  # when mpsd ends the clients of a CONTAINED one (seconds since the epoch); None: never
     blocked_uid: int | None = None  # its server waits for a stopped client of this user: all clients' work stands still
+    failing: frozenset[int] = frozenset()  # the shares of users whose last newcomers got no context there
 
 
 class Defaults(Struct, frozen=True):

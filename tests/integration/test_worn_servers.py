@@ -17,12 +17,12 @@ MOST_FAILURES = 10  # three in a row, without those where a busy mpsd looked too
 ENDS = 4  # of clients with a share of their own, in each of which the simulator's server loses one: no context afterwards
 
 
-def limited(machine: Machine, name: str) -> Client:
+def limited(machine: Machine, name: str, uid: int | None = None) -> Client:
     """Start a client under a lease of 15 %."""
     token = f"{name}-{'t' * 32}"
-    with machine.mpsd() as mpsd:
+    with machine.mpsd(uid) as mpsd:
         mpsd.ask(calls.lease_create(name, Selector.of_token(token), sm_percent=15))
-    return machine.counter(MPSD_LEASE=token).ready()
+    return machine.counter(uid, MPSD_LEASE=token).ready()
 
 
 def take_space(client: Client) -> int:

@@ -4,13 +4,14 @@ The rules, in order (docs/domains.md, "Placement"):
 
 1. a process that is in a domain stays in it while the domain lives (the caller checks this: it knows the process);
 2. only domains that are READY and have a free place; with clients, only those of the same key and the same user;
-3. of these one without others of its service; then the requested one; then one with the same key; then the fullest,
-   because two busy domains on one GPU time-slice; then one that has served before; then the oldest;
-4. if none is left, or others of its service are in all of them: create one while the bound of each of its GPUs allows it,
+3. of these one without others of its service, in which the user's last newcomers did not fail; then the requested one; then
+   one with the same key; then the fullest, because two busy domains on one GPU time-slice; then one that has served before;
+   then the oldest;
+4. if none is left, or each has one or the other: create one while the bound of each of its GPUs allows it,
    in place of a spare of other GPUs if need be, or wait for one that is starting; the last quarter of a GPU's domains is for
    users without one, so a user who has a domain there gets none of them, unless it is an operator.  If one server serves all
    users, a user who has clients in a domain joins none of the others then; domains that another user closed do not count;
-5. else one where others of its service are;
+5. else one where others of its service are, or where the user's newcomers failed;
 6. else wait, and give the reason.
 
 In EXCLUSIVE_PROCESS compute mode a GPU admits one MPS server: then mpsd has one domain, which queues other users itself as the
@@ -84,12 +85,14 @@ def place(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) ->
     alive = [domain for domain in domains if domain.state is not DomainState.GONE]
     ours = [domain for domain in alive if domain.gpus == ask.gpus]
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
+    share = rules.ranges.share_of(ask.uid)
+    avoid = ask.avoid.union(domain.name for domain in ours if share in domain.failing)
     if _has_enough(ask, alive, rules):
         theirs = [domain for domain in open_to_ask if domain.clients and _is_of(ask, domain, rules)]
         if not theirs:
             return Wait(_KEPT, _is_own_doing(ask, [each for each in alive if each.gpus & ask.gpus], rules))
-        return _join(ask, [each for each in theirs if each.name not in ask.avoid] or theirs)
-    if apart := [domain for domain in open_to_ask if domain.name not in ask.avoid]:
+        return _join(ask, [each for each in theirs if each.name not in avoid] or theirs)
+    if apart := [domain for domain in open_to_ask if domain.name not in avoid]:
         return _join(ask, apart)
     if coming := [domain for domain in ours if domain.state in _COMING and not domain.clients]:
         failed = next((f"; before, {domain.trouble}" for domain in coming if domain.trouble), "")

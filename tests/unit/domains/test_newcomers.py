@@ -1,5 +1,6 @@
 """When a domain counts as one that makes no contexts any more."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,11 @@ from mpsd.fairness.uid_ranges import of_ranges
 
 
 class Pool:
-    """A pool with two domains, of which the rule reads and sets six fields."""
+    """A pool with two domains, of which the rule reads and sets seven fields."""
 
     def __init__(self) -> None:
         facts = {"is_ill": False, "is_draining": False, "is_worn": False, "uids": {}}
-        self.domains = {name: SimpleNamespace(**facts) for name in ("default", "d2")}
+        self.domains = {name: SimpleNamespace(name=name, failures=Counter(), **facts) for name in ("default", "d2")}
         self.notified = 0
         self.ranges = of_ranges([(100_000, 165_536)])
 
@@ -81,3 +82,34 @@ def test_no_user_closes_a_domain_to_the_others_in_it(present: list[int], failing
     for uid in failing:
         newcomers.note_end("default", False, uid)
     assert pool.domains["default"].is_draining == is_worn
+
+
+@pytest.mark.parametrize(
+    ("ends", "failures"),
+    [
+        pytest.param([(7, False)] * 3, {7: 3}, id="in a row"),
+        pytest.param([(7, False), (8, True)] * 3, {7: 3}, id="whatever another one can do"),
+        pytest.param([(7, False), (7, False), (7, True), (7, False)], {7: 1}, id="since its last context"),
+        pytest.param([(100_000, False), (100_001, False)], {100_000: 2}, id="of one user's subordinate uids"),
+        pytest.param([(None, False)], {}, id="of nobody that is known"),
+    ],
+)
+def test_the_failures_of_each_user_are_counted(ends: list[tuple[int | None, bool]], failures: dict[int, int]) -> None:
+    """A user who wears the server of all users out, and stays, had them fail there for ever."""
+    pool = Pool()
+    pool.domains["default"].uids = {0: 8, 1: 9}
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for uid, had_context in ends:
+        newcomers.note_end("default", had_context, uid)
+    assert pool.domains["default"].failures == failures
+    assert not pool.domains["default"].is_draining
+
+
+def test_few_users_are_counted() -> None:
+    pool = Pool()
+    pool.domains["default"].uids = {0: 8}
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for uid in range(20_000, 24_000):
+        pool.domains["default"].is_draining = False
+        newcomers.note_end("default", False, uid)
+    assert len(pool.domains["default"].failures) <= 1024
