@@ -65,8 +65,11 @@ def digest_guarded(
 
 
 def doubted(seen: Observation, why: str) -> Observation:
-    """Return the observation without proof, and why."""
-    return replace(seen, is_proof=False, text=f"{seen.text}; no proof: {why}"[:TEXT_CHARACTERS])
+    """Return the observation without proof, and why.
+
+    Nor is it contained: mpsd freezes and ends the process of a contained fault.
+    """
+    return replace(seen, is_proof=False, is_contained=False, text=f"{seen.text}; no proof: {why}"[:TEXT_CHARACTERS])
 
 
 def _text(event: UvmEvent, count: int, lost: int) -> str:

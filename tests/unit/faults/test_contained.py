@@ -15,6 +15,8 @@ from mpsd.host.processes import process_id, state
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Party, Source
 from mpsd.model.process import ProcessId
+from mpsd.uvm.abi import EventKind, UvmEvent
+from mpsd.uvm.fault_digest import digest_guarded, doubted
 from tests.running import running
 from tests.unit.faults.incident_world import SETTINGS, IncidentWorld
 from tests.unit.faults.test_reactions import Reacting, describe
@@ -256,3 +258,23 @@ async def test_what_has_become_another_users_is_neither_frozen_nor_ended(tmp_pat
     ]
     assert (child.poll(), state(child.pid), scene.stopper.asked) == (None, "S", [])
     assert f"pid {child.pid}, whose fault was contained, could not be ended: it is another user's by now" in scene.deeds
+
+
+async def test_who_may_have_another_users_va_space_is_neither_frozen_nor_ended(scene, child, autojump_clock):
+    """Another user's process can send it a descriptor of its own VA space, and fault there at the addresses of its guards.
+
+    An access to a guard froze and ended it where another fault of the domain, with no culprit, was near.
+    """
+    process = process_id(child.pid)
+    domain = place(scene, process)
+    neighbours = scene.setup.arrive(domain, 4001, 4002)
+    scene.setup.lists(domain, process.pid, *(each.pid for each in neighbours))
+    event = UvmEvent(EventKind.GPU_FAULT, 1, "write", 4096, 4, 0)
+    seen = digest_guarded([event], process, domain.name, domain.gpus, scene.setup.now_ns())
+    async with running(scene.reactions.run):
+        scene.setup.incidents.see(doubted(seen, "it has several VA spaces"))
+        scene.setup.xid(13, domain.name)
+        scene.setup.say_fault(domain)
+        await trio.sleep(10)
+        assert scene.setup.last.suspects
+        assert (child.poll(), state(child.pid), scene.stopper.asked) == (None, "S", [])
