@@ -79,7 +79,7 @@ class Incidents:
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
         self._describe = describe
         self.parties = KnownClients(describe, clock)
-        self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since)
+        self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since, self.parties.are_of_one)
         self.settings = settings
         self._blame = Blame(settings, store.blame())
         self._recent: dict[int, Incident] = {}  # the last ones, as published
@@ -202,6 +202,7 @@ class Incidents:
 
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
+        self.parties.note_servers(domain.name, domain.servers.keys())
         for process in domain.members:
             if self.parties.find(process) is None:
                 self.parties.meet(process, domain.name)

@@ -3,9 +3,9 @@
 A client that has just ended may be the culprit, so it counts for a while; but not for new servers, which it never used.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mpsd.model.fault import Party
 from mpsd.model.process import ProcessId
@@ -13,6 +13,15 @@ from mpsd.model.process import ProcessId
 _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process has ended
 _MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
 _MOST_GONE = 4096
+_MOST_HISTORIES = 256
+Owner = tuple[int | None, str]  # a user, and the outermost container or pod
+
+
+class _History(Struct):
+    """The servers of a domain, and whose clients they have served, also ended ones: two owners at most."""
+
+    servers: frozenset[int] = frozenset()
+    owners: set[Owner] = field(default_factory=set)
 
 
 class _Guest(Struct):
@@ -37,18 +46,21 @@ class KnownClients:
         self._guests: dict[ProcessId, _Guest] = {}
         self._by_pid: dict[int, ProcessId] = {}  # the latest process with this pid
         self._gone: dict[ProcessId, None] = {}  # in the order of their ends, or of their last listing
+        self._histories: dict[str, _History] = {}  # by domain
 
     def meet(self, process: ProcessId, domain: str) -> bool:
         """Record that the client is placed in the domain.  Returns True the first time."""
-        guest = self._guests.get(process)
+        guest, is_new = self._guests.get(process), process not in self._guests
         if guest is None:
-            self._guests[process] = _Guest(self._describe(process), domain)
+            guest = self._guests[process] = _Guest(self._describe(process), domain)
             self._by_pid[process.pid] = process
-            return True
-        if guest.domain != domain:
+        elif guest.domain != domain:
             guest.former, guest.moved_ns = guest.domain, self._clock()
             guest.domain, guest.counts = domain, True
-        return False
+        history = self._histories.setdefault(domain, _History())
+        if len(history.owners) < 2:
+            history.owners.add(_owner_of(guest.party))
+        return is_new
 
     def leave(self, process: ProcessId) -> str | None:
         """Record the end of a client and return its domain.  None if it was never met, or has ended before."""
@@ -72,6 +84,31 @@ class KnownClients:
         for process in self._gone:
             if self._guests[process].domain == domain:
                 self._guests[process].counts = False
+        self._begin_history(domain, self._histories.get(domain, _History()).servers)
+
+    def note_servers(self, domain: str, servers: Collection[int]) -> None:
+        """Note the pids of the domain's servers: new ones have served none of the clients that ended before."""
+        known = self._histories.get(domain, _History()).servers
+        if not servers or known == servers:
+            return
+        if known and known.isdisjoint(servers):
+            self._begin_history(domain, servers)
+        else:
+            self._histories.setdefault(domain, _History()).servers = frozenset(servers)
+
+    def _begin_history(self, domain: str, servers: Collection[int]) -> None:
+        there = (each for each in self._guests.values() if each.domain == domain and each.gone_ns is None)
+        self._histories.pop(domain, None)
+        self._histories[domain] = _History(frozenset(servers), {_owner_of(each.party) for each in there})
+        if len(self._histories) > _MOST_HISTORIES:
+            del self._histories[next(iter(self._histories))]
+
+    def are_of_one(self, domain: str) -> bool:
+        """Return whether all clients that the domain's servers have served are of one user and container.
+
+        GPU work of one that has ended can go on, unseen: a child, or any process, can have the descriptors that it runs on.
+        """
+        return len(self._histories.get(domain, _History()).owners) < 2
 
     def present(self, domain: str, now_there: Iterable[ProcessId], seconds: float) -> tuple[ProcessId, ...]:
         """Return the clients in the domain now, and those that ended there within so many seconds."""
@@ -126,3 +163,8 @@ class KnownClients:
             del self._gone[process], self._guests[process]
             if self._by_pid.get(process.pid) == process:
                 del self._by_pid[process.pid]
+
+
+def _owner_of(party: Party) -> Owner:
+    uid, _, container = party.owner
+    return uid, container

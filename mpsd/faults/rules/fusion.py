@@ -37,7 +37,7 @@ Prose: docs/faults.md.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mpsd.faults.rules.correlation import FRESH_NS, RECENT_NS, fits, is_of_device, may_be_of, may_concern, opens, waited_for
 from mpsd.faults.rules.incident_record import AtOf, IncidentRecord, PartyOf
@@ -59,17 +59,23 @@ class Fusion:
 
     first_number: of the next incident.  at_of: converts a monotonic time to seconds since the epoch.  party_of: describes a
     client for people; called when an incident first concerns the client, which may be PRESENT_SECONDS after it left.  since_ns:
-    when mpsd began to record which clients connect and leave.  Every method returns the incidents that it changed, each with a
+    when mpsd began to record which clients connect and leave.  was_of_one: whether all clients that the domain's servers have
+    served so far are of one user and container.  Every method returns the incidents that it changed, each with a
     new revision.  dropped: the number of observations and incidents that exceeded a bound.
     """
 
     def __init__(
-        self, first_number: int, at_of: AtOf, party_of: PartyOf = lambda process: None, since_ns: int | None = None
+        self,
+        first_number: int,
+        at_of: AtOf,
+        party_of: PartyOf = lambda process: None,
+        since_ns: int | None = None,
+        was_of_one: Callable[[str], bool] = lambda domain: True,
     ) -> None:
         self._next = first_number
         self._known_ns = since_ns + _PRESENT_NS if since_ns is not None else None
         self._at_of = at_of
-        self._party_of = party_of
+        self._party_of, self._was_of_one = party_of, was_of_one
         self._dossiers: dict[int, IncidentRecord] = {}
         self._waiting: dict[tuple[Source, str], deque[Observation]] = {}  # none is empty after `settle`
         self._renewed: dict[str, int] = {}
@@ -224,6 +230,7 @@ class Fusion:
             heard_ns=now_ns,
             is_device=is_device,
             is_certain=self._knows_who_was_there(seen, now_ns),
+            was_of_one=self._was_of_one(seen.domain),
             recovered_ns=renewed_ns if is_of_old else None,
             renewed_ns=None if is_of_old else renewed_ns,
         )
@@ -251,7 +258,7 @@ class Fusion:
             return found
         sibling = self._open(seen, now_ns)
         if seen.domain in ("", first.domain):
-            sibling.domain, sibling.is_certain = first.domain, first.is_certain
+            sibling.domain, sibling.is_certain, sibling.was_of_one = first.domain, first.is_certain, first.was_of_one
             sibling.recovered_ns, sibling.present = first.recovered_ns, set(first.present)
         for one, other in ((first, sibling.named or seen.process), (sibling, first.named)):
             one.others |= {other} if other is not None else set()

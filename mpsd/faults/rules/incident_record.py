@@ -34,7 +34,8 @@ class IncidentRecord(Struct):
 
     first_ns, last_ns: of the signs of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its
     domain had fresh servers, before the fault and after it.  named: the process that the first proof convicted.  is_certain:
-    the clients present at the time were known.  others: the culprits of faults in the same domain at the same time.
+    the clients present at the time were known.  was_of_one: all clients that its servers had served were of one user and
+    container.  others: the culprits of faults in the same domain at the same time.
     """
 
     number: int
@@ -44,6 +45,7 @@ class IncidentRecord(Struct):
     heard_ns: int
     is_device: bool = False
     is_certain: bool = True
+    was_of_one: bool = True
     last_ns: int = 0
     recovered_ns: int | None = None
     renewed_ns: int | None = None
@@ -149,7 +151,9 @@ class IncidentRecord(Struct):
 
     def _incident(self, at_of: AtOf) -> Incident:
         present = frozenset(self.present - self.others)
-        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one)
+        has_one_key = len({party and party.key for party in map(self._parties.get, present)}) == 1
+        may_be_anothers = has_one_key and not self.was_of_one
+        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one, may_be_anothers)
         if self.is_device:
             said = replace(said, fault_class=FaultClass.DEVICE, culprit=None, confidence=Confidence.UNKNOWN, suspects=())
         began_ns = min([self.first_ns, *self._ends_that_explain(said.fault_class)])
@@ -180,7 +184,7 @@ class IncidentRecord(Struct):
 
     @property
     def _is_of_one(self) -> bool:
-        return are_of_one(map(self._parties.get, self.present))
+        return self.was_of_one and are_of_one(map(self._parties.get, self.present))
 
     def _began_as(self, began_ns: int) -> bool:
         """Return whether the start is unchanged; then `began_at` stays, even if the clock was set in between."""

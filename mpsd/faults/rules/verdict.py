@@ -9,6 +9,7 @@ Pure; the verdict does not depend on the order in which the evidence came in.  T
 | any other Xid of the GPU itself that needs a reset | none | UNKNOWN |
 | the present clients are not known for certain, or none were present | none | UNKNOWN |
 | the domain's server has not reported a fault | none yet | UNKNOWN |
+| its servers have served clients of another user or container, and all present ones have one key (4) | none | UNKNOWN |
 | one client was present, or connecting | that client | ALONE |
 | an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that client | LEFT |
 | a contained SM exception, all clients are of one owner, and one alone failed soon after it (3) | that client | LIKELY |
@@ -42,6 +43,9 @@ if it is known to have come from outside.
 A client reports of itself alone, and another client can fail by chance at that time: so this is no proof, and convicts no
 client; and if that other one fails later, within CONTAINED_NS, both are suspects again.  Where clients of several users or
 containers were present, a culprit who keeps quiet would have another user's client named.
+
+(4) GPU work of a client that has ended goes on while any process has its descriptors, and the server does not list it: what it
+does then would convict the one client that is left.
 
 An Xid that names only its GPU may be of another domain.  It is a guess: it gives a class only where no other evidence does.
 
@@ -102,6 +106,7 @@ def judge(
     named: ProcessId | None,
     is_certain: bool = True,
     is_of_one: bool = True,
+    may_be_anothers: bool = False,
 ) -> Verdict:
     """Return the verdict.
 
@@ -112,7 +117,8 @@ def judge(
     dead = _ended_before(evidence, present)
     fault_class = _class_of(evidence, named, dead)
     cleared = _cleared(evidence) if fault_class is FaultClass.SM and is_of_one else frozenset()
-    culprit, confidence = _who(evidence, present, cleared, named, is_certain, is_of_one)
+    is_open = may_be_anothers or not is_certain
+    culprit, confidence = _who(evidence, present, cleared, named, is_open, is_of_one)
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:
         suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
@@ -128,13 +134,13 @@ def _who(
     present: frozenset[ProcessId],
     cleared: frozenset[ProcessId],
     named: ProcessId | None,
-    is_certain: bool,
+    is_open: bool,
     is_of_one: bool,
 ) -> tuple[ProcessId | None, Confidence]:
     left = present - cleared
     if named is not None and not any(map(_is_loss, evidence)):
         return named, Confidence.PROVEN
-    if any(map(is_excuse, evidence)) or not is_certain or not left or not any(map(confirms, evidence)):
+    if any(map(is_excuse, evidence)) or is_open or not left or not any(map(confirms, evidence)):
         return None, Confidence.UNKNOWN
     if len(present) == 1:
         return next(iter(present)), Confidence.ALONE

@@ -127,3 +127,52 @@ def test_those_who_have_gone_are_bounded(parties):
     assert parties.find(A) is not None
     assert (parties.by_pid(1000), parties.find(ProcessId(1000, 7))) == (None, None)
     assert len(parties._by_pid) == 4097
+
+
+OWNERS = {A.pid: Party(A, 1000, "x"), B.pid: Party(B, 1001, "x"), C.pid: Party(C, 1000, "x", "pod-1", lasting="pod:1")}
+
+
+@pytest.mark.parametrize(
+    ("others", "servers", "are_of_one"),
+    [
+        pytest.param([], [1], True, id="one client"),
+        pytest.param([ProcessId(104, 7)], [1], True, id="two of one user"),
+        pytest.param([B], [1], False, id="another user's has ended"),
+        pytest.param([C], [1], False, id="or that of another container"),
+        pytest.param([B], [1, 2], False, id="one of the servers is the same"),
+        pytest.param([B], [], False, id="no other server is known yet"),
+        pytest.param([B], [2], True, id="with the servers of before"),
+    ],
+)
+def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others, servers, are_of_one):
+    """However long ago: work of a client that has ended can go on."""
+    parties = KnownClients(lambda process: OWNERS.get(process.pid, Party(process, 1000, "x")), clock)
+    parties.note_servers("d", [1])
+    for each in others:
+        parties.meet(each, "d")
+        parties.leave(each)
+    clock.go(3600)
+    parties.meet(A, "d")
+    parties.note_servers("d", servers)
+    assert parties.are_of_one("d") is are_of_one
+    assert parties.are_of_one("e")
+    parties.renew("d")
+    assert parties.are_of_one("d")
+
+
+def test_who_is_there_counts_for_new_servers_too(clock):
+    parties = KnownClients(lambda process: OWNERS[process.pid], clock)
+    parties.meet(A, "e")
+    parties.meet(A, "d")
+    parties.meet(B, "d")
+    parties.renew("d")
+    parties.note_servers("d", [1])
+    parties.note_servers("d", [2])
+    assert (parties.are_of_one("d"), parties.are_of_one("e")) == (False, True)
+
+
+def test_few_domains_are_remembered(parties):
+    for number in range(1000):
+        parties.meet(ProcessId(number, 7), f"d{number}")
+        parties.renew(f"d{number}")
+    assert len(parties._histories) <= 256

@@ -1,0 +1,52 @@
+"""GPU work of a client that has ended, which any process with its descriptors keeps running: whom its fault accuses."""
+
+import pytest
+import trio
+
+from mpsd.model.fault import Confidence, Party
+from mpsd.model.process import ProcessId
+from tests.running import running
+from tests.unit.faults.incident_world import IncidentWorld
+
+ATTACKER, USER = 1001, 1000
+
+
+def of_users(process: ProcessId) -> Party:
+    return Party(process, ATTACKER if process.pid < 200 else USER, "train")
+
+
+@pytest.mark.parametrize(
+    ("ended", "victims", "confidence"),
+    [
+        pytest.param(101, (201,), Confidence.UNKNOWN, id="another user's, and one client"),
+        pytest.param(101, (201, 202), Confidence.UNKNOWN, id="and two of one program"),
+        pytest.param(200, (201,), Confidence.ALONE, id="one's own"),
+        pytest.param(200, (201, 202), Confidence.SUSPECTED, id="one's own, and two of one program"),
+    ],
+)
+async def test_no_client_is_convicted_of_what_an_ended_one_of_another_user_may_have_done(
+    tmp_path, autojump_clock, ended, victims, confidence
+):
+    """The server does not list it, and holders of its descriptors choose the time: when they close them in the middle of a
+    kernel, all clients end (measured).  The one client that was left was convicted, and ended.
+    """
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain = world.domain()
+    async with running(world.incidents.run):
+        [gone] = world.arrive(domain, ended)
+        world.lists(domain, gone.pid)
+        await trio.sleep(1)
+        world.lists(domain)
+        world.end(gone)
+        await trio.sleep(60)
+        there = world.arrive(domain, *victims)
+        world.lists(domain, *victims)
+        await trio.sleep(60)
+        world.xid(31, domain.name)
+        world.say_fault(domain)
+        await trio.sleep(60)
+    assert world.last.is_settled
+    assert world.last.confidence is confidence
+    is_accused = confidence is not Confidence.UNKNOWN
+    assert world.last.suspects == (tuple(there) if confidence is Confidence.SUSPECTED else ())
+    assert ("blame.convicted" in world.topics) is is_accused
