@@ -103,10 +103,14 @@ class Sentinels(Struct):
         return is_made
 
     def give_way(self, seen: Observation) -> None:
-        """End the sentinels of a domain with a proven memory fault: its server can then end its clients, as without them."""
+        """End the sentinels of a domain with a memory fault: its server can then end its clients, as without them.
+
+        The fault is proven, or the driver has reported it: a client can prevent the proof, and one that was killed makes none.
+        """
         protection = self._protections.get(seen.domain)
-        is_ended = seen.fault_class is FaultClass.MMU and seen.is_proof and not seen.is_contained
-        if is_ended and protection is not None and protection.watchers:
+        is_reported = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.MMU
+        is_ended = is_reported or (seen.fault_class is FaultClass.MMU and seen.is_proof)
+        if is_ended and not seen.is_contained and protection is not None and protection.watchers:
             self._spawn(protection.give_way)
 
     def pass_on(self, seen: Observation) -> None:
