@@ -33,6 +33,8 @@ int prctl(int option, unsigned long, unsigned long, unsigned long, unsigned long
 static const int CLONE_FILES;
 int unshare(int flags);
 
+void *memmem(const void *data, size_t bytes, const void *part, size_t part_bytes);
+
 static const int SOL_SOCKET, SO_PEERGROUPS;
 int getsockopt(int connection, int level, int option, void *value, uint32_t *bytes);
 
@@ -41,6 +43,7 @@ int getsockopt(int connection, int level, int option, void *value, uint32_t *byt
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sched.h>
+#include <string.h>
 #include <sys/fanotify.h>
 #include <sys/inotify.h>
 #include <sys/prctl.h>
