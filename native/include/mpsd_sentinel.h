@@ -36,7 +36,7 @@
  *
  * Where a client would hang after RESUME (AT_SHARED, AT_SECOND), FAULT and the looks at the clients are followed by FAILED, not by CONTAINED.
  * `time_ns` is CLOCK_MONOTONIC. After each FAULT one HOLDS comes for each process that was added and lives; it can come after
- * CONTAINED. A process is held once: in its later reports the count is 0.
+ * CONTAINED, and up to half a second after FAILED. A process is held once: in its later reports the count is 0.
  * After an exception the server accepts no client and answers no query. Clients that were added are held until the watcher exits,
  * which it does when the last of them has ended. A death of the watcher kills the stopped client.
  *

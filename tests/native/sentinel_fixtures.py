@@ -28,6 +28,12 @@ def armed_sentinel(mps: Machine, program: None) -> Iterator[Sentinel]:
         made.close()
 
 
+@pytest.fixture
+def shared_sm(machine: Machine) -> None:
+    """The SM of each exception has a block of another client."""
+    machine.knobs["MPSD_SIM_SM_SHARED"] = "1"
+
+
 def two_clients(mps: Machine, sentinel: Sentinel, mode: str, seconds: str = "1.5") -> tuple[Client, Client]:
     victim = mps.client("counter", "--seconds", seconds, "--ms", "20")
     victim.wait_for("ready")

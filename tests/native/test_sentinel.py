@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.sentinel_fixtures import armed_sentinel, built_sentinel, count_of_descriptors, hold, lives_on, two_clients  # noqa: F401
+from tests.native.sentinel_fixtures import (  # noqa: F401
+    armed_sentinel,
+    built_sentinel,
+    count_of_descriptors,
+    hold,
+    lives_on,
+    shared_sm,
+    two_clients,
+)
 from tests.native.sentinel_process import (
     ARMED,
     CONTAINED,
@@ -30,12 +38,6 @@ MOST_CLIENTS = 64  # MPSD_SENTINEL_CLIENTS
 USER = 1000
 
 pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
-
-
-@pytest.fixture
-def shared_sm(machine: Machine) -> None:
-    """The SM of each exception has a block of another client."""
-    machine.knobs["MPSD_SIM_SM_SHARED"] = "1"
 
 
 @pytest.fixture
