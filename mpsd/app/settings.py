@@ -122,7 +122,10 @@ def defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
 
 
 def relay(config: Config, may_impersonate: bool) -> RelaySettings:
-    return RelaySettings(config.relay.max_connections, config.relay.turn_seconds, config.relay.silent_seconds, may_impersonate)
+    return RelaySettings(
+        config.relay.max_connections, config.relay.turn_seconds, config.relay.silent_seconds, may_impersonate,
+        trusts_containers=config.ui.container_operators,
+    )  # fmt: skip
 
 
 def sessions(config: Config) -> SessionSettings:

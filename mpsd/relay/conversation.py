@@ -60,6 +60,7 @@ class RelaySettings(Struct, frozen=True):
     turn_seconds: float
     silent_seconds: float
     may_impersonate: bool
+    trusts_containers: bool = False  # their root is an operator, who may give commands
 
 
 class Conversations(Struct):

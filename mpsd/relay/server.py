@@ -285,16 +285,11 @@ class Relay(Struct):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         credentials = peer_credentials(connection)
         process, why_not = _identify(connection, credentials)
+        settings = self.conversations.settings
         link = Forwarding(
-            connection,
-            self.conversations.settings.may_impersonate,
-            track=track,
-            speaker=credentials.pid,
-            process=process,
-            ids=credentials,
-            closings=self._closings,
-            share=self.ranges.share_of(credentials.uid),
-        )
+            connection, settings.may_impersonate, settings.trusts_containers, track=track, speaker=credentials.pid,
+            process=process, ids=credentials, closings=self._closings, share=self.ranges.share_of(credentials.uid),
+        )  # fmt: skip
         now = trio.current_time()
         caller = ClientConnection(number, door, connection, credentials, process, now, link, why_not=why_not, places=places)
         self._next_number = max(self._next_number, number + 1)

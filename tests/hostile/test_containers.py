@@ -161,6 +161,19 @@ def test_a_container_changes_no_server_on_a_connection_to_control(
     client.goes_on()
 
 
+def test_a_container_whose_root_is_an_operator_gives_commands_there(machine: Machine) -> None:
+    machine.configure("[ui]\ncontainer_operators = true")
+    machine.start()
+    client = machine.counter(uid=0).ready()
+    arguments = (str(machine.pipe / "control"), "0", f"shutdown_server {machine.server_of(client)} -f")
+    with subprocess.Popen([*CONTAINER, GIVES_COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as inside:
+        try:
+            assert client.error() != 0
+        finally:
+            inside.kill()
+    assert not machine.journal("relay.held")
+
+
 def test_a_container_ends_its_own_processes(shared: Machine) -> None:
     """Also those of namespaces below its own."""
     with container(shared, UIDS[0]) as inside:

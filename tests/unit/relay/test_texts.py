@@ -87,12 +87,13 @@ def test_a_search_for_commands_takes_no_longer_where_many_bytes_look_like_them()
     assert least_seconds(b"t" * 200_000) < 3 * least_seconds(b"\1" * 200_000)
 
 
-@pytest.mark.parametrize("is_inside", [True, False])
-async def test_only_a_process_of_mpsds_pid_namespace_gives_commands(is_inside: bool) -> None:
+@pytest.mark.parametrize(("is_inside", "is_trusted"), [(True, False), (False, False), (False, True)])
+async def test_only_a_process_of_mpsds_pid_namespace_gives_commands(is_inside: bool, is_trusted: bool) -> None:
+    """With ui.container_operators a container does, too."""
     (client, link_client), (link_domain, domain) = pair(), pair()
-    link = Forwarding(link_client, False, process=processes.find(os.getpid()) if is_inside else None)
+    link = Forwarding(link_client, False, is_trusted, process=processes.find(os.getpid()) if is_inside else None)
     client.send(b"shutdown_server 7 -f")
-    if is_inside:
+    if is_inside or is_trusted:
         async with running(link.run, link_domain, PATIENCE, well):
             assert (await message.receive(domain)).data == b"shutdown_server 7 -f"  # type: ignore[union-attr]
     else:
