@@ -26,7 +26,7 @@
  *   STARTED     the client    0                    pid of the watcher         the client runs, still without a context
  *   ARMED       the client    0                    SMs of the GPU             an exception from now on is contained
  *   FAULT       0             1: RM reports an MMU SMs that report an error   pc, warp_esr, global_esr of the first of them
- *                             fault, too; else 0
+ *                             fault, too; else 0 which they did not before
  *   HOLDS       of ADD        0, or -errno         descriptors held anew      is_culprit: pc is in one of its mappings, which has
  *                                                                            mapping_bytes. It can be true of several clients (measured:
  *                                                                            2 of 53 exceptions): then each is a suspect
