@@ -33,7 +33,6 @@ class Filling:
         threads."""
         self._image, self._arena, self._blocks, self._order = image, arena, blocks, order
         self._note_done, self._is_wanted = done, is_wanted
-        self._files, self._slots = image.places(arena, order)  # by the place in the order
         self._piece_blocks = min(piece_blocks, MOST_BLOCKS)
         self._next = 0  # place in the order
         self._failures: dict[int, BaseException] = {}  # by the place in the order where the piece begins
@@ -89,8 +88,8 @@ class Filling:
     def _send(self, lane: Lane, place: int, first: int) -> tuple[int, int, int]:
         """Return what `_check` wants."""
         numbers = self._numbers(first)
-        files, slots = (column[first : first + len(numbers)] for column in (self._files, self._slots))
-        return place, first, lane.send(place, files, slots, [self._blocks[number][1] for number in numbers])
+        addresses = [self._blocks[number][1] for number in numbers]
+        return place, first, lane.send(place, *self._image.places(self._arena, numbers), addresses)
 
     def _check(self, lane: Lane, place: int, first: int, count: int) -> None:
         """Wait for a piece of which `count` blocks were read, and compare their hashes."""

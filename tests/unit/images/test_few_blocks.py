@@ -32,7 +32,7 @@ def test_to_the_host(blocks: int, largest: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("blocks", "largest", "lanes"), [(1, 1, 1), (14, 2, 7), (48, 4, 12), (100, 4, 12)])
 def test_from_the_host(blocks: int, largest: int, lanes: int) -> None:
-    sent, used, done = list[int](), set[int](), list[int]()
+    sent, used, done, asked = list[int](), set[int](), list[int](), list[int]()
 
     class Lane:
         def send(self, _piece: int, files: list[int], slots: list[int], _addresses: list[int]) -> int:
@@ -44,9 +44,11 @@ def test_from_the_host(blocks: int, largest: int, lanes: int) -> None:
         def sums(self, _piece: int, count: int) -> list[bytes]:
             return [b""] * count
 
-    image: Any = SimpleNamespace(
-        places=lambda _arena, numbers: ([each + 1000 for each in numbers], list(numbers)), is_block=lambda *_: True
-    )
+    def places(_arena: int, numbers: list[int]) -> tuple[list[int], list[int]]:
+        asked.append(len(numbers))
+        return [each + 1000 for each in numbers], list(numbers)
+
+    image: Any = SimpleNamespace(places=places, is_block=lambda *_: True)
     gpu: Any = SimpleNamespace(set_current=lambda: None)
     order = [2 * each for each in range(blocks)]  # not all
     every = [(number, number) for number in range(2 * blocks)]
@@ -54,3 +56,4 @@ def test_from_the_host(blocks: int, largest: int, lanes: int) -> None:
     assert one.run(gpu, [Lane() for _ in range(12)])
     assert sorted(done) == order
     assert (max(sent), len(used) <= lanes) == (largest, True)
+    assert max(asked) == largest  # the first piece does not wait until the places of all blocks are known
