@@ -34,8 +34,8 @@ def fill_if_empty(
     except NoSuchImage:
         return False, None
     with source, Client(path, program="mpsd_client") as mpsd:
-        source.put(mpsd, arena.id, arena.generation, arena.gpu)
         source.fill(range(source.blocks))
+        source.put(mpsd, arena.id, arena.generation, arena.gpu)
         source.imager.answer("filled", FILL_SECONDS)
         state = source.state(arena.generation)
         if mpsd.ask(calls.arena_get(arena.name)).ttl_seconds == KILLED_TTL:  # of a killed restorer

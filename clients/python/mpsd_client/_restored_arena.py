@@ -12,7 +12,7 @@ from mpsd_client._client import Client
 from mpsd_client._errors import MpsdError
 from mpsd_client._imager import ImageError, ImagerProcess
 from mpsd_client._layout import Layout, LayoutError, TensorSpec
-from mpsd_client._restoring import BLOCK_BYTES, FILL_SECONDS, KILLED_TTL, ImageSource
+from mpsd_client._restoring import FILL_SECONDS, KILLED_TTL, BlockNumbers, ImageSource
 
 LOOK_SECONDS = 0.002  # between two looks at what is there
 
@@ -23,7 +23,6 @@ class RestoredArena(Arena):
     If this process ends before that, mpsd drops the arena after a minute; the image stays."""
 
     _source: ImageSource | None = None
-    _numbers: Mapping[int, int]  # of each block, by its offset
     _trouble = ""  # why it cannot be complete
     _is_filled = False
     _state: Any = None  # of this writer
@@ -39,7 +38,7 @@ class RestoredArena(Arena):
         source = self._source
         if source is None:
             return
-        wanted = blocks_of(self.tensors, names, self._numbers) if names else range(source.blocks)
+        wanted = blocks_of(self.tensors, names, source.numbers) if names else range(source.blocks)
 
         def are_there() -> bool:
             return all(map(os.pread(source.done, source.blocks, 0).__getitem__, wanted))
@@ -122,20 +121,18 @@ def restore_arena(
 
 
 def _begin(made: RestoredArena, source: ImageSource, order: Sequence[str]) -> None:
-    """Map the memory, and let the imager fill it.  It is committed without a layout: so nobody takes it for complete."""
-    with Client(made._socket, program="mpsd_client") as mpsd:
-        allocations = source.put(mpsd, made.id, made.generation, made.gpu)
-        mpsd.ask(calls.arena_commit(made.id, made.generation))
-    offsets = (at for offset, size in allocations for at in range(offset, offset + size, BLOCK_BYTES))
-    made._numbers = {offset: number for number, offset in enumerate(offsets)}
+    """Let the imager fill the memory, and map it.  It is committed without a layout: so nobody takes it for complete."""
     layout = None if source.layout is None else os.pread(source.layout, os.fstat(source.layout).st_size, 0)
     made._layout = layout
-    source.fill(fill_order(made.tensors, order, made._numbers) if order else range(source.blocks))
-    made.refresh()  # the imager copies meanwhile
+    source.fill(fill_order(made.tensors, order, source.numbers) if order else range(source.blocks))
+    with Client(made._socket, program="mpsd_client") as mpsd:  # the imager copies from the first memory on
+        source.put(mpsd, made.id, made.generation, made.gpu)
+        mpsd.ask(calls.arena_commit(made.id, made.generation))
+    made.refresh()
     made._layout = layout  # the arena's own is empty until all bytes are there
 
 
-def blocks_of(tensors: Mapping[str, TensorSpec], names: Iterable[str], numbers: Mapping[int, int]) -> list[int]:
+def blocks_of(tensors: Mapping[str, TensorSpec], names: Iterable[str], numbers: BlockNumbers) -> list[int]:
     """Return the numbers of the blocks with these tensors, in the order of the names.  Raises LayoutError."""
     found: list[int] = []
     for name in names:
@@ -144,11 +141,10 @@ def blocks_of(tensors: Mapping[str, TensorSpec], names: Iterable[str], numbers: 
             raise LayoutError(f"the image has no tensor {name}, nor {name}.*")
         for spec in specs:
             if spec.bytes:
-                first = spec.offset // BLOCK_BYTES * BLOCK_BYTES
-                found += [numbers[at] for at in range(first, spec.offset + spec.bytes, BLOCK_BYTES)]
+                found += numbers.within(spec.offset, spec.bytes)
     return found
 
 
-def fill_order(tensors: Mapping[str, TensorSpec], names: Iterable[str], numbers: Mapping[int, int]) -> list[int]:
+def fill_order(tensors: Mapping[str, TensorSpec], names: Iterable[str], numbers: BlockNumbers) -> list[int]:
     """Return the numbers of all blocks once, those with these tensors first.  Raises LayoutError."""
-    return list(dict.fromkeys([*blocks_of(tensors, names, numbers), *numbers.values()]))
+    return list(dict.fromkeys([*blocks_of(tensors, names, numbers), *range(numbers.count)]))

@@ -6,8 +6,11 @@ Prose: mpsd's docs/images.md, "Restoring an image".
 import fcntl
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from mpsd_client import _values as values
 from mpsd_client._client import Client
 from mpsd_client._errors import ErrorCode, MpsdError, Refused
 from mpsd_client._imager import START_SECONDS, Asks, ImageError, ImagerProcess, NoSuchImage, Told, images_directory, memory_file
+from mpsd_client._layout import LayoutError
 from mpsd_client._native import ffi, lib
 from mpsd_client._record import Record
 from mpsd_client._state_reader import StateReader, check
@@ -52,8 +56,8 @@ def _restore(
     made = mpsd.ask(calls.arena_create(*source.wanted(name, gpu), mode=mode, ttl_seconds=KILLED_TTL))
     try:
         generation = mpsd.ask(calls.arena_open(made.name, "write")).generation
-        source.put(mpsd, made.id, generation, made.gpu)
         source.fill(range(source.blocks), is_partial=lost is not None)
+        source.put(mpsd, made.id, generation, made.gpu)
         filled = source.imager.answer("filled", FILL_SECONDS, told)
         if lost is not None:
             lost += [(offset, size) for offset, size in filled.get("lost", ())]
@@ -69,6 +73,31 @@ def _restore(
         with suppress(MpsdError):
             mpsd.ask(calls.arena_remove(made.name))
         raise
+
+
+class BlockNumbers:
+    """The numbers of an arena's blocks, from 0 on by offset."""
+
+    def __init__(self, allocations: Sequence[tuple[int, int]]) -> None:
+        self._allocations = allocations
+        self._before = list(accumulate((size // BLOCK_BYTES for _, size in allocations), initial=0))
+
+    @property
+    def count(self) -> int:
+        return self._before[-1]
+
+    def within(self, offset: int, size: int) -> range:
+        """Return the numbers of the blocks with these bytes.  Raises LayoutError: some are not in the arena's memory."""
+        first, last = self._number(offset), self._number(offset + size - 1)
+        if last - first != (offset + size - 1) // BLOCK_BYTES - offset // BLOCK_BYTES:
+            raise LayoutError(f"the image does not have all of the {size} bytes at offset {offset:#x}")
+        return range(first, last + 1)
+
+    def _number(self, offset: int) -> int:
+        at = bisect_right(self._allocations, offset, key=itemgetter(0)) - 1
+        if at < 0 or offset >= sum(self._allocations[at]):
+            raise LayoutError(f"the image has no memory at offset {offset:#x}")
+        return self._before[at] + (offset - self._allocations[at][0]) // BLOCK_BYTES
 
 
 class ImageSource:
@@ -91,13 +120,20 @@ class ImageSource:
             self._stack.callback(self._take, {"has_layout": False, "has_state": False}, [])
             asked = {"image": image, "arena": arena, "directory": str(place.absolute()), "gpu": gpu}
             self.imager.begin({"do": "restore", **asked})
-            self._take(*self.imager.answer_with_files("found", START_SECONDS))
+            facts, files = self.imager.answer_with_files("found", START_SECONDS)
+            allocations = files.pop()
+            self._take(facts, files)
+            self._stack.callback(os.close, allocations)
+            numbers = array("Q", os.pread(allocations, os.fstat(allocations).st_size, 0))
+            self._allocations = list(zip(numbers[::2], numbers[1::2], strict=True))
+            self.done = os.memfd_create("restore", os.MFD_CLOEXEC)  # a byte for each block
+            self._stack.callback(os.close, self.done)
+            self.numbers = BlockNumbers(self._allocations)
+            self.blocks = self.numbers.count
+            os.truncate(self.done, self.blocks)
         except BaseException:
             self.close()
             raise
-        self.blocks = 0
-        self.done = os.memfd_create("restore", os.MFD_CLOEXEC)  # a byte for each block
-        self._stack.callback(os.close, self.done)
 
     def _take(self, facts: dict[str, Any], files: list[int]) -> None:
         """Take over what the imager has answered, in place of the image before.  Owns the descriptors."""
@@ -132,25 +168,23 @@ class ImageSource:
         facts = self._facts
         return name or facts["arena"], gpu or facts["gpu"], facts["capacity_bytes"], facts["window_bytes"]
 
-    def put(self, mpsd: Asks, arena: int, generation: int, gpu: str) -> list[tuple[int, int]]:
-        """Put memory without contents into the arena, uncommitted.  Return the allocations as (offset, bytes)."""
+    def put(self, mpsd: Asks, arena: int, generation: int, gpu: str) -> None:
+        """Put memory into the arena, uncommitted.  What `fill` has asked begins with the first of it."""
         for name in self._facts.get("others", ()):
             self._give(mpsd, name)
         self.imager.ask({"do": "make", "gpu": gpu, "done": 0})
         while True:
-            part, descriptors = self.imager.answer_with_files("made", START_SECONDS)
+            _, descriptors = self.imager.answer_with_files("made", START_SECONDS)
             try:
                 if not descriptors:
                     break
-                self.given += [(offset, size) for offset, size in part["items"]]
+                part = self._allocations[len(self.given) : len(self.given) + len(descriptors)]
+                self.given += part
                 self.imager.ask({"do": "make", "gpu": gpu, "done": len(self.given)})  # while mpsd takes these
-                mpsd.ask(calls.arena_put(arena, generation, part["items"], descriptors))
+                mpsd.ask(calls.arena_put(arena, generation, part, descriptors))
             finally:
                 for each in descriptors:
                     os.close(each)
-        self.blocks = sum(size for _, size in self.given) // BLOCK_BYTES
-        os.truncate(self.done, self.blocks)
-        return self.given
 
     def _give(self, mpsd: Asks, name: str) -> None:
         """Give the imager the memory of another arena, from which and from parity it makes the lost one."""
@@ -168,7 +202,7 @@ class ImageSource:
             mpsd.ask(calls.arena_close(other.id))
 
     def fill(self, order: Iterable[int], *, is_partial: bool = False) -> None:
-        """Let the imager copy the blocks in this order; the answer is `filled`."""
+        """Let the imager copy the blocks in this order; the answer is `filled`, after that memory is put which is missing."""
         numbers = memory_file(array("I", order).tobytes())
         try:
             self.imager.ask({"do": "fill", "is_partial": is_partial}, [numbers, self.done])

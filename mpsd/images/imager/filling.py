@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from mpsd.images.imager.device import Gpu
 from mpsd.images.imager.lanes import MOST_BLOCKS, PIECES, Lane
@@ -20,14 +20,20 @@ PIECE_BLOCKS = 4  # that a thread sends at a time: the client may wait for one o
 T = TypeVar("T")
 
 
+class Blocks(Protocol):
+    """The offset of each block, by its number, and its address on the GPU."""
+
+    def __getitem__(self, number: int, /) -> tuple[int, int]: ...
+
+
 class Filling:
     """One pass over the blocks of an arena, in the order that the starter wants."""
 
     def __init__(
-        self, image: ImageReader, arena: int, blocks: Sequence[tuple[int, int]], order: Sequence[int],
+        self, image: ImageReader, arena: int, blocks: Blocks, order: Sequence[int],
         done: Callable[[Sequence[int]], object], is_wanted: Callable[[], bool], piece_blocks: int = PIECE_BLOCKS,
     ) -> None:  # fmt: skip
-        """blocks: the offset of each, by its number, and its address on the GPU.  order: of the numbers.
+        """order: of the blocks' numbers.
 
         done: is called with the numbers of blocks that are there.  is_wanted: whether to go on.  Both are called in several
         threads."""
@@ -88,7 +94,7 @@ class Filling:
     def _send(self, lane: Lane, place: int, first: int) -> tuple[int, int, int]:
         """Return what `_check` wants."""
         numbers = self._numbers(first)
-        addresses = [self._blocks[number][1] for number in numbers]
+        addresses = [self._blocks[number][1] for number in numbers]  # waits for memory that is being made
         return place, first, lane.send(place, *self._image.places(self._arena, numbers), addresses)
 
     def _check(self, lane: Lane, place: int, first: int, count: int) -> None:

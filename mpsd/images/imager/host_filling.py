@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from cuda.bindings import driver
 
 from mpsd.images.imager.device import Gpu, PinnedMemory, call, runs
+from mpsd.images.imager.filling import Blocks
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.refusals import ImageDamaged
 
@@ -21,7 +22,7 @@ class HostFilling:
     """One pass over the blocks of an arena, in the order that the starter wants."""
 
     def __init__(
-        self, read: Callable[[int, memoryview], object], blocks: Sequence[tuple[int, int]], order: Sequence[int],
+        self, read: Callable[[int, memoryview], object], blocks: Blocks, order: Sequence[int],
         done: Callable[[Sequence[int]], object], is_wanted: Callable[[], bool], *, is_partial: bool,
     ) -> None:  # fmt: skip
         """read: read the block at an offset, and check it, or raise ImageDamaged.  The others: as of Filling.

@@ -18,17 +18,19 @@ Or, to make an arena of an image:
     restore      image ("": the newest one of the arena), arena ("": the only one), directory, gpu (its UUID, an ordinal, or "":
                  the image's); descriptor: the progress
                         -> found: the arena's facts, others: names of arenas, if it is lost and the image has parity;
-                           descriptors: the layout, the state
+                           descriptors: the layout, the state, the allocations
     other        arena: of `others`, gpu and window_bytes, or `why` mpsd does not have it; its `allocations` follow
-    make         gpu, done: allocations that the starter has     -> made: items: [offset, bytes] each; a descriptor for each
     fill         descriptors: the order, the blocks that are done; is_partial: blocks that cannot be had become zeros
-                         -> filled: lost: [offset, bytes] of these
+                         -> filled: lost: [offset, bytes] of these.  Asked before `make`, it begins with the first memory, and
+                         the answer comes after that without descriptors
+    make         gpu, done: allocations that the starter has     -> made: a descriptor for each of the next allocations
     renew        wait_seconds: until there is another image, at most, or absent
                  -> renewed: image, instant, is_same_memory; descriptors: the layout, the state, the numbers of the blocks that
                  differ; without is_same_memory none
 
-The order is a file with the numbers of all blocks, 4 bytes each, as they are to be filled; the other file has a byte for each
-block, which becomes 1 when the block is in the GPU's memory.  A block's number is its place among those of all allocations.
+The allocations are a file with the offset and the bytes of each, 8 bytes each.  The order is a file with the numbers of all
+blocks, 4 bytes each, as they are to be filled; the other file has a byte for each block, which becomes 1 when the block is in
+the GPU's memory.  A block's number is its place among those of all allocations.
 `renew` goes on with the newest image of the arena, if that has the same allocations: `fill` then makes the memory the same.
 
 An answer has `is`. A failure is the answer `failed` with `why` and `is_missing` (no such image), and the image of `prepare` is

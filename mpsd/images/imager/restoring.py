@@ -7,15 +7,17 @@ import fcntl
 import os
 import time
 from array import array
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpsd.images.imager.device import ExportedMemory, Gpu, runs
+from mpsd.images.imager.exported_blocks import ExportedBlocks
 from mpsd.images.imager.filling import Filling
 from mpsd.images.imager.host_filling import HostFilling
 from mpsd.images.imager.lanes import Lanes
@@ -29,6 +31,7 @@ from mpsd.images.store import Images, newest_of
 if TYPE_CHECKING:
     from mpsd.images.imager.rebuilding import RebuiltArena
 
+Filled = list[tuple[int, int]]  # the (offset, bytes) that are zeros instead
 THREADS = 12
 LOOK_SECONDS = 0.0005  # between two looks for an image that is waited for: 15 us each
 
@@ -83,10 +86,14 @@ class Restorer:
         self._progress.expect(facts.content_bytes)
         self._hash_of = images.directory.hash_of
         self._start: Start | None = None
-        self._blocks: list[tuple[int, int]] = []  # of each: its offset, and its address here
+        self._blocks = ExportedBlocks(facts.content_bytes // BLOCK_BYTES)
+        self._begin_filling: Callable[[], Filled | None] | None = None  # once there is memory
+        self._filling: Future[Filled | None] | None = None
+        self._is_made = False  # all memory
         self._renewed: tuple[int, list[str]] = (0, [])  # what `_seen` was when the newest image was this one
         self._filled: set[int] = set()  # numbers of the blocks that the memory has as the image has them
-        is_there = self._answer("found", others=self._lost.others if self._lost else [])
+        allocations = array("Q", chain.from_iterable(facts.allocations)).tobytes()
+        is_there = self._answer("found", allocations, others=self._lost.others if self._lost else [])
         # After the answer: where that fails, no `give_up` waits for the context.  Else `gpu` is the ordinal of one, or another
         # version's request; and that of a lost arena may be lost.
         if is_there and not self._lost and asked.get("gpu") in ("", facts.gpu):
@@ -109,7 +116,7 @@ class Restorer:
         """Go on with the newest image of the arena, and answer which blocks the memory lacks.  More images follow: a
         damaged one is skipped."""
         seen, end = self._seen(), time.monotonic() + request.asked.get("wait_seconds", 0.0)
-        is_whole = len(self._filled) == len(self._blocks)
+        is_whole = len(self._filled) == self._blocks.count
         while is_whole and seen == self._renewed and time.monotonic() < end and not self._channel.has_ended:
             time.sleep(LOOK_SECONDS)
             seen = self._seen()
@@ -126,7 +133,7 @@ class Restorer:
         before = self._image.manifest.arenas[self._arena].places
         self._image.close()
         self._image, self._arena, self._facts, self._renewed = image, arena, found.facts, seen
-        missing = set(range(len(self._blocks))) - self._filled
+        missing = set(range(self._blocks.count)) - self._filled
         differ = sorted(missing.union(differing(before, found.places)))
         self._filled.difference_update(differ)
         self._progress.begin()
@@ -164,29 +171,56 @@ class Restorer:
         self._channel.answer("ready")
 
     def make(self, request: Request) -> None:
-        """Answer with new memory for the allocations after the first `done`; none at the end."""
+        """Answer with new memory for the allocations after the first `done`; none at the end.  What `fill` has asked begins
+        with the first memory, and is answered after that end."""
         uuid = request.asked["gpu"]
         if self._start is None or self._start.uuid != uuid:
             self._start = Start(uuid, self._hash_of, 0 if self._lost else THREADS)  # it is filled without lanes
         gpu = self._start.gpu()
         gpu.set_current()
+        self._start_filling()
         done = request.asked["done"]
         part = self._facts.allocations[done : done + MOST_DESCRIPTORS]
         with ExitStack() as stack:
             descriptors = []
             for offset, size in part:
                 memory = ExportedMemory(gpu.number, size)
-                self._blocks += [(offset + at, memory.address + at) for at in range(0, size, BLOCK_BYTES)]
                 descriptors.append(memory.export())
                 stack.callback(os.close, descriptors[-1])
-            self._channel.answer("made", descriptors, items=part)
+                self._blocks.add(offset, memory.address, size)
+            self._channel.answer("made", descriptors)
+        if not part:
+            self._is_made = True
+            self._answer_filled()
 
     def fill(self, request: Request) -> None:
         """Send the blocks to the memory in the order that the starter wants, and note those that are there.
 
-        is_partial: a block that cannot be had becomes zeros, and is named in the answer."""
-        assert self._start, "the first request has to be `make`"
+        The memory may be made afterwards.  is_partial: a block that cannot be had becomes zeros, and is named in the answer."""
         order, done = request.descriptors
+        numbers, is_partial = array("I", os.pread(order, 4 * self._blocks.count, 0)), bool(request.asked.get("is_partial"))
+        self._filled.difference_update(numbers)
+        self._begin_filling = partial(self._fill, numbers, os.dup(done), is_partial)
+        if self._is_made:
+            self._start_filling()
+            self._answer_filled()
+
+    def _start_filling(self) -> None:
+        """Begin what `fill` has asked, in a thread: more memory is made meanwhile."""
+        begin, self._begin_filling = self._begin_filling, None
+        if begin:
+            pool = ThreadPoolExecutor(1, "fill")
+            self._filling = pool.submit(begin)
+            pool.shutdown(wait=False)
+
+    def _answer_filled(self) -> None:
+        filling, self._filling = self._filling, None
+        lost = filling.result() if filling else None
+        if lost is not None:
+            self._channel.answer("filled", lost=lost)
+
+    def _fill(self, numbers: Sequence[int], done: int, is_partial: bool) -> Filled | None:
+        """Return what became zeros; None: the blocks are not wanted any more.  Owns `done`."""
 
         def note_done(numbers: Sequence[int]) -> None:
             for _, count, number in runs(numbers, 1):
@@ -195,23 +229,29 @@ class Restorer:
             self._progress.add(len(numbers) * BLOCK_BYTES)
 
         def is_wanted() -> bool:
-            return not self._channel.has_ended
+            return not (self._blocks.has_ended or self._channel.has_ended)
 
-        numbers, is_partial = array("I", os.pread(order, 4 * len(self._blocks), 0)), bool(request.asked.get("is_partial"))
-        self._filled.difference_update(numbers)
-        if self._lost or is_partial:
-            read = self._lost.read if self._lost else partial(self._image.read_into, self._arena)
-            slow = HostFilling(read, self._blocks, numbers, note_done, is_wanted, is_partial=is_partial)
-            if slow.run(self._start.gpu()):
+        assert self._start, "the first request for memory has to be `make`"
+        try:
+            if self._lost or is_partial:
+                read = self._lost.read if self._lost else partial(self._image.read_into, self._arena)
+                slow = HostFilling(read, self._blocks, numbers, note_done, is_wanted, is_partial=is_partial)
+                if not slow.run(self._start.gpu()):
+                    return None
                 self._progress.add(sum(size for _, size in slow.lost))
-                self._channel.answer("filled", lost=slow.lost)
-            return
-        filling = Filling(self._image, self._arena, self._blocks, numbers, note_done, is_wanted)
-        if filling.run(self._start.gpu(), self._start.lanes().lanes):
-            self._channel.answer("filled")
+                return slow.lost
+            filling = Filling(self._image, self._arena, self._blocks, numbers, note_done, is_wanted)
+            return [] if filling.run(self._start.gpu(), self._start.lanes().lanes) else None
+        finally:
+            os.close(done)
 
     def give_up(self, why: str = "") -> None:
-        """At the end, wait for a context that is being made: nothing else is under way between requests.  why: one failed."""
+        """Let no thread send blocks.  At the end, wait for a context that is being made: nothing else is under way between
+        requests.  why: one failed."""
+        if self._filling:
+            self._blocks.end()
+            wait([self._filling])
+            self._filling = None
         if self._start and not why:
             self._start.wait()
 

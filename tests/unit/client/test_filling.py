@@ -89,7 +89,7 @@ def fill(
         return exc, done
 
 
-FILLED = ["begun", "put 7 4 GPU-1", "fill 3", "filled", "state 4", "arena.get", "arena.commit", "refresh", "closed", "closed"]
+FILLED = ["begun", "fill 3", "put 7 4 GPU-1", "filled", "state 4", "arena.get", "arena.commit", "refresh", "closed", "closed"]
 
 
 def test_an_empty_arena_has_the_image_in_one_commit(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,4 +116,4 @@ def test_without_an_image_the_arena_stays_empty(directory: Path, monkeypatch: py
 
 def test_a_damaged_image_is_not_committed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = ImageError("damaged")
-    assert fill(directory, monkeypatch, damaged) == (damaged, ["begun", "put 7 4 GPU-1", "fill 3", "closed", "closed"])
+    assert fill(directory, monkeypatch, damaged) == (damaged, ["begun", "fill 3", "put 7 4 GPU-1", "closed", "closed"])

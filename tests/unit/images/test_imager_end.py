@@ -112,7 +112,7 @@ def test_a_failed_request_waits_for_no_context() -> None:
     restoring = pytest.importorskip("mpsd.images.imager.restoring")
     waits: list[str] = []
     made = object.__new__(restoring.Restorer)
-    made._start = SimpleNamespace(wait=lambda: waits.append("waits"))
+    made._start, made._filling = SimpleNamespace(wait=lambda: waits.append("waits")), None
     made.give_up("no image")
     assert not waits
     made.give_up()

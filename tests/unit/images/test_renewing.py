@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mpsd.images.imager.exported_blocks import ExportedBlocks
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.store import Images
 from tests.unit.images.making import FIRST, take
@@ -41,7 +42,7 @@ def restorer(images: Images) -> Iterator[Any]:
     made: Any = object.__new__(restoring.Restorer)
     vars(made).update(
         _channel=Channel(), _images=images, _image=image, _arena=0, _facts=facts, _renewed=(0, []), _filled=numbers,
-        _blocks=[(offset, 0) for offset, _ in facts.allocations],
+        _blocks=ExportedBlocks(len(FIRST)),
         _progress=SimpleNamespace(begin=lambda: None, expect=lambda size: None),
     )  # fmt: skip
     yield made
@@ -51,7 +52,7 @@ def restorer(images: Images) -> Iterator[Any]:
 def renew(restorer: Any, wait_seconds: float = 0.0) -> tuple[str, list[int]]:
     """Return the name of the image, and the numbers of the blocks that differ, which are then there."""
     restorer.renew(SimpleNamespace(asked={"do": "renew", "wait_seconds": wait_seconds}))
-    restorer._filled.update(range(len(restorer._blocks)))
+    restorer._filled.update(range(restorer._blocks.count))
     found: tuple[str, list[int]] = restorer._channel.answers[-1]
     return found
 
