@@ -167,18 +167,25 @@ static void hold(int place)
 							  .pc = watcher.pc });
 }
 
+/* Returns whether the driver has reported something since the last call; waits for it so long. */
+static bool take_event(int ms)
+{
+	struct pollfd event = { .fd = watcher.rm.event, .events = POLLIN | POLLPRI };
+
+	if (poll(&event, 1, ms) <= 0)
+		return false;
+	rm_clear_event(&watcher.rm);
+	return true;
+}
+
 /* Events that the same exception fired in the meantime.  Returns whether any came. */
 static bool drain_events(void)
 {
 	bool had_some = false;
 	uint64_t end_ns = now_ns() + DRAIN_MS * 1000000ull;
-	struct pollfd event = { .fd = watcher.rm.event, .events = POLLIN | POLLPRI };
 
 	while (now_ns() < end_ns)
-		if (poll(&event, 1, 2) > 0) {
-			rm_clear_event(&watcher.rm);
-			had_some = true;
-		}
+		had_some |= take_event(2);
 	return had_some;
 }
 
@@ -196,7 +203,7 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 		if (watcher.clients.polled[i].fd >= 0)
 			hold(i);
 	settle(now_ns() + SETTLE_MS * 1000000ull);
-	rm_clear_event(&watcher.rm);
+	(void)take_event(0);
 	/* What SMs have reported since: later it would look like another exception. */
 	require(MPSD_SENTINEL_AT_READ, rm_read(&watcher.rm, &more));
 	if (exception->is_shared || more.is_shared)
