@@ -80,6 +80,10 @@ class Signals:
         daemon.sessions.settings = settings.sessions(new)
         daemon.sessions.tell_suppressed()
         daemon.api.settings = settings.api(new)
+        if daemon.relayed is not None:
+            conversations = daemon.relayed[0].conversations  # its other settings need a restart
+            trusts_containers = settings.relay(new, may_impersonate=True).trusts_containers
+            conversations.settings = replace(conversations.settings, trusts_containers=trusts_containers)
         daemon.faults.incidents.configure(settings.faults(new))
         daemon.faults.kmod_policy.configure(settings.kmod_mode(new))
         daemon.vault.configure(settings.vault(new))

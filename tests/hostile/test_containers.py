@@ -174,6 +174,23 @@ def test_a_container_whose_root_is_an_operator_gives_commands_there(machine: Mac
     assert not machine.journal("relay.held")
 
 
+def test_a_reload_takes_its_commands_from_a_container_there_too(machine: Machine) -> None:
+    """mpsd's own sockets refused them from then on, but a connection to `control` passed them until a restart."""
+    machine.configure("[ui]\ncontainer_operators = true")
+    machine.start()
+    client = machine.counter(uid=0).ready()
+    machine.configure("[ui]\ncontainer_operators = false")
+    machine.signal_daemon("SIGHUP")
+    assert machine.wait_for_journal("reload.done")["changed"] == ["ui.container_operators"]
+    arguments = (str(machine.pipe / "control"), "0", "quit -t 0")
+    with subprocess.Popen([*CONTAINER, GIVES_COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as inside:
+        try:
+            assert "the command quit " in machine.wait_for_journal("relay.held")["why"]
+        finally:
+            inside.kill()
+    client.goes_on()
+
+
 def test_a_container_ends_its_own_processes(shared: Machine) -> None:
     """Also those of namespaces below its own."""
     with container(shared, UIDS[0]) as inside:
