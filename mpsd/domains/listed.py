@@ -7,12 +7,27 @@ from collections.abc import Mapping
 
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
+from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 
 
 def known_pids(domain: Domain) -> set[int]:
     """Return the pids of the domain's members and clients: to look for each of a thousand processes costs more."""
     return domain.client_pids.union(process.pid for process in domain.members)
+
+
+def pids_at_work(domain: Domain) -> set[int]:
+    """Return the pids of the clients with a context, as far as mpsd knows."""
+    return domain.client_pids.union(*domain.contexts.values())
+
+
+def may_be_named(domain: Domain, pid: int) -> bool:
+    """Return whether an Xid with this pid, which the domain knows, is of the domain.
+
+    After a contained exception its server takes no context, so such an Xid names the server or a client with one.  Another
+    member can have caused it elsewhere, even past MPS, and as an Xid of the domain it would end the clients there.
+    """
+    return domain.state is not DomainState.CONTAINED or pid in domain.servers or pid in pids_at_work(domain)
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

@@ -17,7 +17,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import listed_process
+from mpsd.domains.listed import listed_process, may_be_named, pids_at_work
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -184,7 +184,10 @@ class Incidents:
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
         former = self.parties.former_domain(pid)
-        return self._pool.domains.get(former) if former else self._pool.domain_of_process(pid)
+        found = self._pool.domains.get(former) if former else None
+        if not former or (found is not None and not may_be_named(found, pid)):
+            found = self._pool.domain_of_process(pid)
+        return found if found is not None and may_be_named(found, pid) else None
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Return the domain's clients: members, and those that only the vendor's server lists, as without root.
@@ -193,8 +196,7 @@ class Incidents:
         stored with each fault.  Those with a context come first; who is left out is not convicted without proof.
         """
         self._meet_listed(domain)
-        at_work = domain.client_pids.union(*domain.contexts.values())
-        pids = domain.present_pids | at_work
+        pids = domain.present_pids | (at_work := pids_at_work(domain))
         listed = (domain.admitted.get(pid) or self.parties.by_pid(pid) for pid in domain.client_pids)
         there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
         few = sorted(there, key=lambda each: (each.pid not in at_work, each))[:_MOST_PRESENT]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 import trio
@@ -155,6 +156,21 @@ async def test_an_xid_of_who_has_just_moved_is_of_where_it_was(world, autojump_c
     assert world.incidents.domain_of_pid(101) is second
     assert world.incidents.domain_of_pid(SERVER_PIDS[0]) is first  # a server's
     assert world.incidents.domain_of_pid(12345) is None
+
+
+async def test_an_xid_of_who_has_no_context_in_a_contained_domain_is_not_of_it(world, autojump_clock):
+    """It ended the sentinel there, and so all clients: one that was only placed there can fault elsewhere, even past MPS."""
+    first, second = world.domain(), world.domain("d2")
+    moved, placed, client, opened = world.arrive(first, 101, 102, 103, 104)
+    world.lists(first, client.pid)
+    first.contexts = {SERVER_PIDS[0]: Counter([opened.pid])}
+    first.state = DomainState.CONTAINED
+    world.move(moved, second)
+    await trio.sleep(1)
+    assert world.incidents.domain_of_pid(moved.pid) is second
+    assert world.incidents.domain_of_pid(placed.pid) is None
+    for pid in (client.pid, opened.pid, SERVER_PIDS[0]):
+        assert world.incidents.domain_of_pid(pid) is first
 
 
 async def test_a_newcomer_that_moves_on_is_accused_of_nothing(world, autojump_clock):
