@@ -159,16 +159,10 @@ class Incidents:
         words = " ".join(filter(None, (error.name or f"CUDA error {error.code}", error.text)))
         self.see(
             Observation(
-                Source.REPORT,
-                self._clock(),
-                process=process,
-                address=error.address,
-                kernel=error.kernel,
-                pc=error.pc,
-                text=words[:TEXT_CHARACTERS],
-                is_failure=error.code in SM_ERRORS,
+                Source.REPORT, self._clock(), process=process, address=error.address, kernel=error.kernel, pc=error.pc,
+                text=words[:TEXT_CHARACTERS], is_failure=error.code in SM_ERRORS,
             )
-        )
+        )  # fmt: skip
 
     def _domain_of(self, seen: Observation) -> Domain | None:
         if seen.domain:
@@ -391,6 +385,7 @@ class Incidents:
             for gone in self._states.keys() - self._pool.domains.keys():
                 del self._states[gone]
                 self._unconfirmed.forget_but(self._pool.domains.keys())
+                self.parties.forget_domains_but(self._pool.domains.keys())
                 self._took(self._fusion.domain_recovered(gone, self._clock()))
                 self._changed.notify()
             await self._pool.changed()

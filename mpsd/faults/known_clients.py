@@ -13,7 +13,6 @@ from mpsd.model.process import ProcessId
 _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process has ended
 _MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
 _MOST_GONE = 4096
-_MOST_HISTORIES = 256
 Owner = tuple[int | None, str]  # a user, and the outermost container or pod
 
 
@@ -96,12 +95,14 @@ class KnownClients:
         else:
             self._histories.setdefault(domain, _History()).servers = frozenset(servers)
 
+    def forget_domains_but(self, domains: Collection[str]) -> None:
+        """Forget whom the servers of other domains have served: these have ended."""
+        for gone in self._histories.keys() - domains:
+            del self._histories[gone]
+
     def _begin_history(self, domain: str, servers: Collection[int]) -> None:
         there = (each for each in self._guests.values() if each.domain == domain and each.gone_ns is None)
-        self._histories.pop(domain, None)
         self._histories[domain] = _History(frozenset(servers), {_owner_of(each.party) for each in there})
-        if len(self._histories) > _MOST_HISTORIES:
-            del self._histories[next(iter(self._histories))]
 
     def are_of_one(self, domain: str) -> bool:
         """Return whether all clients that the domain's servers have served are of one user and container.

@@ -171,8 +171,14 @@ def test_who_is_there_counts_for_new_servers_too(clock):
     assert (parties.are_of_one("d"), parties.are_of_one("e")) == (False, True)
 
 
-def test_few_domains_are_remembered(parties):
+def test_the_domains_that_are_there_are_remembered(parties):
+    """However many come and go: a user can have mpsd start domains, and so had it forget whom the first one has served."""
+    parties = KnownClients(lambda process: OWNERS.get(process.pid, Party(process, 1000, "x")), lambda: 0)
+    parties.meet(A, "d")
+    parties.meet(B, "d")
     for number in range(1000):
         parties.meet(ProcessId(number, 7), f"d{number}")
         parties.renew(f"d{number}")
-    assert len(parties._histories) <= 256
+        parties.forget_domains_but({"d", f"d{number}"})
+    assert not parties.are_of_one("d")
+    assert len(parties._histories) == 2
