@@ -370,9 +370,12 @@ class Incidents:
         """Watch the domains: one whose servers were replaced has recovered."""
         is_cut_off = (None, DomainState.CONTAINED)  # its servers end now, without a fault of any client
         was_ill = (DomainState.FAULT, DomainState.DEAD, DomainState.RECYCLING, DomainState.STARTING)
+        adopted: set[str] = set()  # not ready yet
         while True:
             for name, domain in list(self._pool.domains.items()):
                 self._meet_listed(domain)
+                if domain.is_adopted:
+                    adopted.add(name)
                 before, self._states[name] = self._states.get(name), domain.state
                 if domain.state is DomainState.FAULT:
                     self.confirm(domain)
@@ -380,6 +383,9 @@ class Incidents:
                     self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
                     self.parties.renew(name)
+                    if name in adopted and domain.servers:
+                        self.parties.adopt(name)
+                    adopted.discard(name)
                     self._took(self._fusion.domain_recovered(name, self._clock()))
                     self._changed.notify()
             for gone in self._states.keys() - self._pool.domains.keys():

@@ -17,10 +17,14 @@ Owner = tuple[int | None, str]  # a user, and the outermost container or pod
 
 
 class _History(Struct):
-    """The servers of a domain, and whose clients they have served, also ended ones: two owners at most."""
+    """The servers of a domain, and whose clients they have served, also ended ones: two owners at most.
+
+    is_whole: False: they served clients before this mpsd, which it cannot know.
+    """
 
     servers: frozenset[int] = frozenset()
     owners: set[Owner] = field(default_factory=set)
+    is_whole: bool = True
 
 
 class _Guest(Struct):
@@ -95,6 +99,10 @@ class KnownClients:
         else:
             self._histories.setdefault(domain, _History()).servers = frozenset(servers)
 
+    def adopt(self, domain: str) -> None:
+        """Record that the domain has the servers of an earlier mpsd; call it after `renew`."""
+        self._histories.setdefault(domain, _History()).is_whole = False
+
     def forget_domains_but(self, domains: Collection[str]) -> None:
         """Forget whom the servers of other domains have served: these have ended."""
         for gone in self._histories.keys() - domains:
@@ -109,7 +117,8 @@ class KnownClients:
 
         GPU work of one that has ended can go on, unseen: a child, or any process, can have the descriptors that it runs on.
         """
-        return len(self._histories.get(domain, _History()).owners) < 2
+        history = self._histories.get(domain, _History())
+        return history.is_whole and len(history.owners) < 2
 
     def present(self, domain: str, now_there: Iterable[ProcessId], seconds: float) -> tuple[ProcessId, ...]:
         """Return the clients in the domain now, and those that ended there within so many seconds."""

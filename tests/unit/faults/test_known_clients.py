@@ -182,3 +182,13 @@ def test_the_domains_that_are_there_are_remembered(parties):
         parties.forget_domains_but({"d", f"d{number}"})
     assert not parties.are_of_one("d")
     assert len(parties._histories) == 2
+
+
+def test_whom_servers_of_before_mpsds_start_have_served_is_not_known(parties):
+    parties.note_servers("d", [1])
+    parties.meet(A, "d")
+    parties.renew("d")
+    parties.adopt("d")
+    assert not parties.are_of_one("d")
+    parties.note_servers("d", [2])
+    assert parties.are_of_one("d")

@@ -3,6 +3,7 @@
 import pytest
 import trio
 
+from mpsd.model.domain import DomainState
 from mpsd.model.fault import Confidence, Party
 from mpsd.model.process import ProcessId
 from tests.running import running
@@ -50,3 +51,25 @@ async def test_no_client_is_convicted_of_what_an_ended_one_of_another_user_may_h
     is_accused = confidence is not Confidence.UNKNOWN
     assert world.last.suspects == (tuple(there) if confidence is Confidence.SUSPECTED else ())
     assert ("blame.convicted" in world.topics) is is_accused
+
+
+@pytest.mark.parametrize(
+    ("is_adopted", "confidence"), [(True, Confidence.UNKNOWN), (False, Confidence.ALONE)], ids=["of before", "of this mpsd"]
+)
+async def test_none_is_convicted_alone_in_a_server_that_is_older_than_mpsd(tmp_path, autojump_clock, is_adopted, confidence):
+    """A restarted mpsd cannot know whose clients its server has served, and took the one that it found for the culprit."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain = world.domain()
+    domain.state = DomainState.STARTING
+    async with running(world.incidents.run):
+        [victim] = world.arrive(domain, 201)
+        world.lists(domain, victim.pid)
+        domain.is_adopted = is_adopted
+        await world.turn(domain, DomainState.STARTING)
+        domain.is_adopted = False
+        await world.turn(domain, DomainState.READY)
+        await trio.sleep(60)
+        world.xid(31, domain.name)
+        world.say_fault(domain)
+        await trio.sleep(60)
+    assert world.last.confidence is confidence
