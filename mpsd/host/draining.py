@@ -62,6 +62,7 @@ _lock = threading.Lock()  # protects the next three; no other lock is taken whil
 _draining: dict[int, _Drain] = {}  # by thread
 _under_way: Counter[int] = Counter()  # connections that a thread has or will have, by share
 _is_shaking = False
+_aborting = threading.Lock()  # held while a thread aborts file servers, which can take a second for each share
 _left: list[socket.socket] = []  # connections that no thread could take
 _share_of: Callable[[int], int] = int  # a uid's own
 _bare: BareThreads | None = None
@@ -177,9 +178,12 @@ def _shake() -> None:
                 if now - drain.since > _SHAKE_SECONDS:
                     signal.pthread_kill(thread, INTERRUPT)
             stuck = _stuck(now)
-        if stuck and time.monotonic() >= aborts_at:
-            aborts_at = time.monotonic() + _ABORTS_SECONDS
-            _abort_servers(stuck)
+        if stuck and now >= aborts_at and _aborting.acquire(blocking=False):
+            aborts_at = now + _ABORTS_SECONDS
+            try:
+                trio.lowlevel.start_thread_soon(partial(_abort_servers, stuck), lambda outcome: _aborting.release())
+            except RuntimeError:  # no further thread; the next turn tries again
+                _aborting.release()
 
 
 def _stuck(now: float) -> dict[int, _Stuck]:

@@ -120,6 +120,37 @@ def test_what_no_thread_takes_is_closed_with_the_next(monkeypatch: pytest.Monkey
             assert not theirs.recv(1)
 
 
+def test_while_file_servers_are_aborted_other_closes_are_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpsd looks for a second which file servers of a user are silent, again and again, and the user decides for how long: in
+    that time nobody's lingering sockets were interrupted."""
+    draining.begin(int, BareThreads())
+    may_go, aborts, interrupted = threading.Event(), threading.Event(), threading.Event()
+
+    def abort(*_: object) -> int:
+        aborts.set()
+        may_go.wait(30)
+        return 0
+
+    def shake(thread: int, number: int) -> None:
+        if aborts.is_set():
+            interrupted.set()
+
+    monkeypatch.setattr(draining.file_servers, "abort", abort)
+    monkeypatch.setattr(draining, "_stuck", lambda now: {1000: draining._Stuck(MOST_STUCK + 1)})
+    monkeypatch.setattr(draining, "_discard_next", lambda sock: not may_go.wait(30))
+    monkeypatch.setattr(draining.signal, "pthread_kill", shake)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs:
+            draining.drain_soon([ours])
+            assert aborts.wait(10)
+            assert interrupted.wait(10)
+    finally:
+        may_go.set()
+    wait_for("the threads to be through", lambda: not draining._under_way and not draining._is_shaking)
+    wait_for("the abort to be over", lambda: not draining._aborting.locked())
+
+
 def _refuse(descriptors: Collection[int], work: object) -> None:
     raise BlockingIOError("its queue is full")
 
