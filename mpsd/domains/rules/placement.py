@@ -98,8 +98,9 @@ def place(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) ->
         failed = next((f"; before, {domain.trouble}" for domain in coming if domain.trouble), "")
         return Wait(f"its fault domain is starting{failed}")
     dead = [domain for domain in ours if domain.state is DomainState.DEAD]
-    if len(dead) >= _MOST_DEAD and not open_to_ask:
-        return Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
+    if len(dead) >= _MOST_DEAD:
+        wait = Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
+        return _join(ask, open_to_ask) if open_to_ask else wait
     full, instead = _full_gpu(ask.gpus, alive, rules)
     if full is None:
         return Create(ask.gpus, instead)

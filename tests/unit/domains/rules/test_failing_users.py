@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, place
+from mpsd.model.domain import DomainState
 from tests.unit.domains.rules.test_placement import GPU, view
 
 WORN = replace(view("d1", clients=9, uid=8, users=[8]), failing=frozenset({7}))
@@ -21,3 +22,9 @@ WORN = replace(view("d1", clients=9, uid=8, users=[8]), failing=frozenset({7}))
 )
 def test_a_user_whose_newcomers_get_no_context_in_a_domain_gets_another(domains, uid, expected):
     assert place(PlacementRequest(uid, GPU), domains, Rules(2, is_multiuser=True)) == expected
+
+
+def test_it_starts_no_further_one_where_others_do_not_start():
+    """Its clients waited, and each start took the place of a domain that could serve others, up to the GPU's last."""
+    domains = [WORN, view("d2", DomainState.DEAD), view("d3", DomainState.DEAD)]
+    assert place(PlacementRequest(7, GPU), domains, Rules(8, is_multiuser=True)) == Join("d1")
