@@ -134,6 +134,7 @@ XIDS: Mapping[int, XidMeaning] = {
 ENDS_SERVER = frozenset(number for number, known in XIDS.items() if known.ends_server)
 
 _ACTION = re.compile(r"recovery action changed (from .* )?to 0x[0-9a-f]+ \((?P<action>[^)]*)\)", re.IGNORECASE)
+_NAMED = re.compile(r"\): \d{1,9}, pid='?(?P<pid>\d{1,9})")
 _DRAINING_ACTIONS = frozenset(
     {"drain and reset", "gpu reset required", "node reboot required", "bus reset required", "system reboot required"}
 )
@@ -164,3 +165,9 @@ def must_drain(number: int, text: str = "") -> bool:
         found = _ACTION.search(text)
         return found is not None and found["action"].lower() in _DRAINING_ACTIONS
     return meaning_of(number).drains
+
+
+def named_pid(text: str) -> int | None:
+    """Return the pid in a line of the kernel log about an Xid; None without one."""
+    found = _NAMED.search(text)
+    return int(found["pid"]) if found else None

@@ -9,11 +9,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import pids_at_work
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import FaultClass, Observation
-from mpsd.model.xid import ENDS_SERVER, meaning_of
+from mpsd.model.xid import ENDS_SERVER, meaning_of, named_pid
 from mpsd.notify import Signal
 from mpsd.sentinel.containment import Containment
 from mpsd.sentinel.messages import SentinelKind, SentinelReport
@@ -106,11 +107,15 @@ class Sentinels(Struct):
         """End the sentinels of a domain with a memory fault: its server can then end its clients, as without them.
 
         The fault is proven, or the driver has reported it: a client can prevent the proof, and one that was killed makes none.
+        The Xid names a client with a context; a process that was only placed there can have caused it elsewhere, even past MPS.
         """
         protection = self._protections.get(seen.domain)
-        is_reported = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.MMU
-        is_ended = is_reported or (seen.fault_class is FaultClass.MMU and seen.is_proof)
-        if is_ended and not seen.is_contained and protection is not None and protection.watchers:
+        if protection is None or not protection.watchers or seen.is_contained:
+            return
+        is_memory_fault = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.MMU
+        if (seen.fault_class is FaultClass.MMU and seen.is_proof) or (
+            is_memory_fault and named_pid(seen.text) in pids_at_work(protection.domain)
+        ):
             self._spawn(protection.give_way)
 
     def pass_on(self, seen: Observation) -> None:

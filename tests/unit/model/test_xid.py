@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mpsd.model.fault import FaultClass
-from mpsd.model.xid import CONSEQUENCE, ENDS_SERVER, XIDS, meaning_of, must_drain
+from mpsd.model.xid import CONSEQUENCE, ENDS_SERVER, XIDS, meaning_of, must_drain, named_pid
 
 MEASURED = {13, 31, 43}  # measured: after these every client of the vendor's server was lost
 # Xids with a reset of the GPU or a restart of the machine as immediate action in NVIDIA's catalog.
@@ -75,3 +75,16 @@ def test_what_154_asks_for(text, drains):
 def test_an_unknown_number_is_said_to_be_unknown():
     assert meaning_of(999).name == "Xid 999"
     assert meaning_of(999).fault_class is FaultClass.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "pid"),
+    [
+        ("NVRM: Xid (PCI:0000:00:06): 31, pid=22078, name=nvidia-cuda-mps, channel 0x0000000a", 22078),
+        ("NVRM: Xid (PCI:0000:00:06): 31, pid='22078', name=nvidia-cuda-mps", 22078),
+        ("NVRM: Xid (PCI:0000:00:06): 13, Graphics Exception: name=x, pid=5", None),
+        ("", None),
+    ],
+)
+def test_the_process_that_a_line_names(text: str, pid: int | None) -> None:
+    assert named_pid(text) == pid

@@ -1,5 +1,6 @@
 """The sentinels of all domains: the test that proves them, and the faults for which they end."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,9 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
+from mpsd.model.domain import ServerView
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.sentinel.protection import SentinelSettings
 from mpsd.sentinel.sentinels import Sentinels
@@ -50,19 +53,29 @@ async def test_a_test_that_failed_is_not_made_again(autojump_clock: object) -> N
     assert (tests, sentinels.why_off) == (1, "another client did not go on")
 
 
+def an_xid(number: int, pid: int) -> Observation:
+    text = f"NVRM: Xid (PCI:0000:00:06): {number}, pid={pid}, name=x, channel 0x0000000a"
+    return Observation(Source.KERNEL_LOG, 0, xid=number, text=text)
+
+
 @pytest.mark.parametrize(
     ("seen", "ends"),
     [
         pytest.param(Observation(Source.UVM_EVENTS, 0, FaultClass.MMU, is_proof=True), True, id="a memory fault"),
         pytest.param(Observation(Source.UVM_EVENTS, 0, FaultClass.MMU), False, id="of another space, perhaps"),
-        pytest.param(Observation(Source.KERNEL_LOG, 0, xid=31), True, id="that the driver reports"),
-        pytest.param(Observation(Source.KERNEL_LOG, 0, xid=31, is_contained=True), False, id="contained"),
-        pytest.param(Observation(Source.KERNEL_LOG, 0, xid=13), False, id="an SM exception"),
-        pytest.param(Observation(Source.KERNEL_LOG, 0, xid=63), False, id="another Xid"),
+        pytest.param(an_xid(31, pid=7), True, id="that the driver reports"),
+        pytest.param(an_xid(31, pid=8), True, id="also of one with a context by the log alone"),
+        pytest.param(an_xid(31, pid=9), False, id="of a process that was only placed there"),
+        pytest.param(replace(an_xid(31, pid=7), is_contained=True), False, id="contained"),
+        pytest.param(an_xid(13, pid=7), False, id="an SM exception"),
+        pytest.param(an_xid(63, pid=7), False, id="another Xid"),
     ],
 )
 async def test_a_memory_fault_ends_the_sentinel(seen: Observation, ends: bool) -> None:
-    """A client with two VA spaces faulted without proof: the stopped client stayed, and kept the server from all others."""
+    """A client with two VA spaces faulted without proof: the stopped client stayed, and kept the server from all others.
+
+    A user who has only a connection, and faults past MPS, had the sentinel of a domain of all users ended again and again.
+    """
     ended: list[str] = []
 
     async def give_way() -> None:
@@ -70,7 +83,10 @@ async def test_a_memory_fault_ends_the_sentinel(seen: Observation, ends: bool) -
 
     settings = SentinelSettings(True, False, 10.0, 0.0, None)  # type: ignore[arg-type]
     sentinels = Sentinels(SimpleNamespace(notify=lambda: None), settings)  # type: ignore[arg-type]
-    sentinels._protections = {"d2": SimpleNamespace(watchers={"GPU-a": None}, give_way=give_way)}  # type: ignore[dict-item]
+    server = ServerView(1, 0, "ACTIVE", (7,), "d2", ("GPU-a",))
+    domain = Domain("d2", 2, ("GPU-a",), None, 48, servers={1: server}, contexts={1: Counter([8])})  # type: ignore[arg-type]
+    protection = SimpleNamespace(watchers={"GPU-a": None}, give_way=give_way, domain=domain)
+    sentinels._protections = {"d2": protection}  # type: ignore[dict-item]
     async with trio.open_nursery() as sentinels._nursery:
         sentinels.give_way(replace(seen, domain="default"))
         sentinels.give_way(replace(seen, domain="d2"))
