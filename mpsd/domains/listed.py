@@ -24,10 +24,12 @@ def pids_at_work(domain: Domain) -> set[int]:
 def may_be_named(domain: Domain, pid: int) -> bool:
     """Return whether an Xid with this pid, which the domain knows, is of the domain.
 
-    After a contained exception its server takes no context, so such an Xid names the server or a client with one.  Another
-    member can have caused it elsewhere, even past MPS, and as an Xid of the domain it would end the clients there.
+    Such an Xid names the server, a client with a context, or one on its way in; after a contained exception the server takes
+    none.  Any other member can have caused it elsewhere, even past MPS, and the domain's clients would be taken for lost: a
+    process stays a member until it ends, also when another user has the domain.
     """
-    return domain.state is not DomainState.CONTAINED or pid in domain.servers or pid in pids_at_work(domain)
+    at_work = pids_at_work(domain) | domain.servers.keys()
+    return pid in at_work or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

@@ -177,10 +177,11 @@ class Incidents:
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
-        former = self.parties.former_domain(pid)
-        found = self._pool.domains.get(former) if former else None
-        if not former or (found is not None and not may_be_named(found, pid)):
-            found = self._pool.domain_of_process(pid)
+        if name := self.parties.former_domain(pid):
+            former = self._pool.domains.get(name)
+            if former is None or (former.is_ill and former.state is not DomainState.CONTAINED):
+                return former
+        found = self._pool.domain_of_process(pid)
         return found if found is not None and may_be_named(found, pid) else None
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
@@ -374,8 +375,7 @@ class Incidents:
         while True:
             for name, domain in list(self._pool.domains.items()):
                 self._meet_listed(domain)
-                if domain.is_adopted:
-                    adopted.add(name)
+                adopted |= {name} if domain.is_adopted else set()
                 before, self._states[name] = self._states.get(name), domain.state
                 if domain.state is DomainState.FAULT:
                     self.confirm(domain)

@@ -149,6 +149,7 @@ async def test_an_xid_of_who_has_just_moved_is_of_where_it_was(world, autojump_c
     first, second = world.domain(), world.domain("d2")
     (moved,) = world.arrive(first, 101)
     assert world.incidents.domain_of_pid(101) is first
+    first.suspect(3.0)
     world.move(moved, second)
     await trio.sleep(1.9)
     assert world.incidents.domain_of_pid(101) is first
@@ -171,6 +172,19 @@ async def test_an_xid_of_who_has_no_context_in_a_contained_domain_is_not_of_it(w
     assert world.incidents.domain_of_pid(placed.pid) is None
     for pid in (client.pid, opened.pid, SERVER_PIDS[0]):
         assert world.incidents.domain_of_pid(pid) is first
+
+
+async def test_an_xid_of_who_is_a_member_only_is_not_of_the_domain(world, autojump_clock):
+    """A process that connects once stays a member until it ends, also when another user has the domain.  By a memory fault past
+    MPS it had that user's clients taken for lost: mpsd killed services' actives at work, and so ended all others there."""
+    domain = world.domain()
+    (idle,) = world.arrive(domain, 101)
+    assert world.incidents.domain_of_pid(idle.pid) is domain  # on its way in
+    await trio.sleep(11)
+    domain.asked_at = trio.current_time()
+    assert world.incidents.domain_of_pid(idle.pid) is None
+    with domain.handshake(idle):
+        assert world.incidents.domain_of_pid(idle.pid) is domain
 
 
 async def test_a_newcomer_that_moves_on_is_accused_of_nothing(world, autojump_clock):
