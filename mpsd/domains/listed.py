@@ -3,6 +3,7 @@
 It lists a client that has ended for as long as a forked child has its connections; its GPU memory stays taken (measured, H200).
 """
 
+import math
 from collections.abc import Mapping
 
 from mpsd.domains.domain import Domain
@@ -30,6 +31,13 @@ def may_be_named(domain: Domain, pid: int) -> bool:
     """
     at_work = pids_at_work(domain) | domain.servers.keys()
     return pid in at_work or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
+
+
+def has_changed_hands(domain: Domain, process: ProcessId) -> bool:
+    """Return whether another user's client has joined since, and the member has no connection or channel there."""
+    uid, last = domain.uids.get(process), domain.joined_uid
+    is_idle = domain.members.get(process, math.inf) < math.inf and not domain.handshakes[process]
+    return is_idle and None not in (uid, last) and uid != last
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

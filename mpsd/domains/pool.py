@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import known_pids
+from mpsd.domains.listed import has_changed_hands, known_pids
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -237,10 +237,11 @@ class Pool:
         return was_drained
 
     def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
-        """Return whether the process stays: with a context there it has to, without one it leaves a domain that is ill."""
+        """Return whether the process stays: with a context it has to, else it leaves one that is ill or another user's."""
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
-        if home.is_ill and process not in home.connected:
+        is_anothers = process is not None and has_changed_hands(home, process) and not self.settings.is_multiuser
+        if (home.is_ill or is_anothers) and process not in home.connected:
             home.leave(process)
             return False
         return True
