@@ -35,9 +35,16 @@ def may_be_named(domain: Domain, pid: int) -> bool:
 
 def has_changed_hands(domain: Domain, process: ProcessId) -> bool:
     """Return whether another user's client has joined since, and the member has no connection or channel there."""
-    uid, last = domain.uids.get(process), domain.joined_uid
-    is_idle = domain.members.get(process, math.inf) < math.inf and not domain.handshakes[process]
-    return is_idle and None not in (uid, last) and uid != last
+    return process in domain.members and is_without_place(domain, process, domain.uids.get(process))
+
+
+def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> bool:
+    """Return whether another user has the domain now, and this user's process no connection, channel or context there.
+
+    Of a domain that one server serves for one user at a time.
+    """
+    is_at_work = process.pid in pids_at_work(domain) or domain.members.get(process) == math.inf
+    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid and not (is_at_work or domain.handshakes[process])
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

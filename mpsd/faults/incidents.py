@@ -17,7 +17,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import listed_process, may_be_named, pids_at_work
+from mpsd.domains.listed import is_without_place, listed_process, may_be_named, pids_at_work
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -64,18 +64,10 @@ class Incidents:
     """
 
     def __init__(
-        self,
-        pool: Pool,
-        store: FaultStore,
-        settings: FaultSettings,
-        describe: Callable[[ProcessId], Party],
-        publish: Publish,
-        guard: Callable[[ProcessId, int, int], Awaitable[bool]],
-        outbox: Outbox,
-        *,
-        clock: Callable[[], int] = time.monotonic_ns,
-        watches_since: int | None = None,
-    ) -> None:
+        self, pool: Pool, store: FaultStore, settings: FaultSettings, describe: Callable[[ProcessId], Party], publish: Publish,
+        guard: Callable[[ProcessId, int, int], Awaitable[bool]], outbox: Outbox, *,
+        clock: Callable[[], int] = time.monotonic_ns, watches_since: int | None = None,
+    ) -> None:  # fmt: skip
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
         self._describe = describe
         self.parties = KnownClients(describe, clock)
@@ -110,7 +102,7 @@ class Incidents:
     def see(self, seen: Observation) -> None:
         """Take an observation from any source; call it in the trio thread."""
         domain = self._domain_of(seen)
-        if domain is not None and is_elsewhere(seen, domain.gpus):
+        if domain is not None and (is_elsewhere(seen, domain.gpus) or self._is_foreign(seen, domain)):
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
@@ -174,6 +166,13 @@ class Incidents:
         if self.parties.find(seen.process) is not None:  # its pid may belong to another process by now
             return self._pool.domains.get(self.parties.domain_of(seen.process))
         return self._pool.domain_of_process(seen.process.pid)
+
+    def _is_foreign(self, seen: Observation, domain: Domain) -> bool:
+        """Return whether its process cannot have faulted in the domain: it was placed there, and another user has it by now."""
+        party = self.parties.find(seen.process)
+        if seen.process is None or party is None or seen.source not in (Source.UVM_EVENTS, Source.KMOD):
+            return False
+        return is_without_place(domain, seen.process, party.uid) and not self._pool.settings.is_multiuser
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""

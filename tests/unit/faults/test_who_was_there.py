@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -185,6 +186,26 @@ async def test_an_xid_of_who_is_a_member_only_is_not_of_the_domain(world, autoju
     assert world.incidents.domain_of_pid(idle.pid) is None
     with domain.handshake(idle):
         assert world.incidents.domain_of_pid(idle.pid) is domain
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_proof_against_who_was_placed_there_once_ends_nothing_there(world, autojump_clock, has_ended):
+    """mpsd listens to its VA spaces, also to one past MPS.  Its fault there is its own, and of no domain of another user."""
+    world.pool.settings = SimpleNamespace(is_multiuser=False)
+    domain, idle, client = world.domain(), ProcessId(101, 7), ProcessId(201, 7)
+    told = []
+    world.incidents.observed.subscribe(lambda seen: told.append((seen.domain, seen.process)))
+    for process, uid in ((idle, 1000), (client, 1001)):
+        domain.join(process, uid)
+        world.incidents.arrived(process, domain)
+    domain.attach(client)
+    if has_ended:
+        world.end(idle)
+    world.prove(idle, domain=domain.name)
+    world.prove(client, domain=domain.name)
+    domain.joined_uid = 1000
+    world.prove(idle, domain=domain.name)
+    assert [each for each in told if each[1]][-3:] == [("", idle), ("default", client), ("default", idle)]
 
 
 async def test_a_newcomer_that_moves_on_is_accused_of_nothing(world, autojump_clock):
