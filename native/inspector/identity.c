@@ -87,7 +87,7 @@ static int own_number(uint64_t *number)
 
 int spaces_read(const struct question *question, struct reply *out)
 {
-	uint64_t own, number = 0;
+	uint64_t own = 0, number = 0;
 	char path[64];
 	int space, above, rc;
 
