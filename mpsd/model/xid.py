@@ -134,7 +134,7 @@ XIDS: Mapping[int, XidMeaning] = {
 ENDS_SERVER = frozenset(number for number, known in XIDS.items() if known.ends_server)
 
 _ACTION = re.compile(r"recovery action changed (from .* )?to 0x[0-9a-f]+ \((?P<action>[^)]*)\)", re.IGNORECASE)
-_NAMED = re.compile(r"\): \d{1,9}, pid='?(?P<pid>\d{1,9})")
+_NAMED = re.compile(r"NVRM: Xid \([^)]*\): \d{1,9}, pid='?(?P<pid>\d{1,9})", re.ASCII)
 _DRAINING_ACTIONS = frozenset(
     {"drain and reset", "gpu reset required", "node reboot required", "bus reset required", "system reboot required"}
 )
@@ -169,5 +169,5 @@ def must_drain(number: int, text: str = "") -> bool:
 
 def named_pid(text: str) -> int | None:
     """Return the pid in a line of the kernel log about an Xid; None without one."""
-    found = _NAMED.search(text)
+    found = _NAMED.match(text)
     return int(found["pid"]) if found else None

@@ -33,13 +33,13 @@ from msgspec import Struct
 
 from mpsd.model.device import Device
 from mpsd.model.fault import TEXT_CHARACTERS, Observation, Source
-from mpsd.model.xid import meaning_of
+from mpsd.model.xid import meaning_of, named_pid
 
 _XID = re.compile(
     r"[0-7],\d{1,20},(?P<microseconds>\d{1,18}),[-c](?:,[^;]*)?;"
     r"NVRM: Xid \((?P<device>PCI:[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
     r"(?: GPU-I:\d{2,5}(?: GPU-CI:\d{2,5})?)?)\): "
-    r"(?P<code>\d{1,9})(?:, pid='?(?P<pid>\d{1,9})'?)?",
+    r"(?P<code>\d{1,9})",
     re.ASCII,
 )
 _ADDRESS = re.compile(r"faulted @ 0x(?P<high>[0-9a-f]{1,8})_(?P<low>[0-9a-f]{8})\b")
@@ -75,7 +75,7 @@ def parse_xid(record: str) -> Xid | None:
     return Xid(
         match["device"],
         int(match["code"]),
-        int(match["pid"]) if match["pid"] else None,
+        named_pid(text),
         int(address["high"] + address["low"], 16) if address else None,
         access["access"].lower() if access else "",
         int(match["microseconds"]) * 1000,
