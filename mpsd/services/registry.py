@@ -3,11 +3,12 @@
 The vault and the pool of domains ask it too, so the daemon builds it before them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from math import inf
 
 import trio
 
+from mpsd.domains.services_port import DomainsOf
 from mpsd.errors import NoSuchArena
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
@@ -15,7 +16,6 @@ from mpsd.services.members import ServiceRecord
 from mpsd.services.store import EnlistmentPlan
 
 Service = tuple[str, int]  # the name and the owner of its arena, which may not be there yet
-DomainsOf = Callable[[Collection[ProcessId]], Collection[str]]  # those in which any of these processes is
 
 
 def _no_arena(name: str) -> Arena:
@@ -34,12 +34,12 @@ class ServiceRegistry:
         self.plans: dict[ProcessId, EnlistmentPlan] = {}
         self.grace_until = -inf
         self.find: Callable[[str], Arena] = _no_arena
-        self._of_service: dict[Service, dict[ProcessId, EnlistmentPlan]] = {}
+        self._of_service: dict[Service, set[ProcessId]] = {}
 
     def plan(self, process: ProcessId, plan: EnlistmentPlan) -> None:
         self.forget(process)
         self.plans[process] = plan
-        self._of_service.setdefault((plan.name, plan.uid), {})[process] = plan
+        self._of_service.setdefault((plan.name, plan.uid), set()).add(process)
 
     def forget(self, process: ProcessId) -> bool:
         """Return whether the process was enlisted."""
@@ -47,13 +47,13 @@ class ServiceRegistry:
         if plan is None:
             return False
         of_service = self._of_service[plan.name, plan.uid]
-        del of_service[process]
+        of_service.remove(process)
         if not of_service:
             del self._of_service[plan.name, plan.uid]
         return True
 
-    def enlisted(self, name: str, owner_uid: int) -> Collection[ProcessId]:
-        return self._of_service.get((name, owner_uid), {}).keys()
+    def enlisted(self, name: str, owner_uid: int) -> Set[ProcessId]:
+        return self._of_service.get((name, owner_uid), set())
 
     def service_of(self, process: ProcessId | None) -> Service | None:
         """Return the service for which the process enlisted."""
@@ -72,8 +72,8 @@ class ServiceRegistry:
         service = self.service_of(process)
         if service is None:
             return frozenset()
-        others = {each: plan for each, plan in self._of_service[service].items() if each != process}
-        domains = {*domains_of(others.keys()), *(plan.domain for plan in others.values())}
+        others = {each for each in self._of_service[service] if each != process}
+        domains = {*domains_of(others), *(self.plans[each].domain for each in others)}
         if (record := self._record_of(*service)) is not None:
             domains |= {each.domain for each in record.service.members if each.process != process}
         return frozenset(domains - {""})
