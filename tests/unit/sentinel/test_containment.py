@@ -16,11 +16,15 @@ from mpsd.sentinel.messages import SentinelKind, SentinelReport, SentinelStep
 PC = 0x7F0000001000
 
 
+def containment_of(seen: list[Observation]) -> Containment:
+    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
+    return Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+
+
 def taken(*looks: SentinelReport, clients: frozenset[int] = frozenset()) -> list[Observation]:
     """Return what follows from these looks after an exception at PC, once all clients had time to be looked at."""
     seen: list[Observation] = []
-    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
-    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    containment = containment_of(seen)
     known = {process for pid in clients if (process := processes.find(pid))}
     containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=PC), known, lambda task: None)
     for look in looks:
@@ -48,8 +52,7 @@ async def test_a_later_exception_does_not_move_the_announced_end() -> None:
 async def test_a_sentinel_that_ends_long_after_the_exception_is_no_fault(seconds: int, count: int) -> None:
     """Else its domain's last client would be accused of it, since it is alone there."""
     seen: list[Observation] = []
-    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
-    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    containment = containment_of(seen)
     began_ns = time.monotonic_ns()
     containment.hear(SentinelReport(SentinelKind.FAULT, time_ns=began_ns, pc=PC), set(), lambda task: None)
     end = SentinelReport(SentinelKind.FAILED, time_ns=began_ns + seconds * 10**9, count=SentinelStep.END)
@@ -80,8 +83,7 @@ async def test_a_late_look_after_an_earlier_exception_does_not_count_for_the_nex
 async def test_the_time_to_look_at_clients_is_each_exceptions_own(autojump_clock: object) -> None:
     """A second exception within a second was judged by the looks that had come when the first one's time was over."""
     seen: list[Observation] = []
-    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
-    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    containment = containment_of(seen)
     async with trio.open_nursery() as nursery:
         for pc in (PC, PC + 8):
             report = SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=pc)
@@ -94,8 +96,7 @@ async def test_the_time_to_look_at_clients_is_each_exceptions_own(autojump_clock
 async def test_an_exception_keeps_its_verdict_where_another_one_follows_within_a_second(autojump_clock: object) -> None:
     """Its client was named to the sentinel late, or the look at another one took long."""
     seen: list[Observation] = []
-    domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)
-    containment = Containment(domain, "GPU-0", 0.0, seen.append, lambda domain, at_ns: False)
+    containment = containment_of(seen)
     async with trio.open_nursery() as nursery:
         for pc in (PC, PC + 8):
             report = SentinelReport(SentinelKind.FAULT, time_ns=time.monotonic_ns(), pc=pc)
