@@ -4,7 +4,7 @@ A vendor server can come into a state in which it still answers ACTIVE and refus
 ILLEGAL_STATE, after ends of clients that leaked in it (H200, docs/decisions/027).  Its log and its commands do not show this.
 A program that ends before it has a context looks the same.  So while clients of other users are in the domain, as with
 -multiuser-server, the failures of fewer than three users do not close it: one person has two shares, with a range of
-/etc/subuid.  But a user whose own newcomers fail in a row gets another domain, as far as there is one: else a user who wears a
+/etc/subuid.  But a user whose own newcomers fail in a row gets another domain, if one takes it: else a user who wears a
 server out, and stays, would keep all others from a context.
 """
 

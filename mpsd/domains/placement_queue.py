@@ -227,7 +227,7 @@ class _Look:
         decision = self._places.decide(alike.ask, None, self.views)
         if isinstance(decision, Wait):
             self._waits[kind] = decision
-        elif isinstance(decision, Join):  # without room, it does not matter where the others of its service are
+        elif isinstance(decision, Join):  # without room, it does not matter which domains have other members
             process = alike.first.process
             if self._places.services.service_of(process) is not None:
                 decision = self._places.decide(alike.ask, process, self.views)

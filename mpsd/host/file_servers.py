@@ -1,7 +1,7 @@
 """Abort a FUSE server that never answers, for which a thread of mpsd waits as it closes a file.
 
 Only an answer, the end of that server, or an abort of the FUSE connection ends such a wait; SIGKILL does not.  mpsd aborts a
-FUSE connection if a user left files of it, and that user mounted it.  The uid alone is not enough: root of a container can
+FUSE connection if a user left files there, and that user mounted it.  The uid alone is not enough: root of a container can
 take any uid, and must not have the mounts aborted that the host's user with that uid has.
 
 A thread that closes a user's file has both facts as its name, so that the next mpsd can abort the server if this one is killed.
@@ -45,7 +45,7 @@ def named(name: str) -> tuple[int, int] | None:
 def abort(numbers: Collection[int], share: int, share_of: Callable[[int], int]) -> int:
     """Abort the FUSE connections of the share, of those that have requests waiting, for which a thread waits; return how many.
 
-    numbers: of the file systems of its files.  One that has no connection can hide which of them it asks, as overlayfs does,
+    numbers: of the share's file systems.  A file system without a connection can hide which one it asks, as overlayfs does,
     which users mount too.  Then these are all that have had requests waiting at each look, for a second; this blocks so long.
     """
     silent = _waiting(_names(), share, share_of)

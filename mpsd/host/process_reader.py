@@ -38,7 +38,7 @@ _WAITING = "D"  # State of /proc/PID/status, proc(5): it waits for a lock
 
 
 class Unanswered(OSError):
-    """The process was not read.  Nothing is known of it, and it counts as alive."""
+    """The process was not read.  mpsd knows nothing about it, so it counts as alive."""
 
 
 class _Wait(Struct):

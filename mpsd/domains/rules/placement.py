@@ -4,14 +4,14 @@ The rules, in order (docs/domains.md, "Placement"):
 
 1. a process that is in a domain stays in it while the domain lives (the caller checks this: it knows the process);
 2. only domains that are READY and have a free place; with clients, only those of the same key and the same user;
-3. of these one without others of its service, in which the user's last newcomers did not fail; then the requested one; then
-   one with the same key; then the fullest, because two busy domains on one GPU time-slice; then one that has served before;
-   then the oldest;
+3. of these one without other members of the service, in which the user's last newcomers did not fail; then the requested one;
+   then one with the same key; then the fullest, because two busy domains on one GPU time-slice; then one that has served
+   before; then the oldest;
 4. if none is left, or each has one or the other: create one while the bound of each of its GPUs allows it,
    in place of a spare of other GPUs if need be, or wait for one that is starting; the last quarter of a GPU's domains is for
    users without one, so a user who has a domain there gets none of them, unless it is an operator.  If one server serves all
    users, a user who has clients in a domain joins none of the others then; domains that another user closed do not count;
-5. else one where others of its service are, or where the user's newcomers failed;
+5. else one with other members of the service, or where the user's newcomers failed;
 6. else wait, and give the reason.
 
 In EXCLUSIVE_PROCESS compute mode a GPU admits one MPS server: then mpsd has one domain, which queues other users itself as the
@@ -31,8 +31,8 @@ class PlacementRequest(Struct, frozen=True):
 
     uid: its user.  gpus: the UUIDs of the GPUs that its domain must have been started with.  key: of a domain that it does not
     share with clients of other keys; empty: it shares.  wish: the domain that an operator requests for it; empty: none.  avoid:
-    domains to keep out of if possible, since others of its service are there.  named: those of `gpus` that it can use, since it
-    names them; empty: all.
+    domains to keep out of if possible: they have other members of the service.  named: those of `gpus` that it can use,
+    since it names them; empty: all.
     """
 
     uid: int
@@ -99,8 +99,9 @@ def place(ask: PlacementRequest, domains: Sequence[DomainView], rules: Rules) ->
         return Wait(f"its fault domain is starting{failed}")
     dead = [domain for domain in ours if domain.state is DomainState.DEAD]
     if len(dead) >= _MOST_DEAD:
-        wait = Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
-        return _join(ask, open_to_ask) if open_to_ask else wait
+        if open_to_ask:
+            return _join(ask, open_to_ask)
+        return Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
     full, instead = _full_gpu(ask.gpus, alive, rules)
     if full is None:
         return Create(ask.gpus, instead)
