@@ -1,6 +1,6 @@
 """Move the shares of running services to where they are needed.
 
-Each second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).  The policy
+Four times a second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).  The policy
 (leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU.  A new deal changes
 what the services want for their members; their starters carry it out by a planned handover, as every other change.  While a
 move is under way, or a service of the pool is not served, the pool stands still; after LATE_SECONDS that service is left out,
@@ -25,9 +25,9 @@ from mpsd.services.members import ServiceRecord
 from mpsd.wire.forward_state import Work
 
 log = structlog.get_logger()
-LOOK_SECONDS = 1.0
-WINDOW_SECONDS = 2.0  # a use is the mean over so long
-SETTLE_SECONDS = 2.0  # of a term must have been seen before the next deal
+LOOK_SECONDS = 0.25
+WINDOW_SECONDS = 1.0  # a use is the mean over so long: requests queue for as long where a share is too small
+SETTLE_SECONDS = 1.0  # of a term must have been seen before the next deal
 LATE_SECONDS = 120.0  # for so long the pool waits for one service: several times what starting a large model takes
 PEAK_SECONDS = 10.0  # the largest use in so long counts: a share grows at once, and shrinks after a rest
 _TENTH = 0.1  # shares are dealt in tenths of a percent; what is less than one is dealt as it is
