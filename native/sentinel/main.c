@@ -16,7 +16,7 @@
 
 enum {
 	SETTLE_MS = 10, /* before RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
-	DRAIN_MS = 20,  /* one exception fires several events */
+	REST_MS = 250,  /* after CONTAINED: the blocks that waited for a place come to the same trap */
 	MOST_RESUMES = 5,
 	LAST_PEER_MS = 1000, ALONE_MS = 10000,
 	LAST_LOOKS_MS = 500, /* mpsd judges without them a second after FAULT */
@@ -33,9 +33,11 @@ static struct {
 	unsigned looks; /* that they have not reported yet */
 	uint32_t exceptions;
 	uint64_t pc; /* of the last one */
+	bool is_wide; /* the last one: at least half of the SMs reported it */
+	unsigned resumes;
 	struct mpsd_sentinel_report reports[MPSD_SENTINEL_REPORTS];
 	unsigned report_count;
-	uint64_t start_end_ns, alone_end_ns;
+	uint64_t start_end_ns, alone_end_ns, rest_end_ns;
 } watcher;
 
 static void close_slot(int slot)
@@ -167,26 +169,13 @@ static void hold(int place)
 							  .pc = watcher.pc });
 }
 
-/* Returns whether the driver has reported something since the last call; waits for it so long. */
-static bool take_event(int ms)
+/* One exception can fire several events before RESUME. */
+static void take_event(void)
 {
 	struct pollfd event = { .fd = watcher.rm.event, .events = POLLIN | POLLPRI };
 
-	if (poll(&event, 1, ms) <= 0)
-		return false;
-	rm_clear_event(&watcher.rm);
-	return true;
-}
-
-/* Events that the same exception fired in the meantime.  Returns whether any came. */
-static bool drain_events(void)
-{
-	bool had_some = false;
-	uint64_t end_ns = now_ns() + DRAIN_MS * 1000000ull;
-
-	while (now_ns() < end_ns)
-		had_some |= take_event(2);
-	return had_some;
+	if (poll(&event, 1, 0) > 0)
+		rm_clear_event(&watcher.rm);
 }
 
 /* No step of this waits for a client, for mpsd or for the vendor's server. */
@@ -203,7 +192,7 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 		if (watcher.clients.polled[i].fd >= 0)
 			hold(i);
 	settle(now_ns() + SETTLE_MS * 1000000ull);
-	(void)take_event(0);
+	take_event();
 	/* What SMs have reported since: later it would look like another exception. */
 	require(MPSD_SENTINEL_AT_READ, rm_read(&watcher.rm, &more));
 	if (exception->is_shared || more.is_shared)
@@ -211,10 +200,12 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 	if (watcher.exceptions > 1)
 		fail(MPSD_SENTINEL_AT_SECOND, 0); /* the same */
 	require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
+	watcher.is_wide = 2 * (exception->sms + more.sms) >= watcher.rm.sms;
+	watcher.rest_end_ns = now_ns() + REST_MS * 1000000ull;
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
 }
 
-/* After a RESUME no event may stay without one, or all clients would hang. */
+/* Without a RESUME after it all clients would hang. */
 static void contain(void)
 {
 	uint64_t began_ns = now_ns();
@@ -222,15 +213,10 @@ static void contain(void)
 
 	rm_clear_event(&watcher.rm);
 	require(MPSD_SENTINEL_AT_READ, rm_read(&watcher.rm, &exception));
-	contain_once(began_ns, &exception);
-	for (int resumes = 0; drain_events(); resumes++) {
-		began_ns = now_ns();
-		require(MPSD_SENTINEL_AT_READ, rm_read(&watcher.rm, &exception));
-		if (exception.sms || resumes == MOST_RESUMES)
-			contain_once(began_ns, &exception);
-		else
-			require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
-	}
+	if (!exception.sms && watcher.is_wide && began_ns < watcher.rest_end_ns && watcher.resumes++ < MOST_RESUMES)
+		require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
+	else
+		contain_once(began_ns, &exception);
 }
 
 static void hear_signal(void)

@@ -10,12 +10,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { EVENT_MS = 4, STUCK_EVENT_MS = 98, STUCK_SMS = 42, LOOK_MS = 2 };
+enum { EVENT_MS = 4, REST_EVENT_MS = 30, STUCK_EVENT_MS = 98, STUCK_SMS = 42, LOOK_MS = 2 };
 
 static struct {
 	bool is_blocked;
 	bool is_resumed;  /* the debugger has finished */
 	bool is_broken;   /* what it did does not help: the culprit's warps have lost their memory */
+	bool has_rest;    /* the blocks that wait for a place will come to the same trap */
 	bool hangs;       /* the culprit's kernel never ends by itself */
 	enum fault_class class;
 	pid_t culprit;
@@ -99,7 +100,7 @@ static void show_error(const struct connection *stopped, const char *detail)
 	page->pc = pc;
 	page->warp_esr = pc ? 1 : 0; /* a trap shows neither */
 	page->global_esr = !pc || now_held.is_shared ? MPSD_RM_SM_PAUSED : 0;
-	__atomic_store_n(&page->sms, 1, __ATOMIC_RELEASE);
+	__atomic_store_n(&page->sms, now_held.has_rest ? MACHINE_SMS : 1, __ATOMIC_RELEASE);
 }
 
 static uint64_t after_ms(unsigned ms)
@@ -117,6 +118,7 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 		return false;
 	now_held.is_blocked = true;
 	now_held.is_resumed = now_held.is_broken = false;
+	now_held.has_rest = class == FAULT_TRAP && machine_knob("MPSD_SIM_SM_WIDE", 0);
 	now_held.hangs = class == FAULT_STACK;
 	now_held.class = class;
 	forget_space(server); /* of the exception before */
@@ -156,13 +158,20 @@ static void fire(struct server *server)
 	}
 }
 
+/* All other work stands still until the next RESUME. */
+static void report(struct server *server)
+{
+	hold_others(server, true);
+	fire(server);
+}
+
 static bool was_resumed_once(void)
 {
 	return now_held.page && __atomic_load_n(&now_held.page->resumes, __ATOMIC_ACQUIRE) != now_held.resumes;
 }
 
 /* All clients go on after one RESUME, and the SMs still show the exception.  With MPSD_SIM_SM_STUCK they do not, and more SMs show it
- * (once of 67 on the device). */
+ * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report it once more, and all go on after another RESUME. */
 static void look_for_debugger(struct server *server)
 {
 	if (now_held.is_resumed || !was_resumed_once())
@@ -173,7 +182,12 @@ static void look_for_debugger(struct server *server)
 		__atomic_store_n(&now_held.page->sms, STUCK_SMS, __ATOMIC_RELEASE);
 		return;
 	}
-	now_held.is_resumed = true;
+	now_held.is_resumed = !now_held.has_rest;
+	if (now_held.has_rest) {
+		now_held.resumes = __atomic_load_n(&now_held.page->resumes, __ATOMIC_ACQUIRE);
+		now_held.event_ns = after_ms(REST_EVENT_MS);
+		now_held.has_rest = false;
+	}
 	if (!now_held.is_broken)
 		hold_others(server, false);
 }
@@ -234,7 +248,7 @@ void exception_run(struct server *server, uint64_t now)
 		return;
 	}
 	if (now_held.event_ns && now >= now_held.event_ns)
-		fire(server);
+		report(server);
 	look_for_debugger(server);
 	if (now_held.kept_space)
 		look_for_space(server);
