@@ -1,8 +1,8 @@
 """Move the shares of running services to where they are needed.
 
-Four times a second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).  The policy
-(leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU.  A new deal changes
-what the services want for their members; their starters carry it out by a planned handover, as every other change.  While a
+Four times a second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).
+The policy (leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU.  A
+new deal changes what the services want for their members; their starters carry it out by a planned handover, as every other change.  While a
 move is under way, or a service of the pool is not served, the pool stands still; after LATE_SECONDS that service is left out,
 and the others are dealt what it leaves.  Prose: docs/services.md, "Elastic shares".
 """
@@ -27,7 +27,7 @@ from mpsd.wire.forward_state import Work
 log = structlog.get_logger()
 LOOK_SECONDS = 0.25
 WINDOW_SECONDS = 1.0  # a use is the mean over so long: requests queue for as long where a share is too small
-SETTLE_SECONDS = 1.0  # of a term must have been seen before the next deal
+SETTLE_SECONDS = 2.0  # of a term must have been seen before the next deal; the former member has ended by then
 LATE_SECONDS = 120.0  # for so long the pool waits for one service: several times what starting a large model takes
 PEAK_SECONDS = 10.0  # the largest use in so long counts: a share grows at once, and shrinks after a rest
 _TENTH = 0.1  # shares are dealt in tenths of a percent; what is less than one is dealt as it is
@@ -37,12 +37,14 @@ _NAMES: Mapping[int, str] = {number: name for name, number in LEVELS.items()}
 class _Usage(Struct, eq=False):
     """What was seen of a service.
 
-    samples: time in seconds and seconds of work, of the present term, oldest first.  uses: time, and percent of the GPU in use.
+    samples: time in seconds and seconds of work, of the present term, oldest first.  began: the time of its first sample.
+    uses: time, and percent of the GPU in use.
     """
 
     generation: int
     place: FeedbackPlace
     samples: list[tuple[float, float]] = field(default_factory=list)
+    began: float = 0.0
     uses: list[tuple[float, float]] = field(default_factory=list)
     move_seconds: float | None = None
     waits_since: float | None = None  # since when the pool has waited for it
@@ -115,6 +117,7 @@ class ElasticShares:
             usage.place = replace(usage.place, spent=0.0, rested=0.0)  # with another share it is judged anew
         if work is None:
             return
+        usage.began = usage.began if usage.samples else now
         usage.samples.append((now, work.seconds))
         while len(usage.samples) > 2 and usage.samples[-1][0] - usage.samples[1][0] >= WINDOW_SECONDS:
             del usage.samples[0]
@@ -182,7 +185,7 @@ class ElasticShares:
             return f"service {name} is {record.service.phase}"
         if record.dealt is not None and writer.start_time < record.dealt.ticks:
             return f"service {name} has not been moved to its last share yet, by a handover of its starter"
-        if usage.seconds < SETTLE_SECONDS:
+        if not usage.samples or usage.samples[-1][0] - usage.began < SETTLE_SECONDS:
             return f"the use of service {name} has been seen for less than {SETTLE_SECONDS:g} s"
         return ""
 

@@ -68,14 +68,22 @@ class ServiceRegistry:
         return bool(record.service.members) or (record.is_stored and trio.current_time() < self.grace_until)
 
     def domains_of_others(self, process: ProcessId | None, domains_of: DomainsOf) -> frozenset[str]:
-        """Return the domains of the other members of the process's service, which it has to avoid."""
+        """Return the domains of the other members of the process's service, which it has to avoid.
+
+        It need not avoid a member that it succeeds: in a service without standbys, or after its share was dealt anew.
+        """
         service = self.service_of(process)
         if service is None:
             return frozenset()
-        others = {each for each in self._of_service[service] if each != process}
+        record = self._record_of(*service)
+        if record is not None and not record.settings.standbys:
+            return frozenset()
+        since = record.dealt.ticks if record is not None and record.dealt is not None else 0
+        others = {each for each in self._of_service[service] if each != process and each.start_time >= since}
         domains = {*domains_of(others), *(self.plans[each].domain for each in others)}
-        if (record := self._record_of(*service)) is not None:
-            domains |= {each.domain for each in record.service.members if each.process != process}
+        if record is not None:
+            members = (each for each in record.service.members if each.process != process)
+            domains |= {each.domain for each in members if each.process.start_time >= since}
         return frozenset(domains - {""})
 
     def _record_of(self, name: str, owner_uid: int) -> ServiceRecord | None:

@@ -17,7 +17,8 @@ def is_emptied(arena: Arena) -> bool:
 def protection(record: ServiceRecord) -> str:
     """Return why a fault would cost the service more than a moment; empty if it would not.
 
-    Either its contents are not in the vault, or the writer and all its ready standbys are in one domain.
+    Either its contents are not in the vault, or the writer and all its ready standbys are in one domain; in a service that
+    wants none, a standby is only the writer's successor.
     """
     service = record.service
     writer = service.member(service.writer)
@@ -27,7 +28,8 @@ def protection(record: ServiceRecord) -> str:
         does = "begins without them" if service.phase is Phase.PROMOTING else "has not given it again"
         return f"the vault has lost the arena's memory and forward state, and pid {writer.process.pid} {does}"
     standbys = [each for each in service.members if each.standing is MemberState.READY and each.process != writer.process]
-    if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:
+    are_apart = any(each.domain != writer.domain for each in standbys)
+    if not standbys or are_apart or not writer.domain or not record.settings.standbys:
         return ""
     return f"pid {', '.join(str(each.process.pid) for each in (writer, *standbys))} share domain {writer.domain}"
 

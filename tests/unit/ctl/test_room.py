@@ -27,6 +27,15 @@ def test_mpsd_may_see_an_end_a_moment_later() -> None:
     assert (room.may_surge, room.may_make_way) == (False, True)
 
 
+def test_a_change_of_the_settings_forgets_no_end() -> None:
+    """The next deal comes while former members are ending: nobody is ended for room that is about to be there."""
+    room = Room()
+    room.free(100.0)
+    room = Room(freed_at=room.freed_at)
+    room.refuse(100.1, WHY)
+    assert (room.may_surge, room.may_make_way) == (False, False)
+
+
 def test_who_would_make_way_for_nothing_stays_and_it_is_tried_again() -> None:
     room = Room()
     room.refuse(100.0, WHY)

@@ -12,6 +12,7 @@ from mpsd.errors import BadRequest, UnusablePath
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Elasticity, ServiceSettings
 from mpsd.wire.forward_state import CONTROL, CONTROL_AT, HEAD, MAGIC, parse_control
+from tests.unit.services.fake_machine import OWNER
 
 CHAT, FIRST, SECOND = 1, 2, 3
 LEVELS = {CHAT: Elasticity.INTERACTIVE, FIRST: Elasticity.BATCH, SECOND: Elasticity.BATCH}
@@ -123,6 +124,28 @@ async def test_shares_follow_need_and_come_back(load: Load, autojump_clock: Mock
         assert load.shares() == pytest.approx([49.5, 24.7, 24.7], abs=0.11)
         assert sum(load.shares()) <= 99.0
         assert len(load.moved()) == 6
+
+
+async def test_the_next_members_go_where_the_former_ones_are(load: Load, autojump_clock: MockClock) -> None:
+    """Two busy domains take turns on a GPU: a pool whose members go to and fro between two does half its work."""
+    machine = load.machine
+    async with machine.mpsd():
+        await load.begin()
+        avoid = machine.enlisted.avoid
+        change, settings = machine.failover.change, machine.failover.settings
+        change(FIRST, replace(settings(FIRST), standbys=1))
+        others = {}
+        for arena_id, name in ((CHAT, "llm"), (FIRST, "first")):
+            others[name] = machine.processes[machine.vault.made[arena_id].writer].domain
+            standby = machine.process("")
+            await machine.failover.enlist(name, OWNER, standby, OWNER)
+            assert avoid(standby) == ({others[name]} if name == "first" else set())
+        load.busy[CHAT] = 0.2
+        await load.work(8)
+        successor, second = machine.process("next"), machine.process("")
+        for each in (successor, second):
+            await machine.failover.enlist("first", OWNER, each, OWNER)
+        assert (avoid(successor), avoid(second)) == (set(), {"next"})
 
 
 async def test_nothing_moves_before_the_starters_have_done_it(load: Load, autojump_clock: MockClock) -> None:

@@ -20,7 +20,7 @@ class Room:
     may_surge: bool = True
     may_make_way: bool = True
     why: str = ""
-    _freed_at: float = -inf
+    freed_at: float = -inf  # when the last child ended
     _again_at: float = inf
     _said: str = ""
 
@@ -30,14 +30,14 @@ class Room:
 
     def free(self, now: float) -> None:
         """Record that a child has ended, which frees room."""
-        self._freed_at = self._again_at = now
+        self.freed_at = self._again_at = now
         self.look(now)
 
     def refuse(self, now: float, why: str) -> None:
         """Record that mpsd refused an extra member."""
         self.may_surge, self.why = False, why
-        if now < self._freed_at + FREED_SECONDS:
-            self.may_make_way, self._again_at = False, self._freed_at + FREED_SECONDS
+        if now < self.freed_at + FREED_SECONDS:
+            self.may_make_way, self._again_at = False, self.freed_at + FREED_SECONDS
 
     def refuse_way(self, now: float) -> None:
         """Record that mpsd would refuse a successor even after the end of its predecessor."""

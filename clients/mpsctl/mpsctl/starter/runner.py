@@ -79,7 +79,7 @@ class Starter:
         self._others: tuple[values.Member, ...] = ()
         self._knows_service = self._is_unenforced = False
         self._restarts, self._round = fresh(), 0  # of members (False) and of replicas (True)
-        self._wanted, self._room = Make(), Room()  # each change of the settings resets what is known about room
+        self._wanted, self._room = Make(), Room()  # a change of the settings resets what mpsd refused
         self._made = Make()  # how the last member was started
         self._impossible: Make | None = None  # mpsd can never grant a member this reservation
         self._settled_at = self._free_at = 0.0  # when members have joined again; when a handover may be requested
@@ -258,7 +258,7 @@ class Starter:
         home = self._home()
         wanted = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round, home)
         if wanted != self._wanted:
-            self._wanted, self._room = wanted, Room()
+            self._wanted, self._room = wanted, Room(freed_at=self._room.freed_at)
         self._room.look(now)
         own = tuple(child.own() for child in self._children.children.values())
         stays = own and (wanted == self._impossible or not self._room.may_make_way)

@@ -146,7 +146,7 @@ def run(stage: Stage) -> None:
     kinds = {"fixed": Found(), "elastic": Found()}
     try:
         mix.begin()
-        _, steps, _ = mix.phase(SATURATING_RATE, "regular", CALIBRATE_SECONDS)  # single steps take longer: the clocks rise with work
+        _, steps, _ = mix.phase(SATURATING_RATE, "regular", CALIBRATE_SECONDS)  # alone a step takes longer
         step_ms = figures.median(steps)
         if step_ms is None:
             raise SystemFailed("the chat service answered nothing")
@@ -219,12 +219,19 @@ def _report(stage: Stage, kinds: dict[str, Found]) -> None:
 
 
 def _check(stage: Stage, mix: Mix) -> None:
-    """What each next active found in GPU memory is what was published, or one more: a step that was not published yet."""
-    lines = [line for each in mix.starters for line in each.other if '"promoted"' in line]
-    found = [json.loads(line[line.index("{") :]) for line in lines]
-    good = sum(each["value"] - each["n"] in (0, 1) for each in found)
+    """What each next active found in GPU memory is what was published.  A step that ended and was not published is done again:
+    that is one more from then on, and in a planned handover no step is."""
+    good = terms = repeated = 0
+    for starter in mix.starters:
+        more = 0
+        for line in (line for line in starter.other if '"promoted"' in line):
+            found = json.loads(line[line.index("{") :])
+            before, more = more, found["value"] - found["n"]
+            terms, good, repeated = terms + 1, good + (more - before in (0, 1)), repeated + (more > before)
     what = "terms that found in GPU memory the steps that were published"
-    stage.add(what, mpsd=figures.of(good, len(found)), goal=figures.of(len(found), len(found)), met=good == len(found) > 3)
+    remark = f"{repeated} steps were done again"
+    met = good == terms > 3
+    stage.add(what, mpsd=figures.of(good, terms), goal=figures.of(terms, terms), met=met, remark=remark)
 
 
 def _tail(latencies: list[float]) -> str:
