@@ -2,9 +2,9 @@
 
 Four times a second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).
 The policy (leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU.  A
-new deal changes what the services want for their members; their starters carry it out by a planned handover, as every other change.  While a
-move is under way, or a service of the pool is not served, the pool stands still; after LATE_SECONDS that service is left out,
-and the others are dealt what it leaves.  Prose: docs/services.md, "Elastic shares".
+new deal changes what the services want for their members; their starters carry it out by a planned handover, as every other
+change.  While a move is under way, or a service of the pool is not served, the pool stands still; after LATE_SECONDS that
+service is left out, and the others are dealt what it leaves.  Prose: docs/services.md, "Elastic shares".
 """
 
 import math

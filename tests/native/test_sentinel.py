@@ -335,7 +335,7 @@ def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-@pytest.mark.parametrize("modes", itertools.product(("misaligned", "trap"), repeat=2))
+@pytest.mark.parametrize("modes", list(itertools.product(("misaligned", "trap"), repeat=2)))
 def test_a_second_exception_in_the_same_server_ends_all(mps: Machine, sentinel: Sentinel, modes: tuple[str, str]) -> None:
     """After its RESUME long kernels hang (16 of 16, H200).  Each has its own program counter."""
     victim, first = two_clients(mps, sentinel, modes[0], "60")
