@@ -80,7 +80,7 @@ def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, in
 
 def build(found: Startup) -> Daemon:
     config, claim = found.config, found.claim
-    registry = ServiceRegistry()
+    registry = ServiceRegistry(lambda name: vault.arenas.find(name))
     pool = _build_pool(found, registry)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, partial(find_devices, config, _NVML_SECONDS, trio.CapacityLimiter(1)))
     events = EventBus()

@@ -94,7 +94,7 @@ class Coordinator:
         self.vault, self.parts, self.settings = vault, parts, settings
         self.evidence, self.events = Evidence(), ServiceEvents(parts.publish, parts.outbox)
         self.process_watch = ProcessWatch(self._ended, parts.ranges)
-        self.registry, self.records, registry.find = registry, registry.records, vault.find
+        self.registry, self.records = registry, registry.records
         self.fence_wanted = Signal[[ServiceRecord, ProcessId]]()  # may be repeated
         self.protected = Signal[[bool]]()  # whether any service is; may be repeated
         self.process_ended, self.woken = Signal[[ProcessId]](), Changed()

@@ -1,6 +1,6 @@
 """The services and the enlisted processes, as the coordinator and the enlistment keep them.
 
-The vault and the pool of domains ask it too, so the daemon builds it before them.
+The vault and the pool of domains ask the registry too, so the daemon builds it before them.
 """
 
 from collections.abc import Callable, Set
@@ -15,25 +15,22 @@ from mpsd.model.process import ProcessId
 from mpsd.services.members import ServiceRecord
 from mpsd.services.store import EnlistmentPlan
 
-Service = tuple[str, int]  # the name and the owner of its arena, which may not be there yet
-
-
-def _no_arena(name: str) -> Arena:
-    raise NoSuchArena(f"there is no arena {name}")
+Service = tuple[str, int]  # the name and the owner of an arena that may not exist yet
 
 
 class ServiceRegistry:
     """Guards that a placement costs about as much for a user with many enlisted processes as for one with few.
 
     records: by the id of their arenas.  plans: of enlisted processes; only `plan` and `forget` change it.  grace_until: trio
-    time: until then members of an earlier mpsd may rejoin.  find: an arena by its name, as the vault does.
+    time: until then members of an earlier mpsd may rejoin.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[str], Arena]) -> None:
+        """find: return the arena of this name, or raise NoSuchArena."""
         self.records: dict[int, ServiceRecord] = {}
         self.plans: dict[ProcessId, EnlistmentPlan] = {}
         self.grace_until = -inf
-        self.find: Callable[[str], Arena] = _no_arena
+        self._find = find
         self._of_service: dict[Service, set[ProcessId]] = {}
 
     def plan(self, process: ProcessId, plan: EnlistmentPlan) -> None:
@@ -88,7 +85,7 @@ class ServiceRegistry:
 
     def _record_of(self, name: str, owner_uid: int) -> ServiceRecord | None:
         try:
-            arena = self.find(name)
+            arena = self._find(name)
         except NoSuchArena:
             return None
         return self.records.get(arena.id) if arena.owner_uid == owner_uid else None

@@ -223,7 +223,7 @@ class FakeMachine:
         clocks = {"clock": trio.current_time, "clock_ns": self.now_ns, "ticks": self.ticks}
         parts = ServiceParts(*facts, self._end, self._publish, is_drained=self.drained.__contains__, **clocks)  # type: ignore[arg-type]
         try:
-            self.registry = ServiceRegistry()
+            self.registry = ServiceRegistry(self.vault.find)
             self.coordinator = Coordinator(self.vault, parts, store, self.settings, self.registry)
             self.coordinator.process_watch = FakeEnds(self, self.coordinator._ended)  # type: ignore[assignment]
             self.vault.told = self.coordinator.heard_of

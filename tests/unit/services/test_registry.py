@@ -2,12 +2,18 @@
 
 from collections.abc import Collection
 
+from mpsd.errors import NoSuchArena
+from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.services.registry import ServiceRegistry
 from mpsd.services.store import EnlistmentPlan
 
 UID = 1000
 FIRST, SECOND, THIRD, OTHER = (ProcessId(pid, 1) for pid in range(1, 5))
+
+
+def no_arena(name: str) -> Arena:
+    raise NoSuchArena(f"there is no arena {name}")
 
 
 class Asked:
@@ -22,7 +28,7 @@ class Asked:
 
 
 def test_it_is_asked_once_for_all_others_of_the_service():
-    registry, asked = ServiceRegistry(), Asked()
+    registry, asked = ServiceRegistry(no_arena), Asked()
     for process in (FIRST, SECOND, THIRD):
         registry.plan(process, EnlistmentPlan("llm", UID, UID))
     registry.plan(OTHER, EnlistmentPlan("dit", UID, UID))
@@ -32,7 +38,7 @@ def test_it_is_asked_once_for_all_others_of_the_service():
 
 
 def test_who_enlists_for_another_service_leaves_the_first_one():
-    registry, asked = ServiceRegistry(), Asked()
+    registry, asked = ServiceRegistry(no_arena), Asked()
     for process in (FIRST, SECOND):
         registry.plan(process, EnlistmentPlan("llm", UID, UID, "sent"))
     assert registry.domains_of_others(FIRST, asked) == {"d2", "sent"}

@@ -34,7 +34,7 @@ async def services(
     async def end(process: ProcessId) -> None:
         raise AssertionError("nobody is to be ended here")
 
-    registry = ServiceRegistry()
+    registry = ServiceRegistry(lambda name: vault.arenas.find(name))
     machine.is_served = registry.is_served
     async with machine.vault() as vault:
         facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: False, lambda name: ())
