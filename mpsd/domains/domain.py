@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from mpsd.domains.limit_guard import Guard
+from mpsd.domains.newcomer_failures import NewcomerFailures
 from mpsd.domains.rules import log_lines, server_answers, vendor_limits
 from mpsd.domains.rules.line_alarm import LineAlarm
 from mpsd.domains.rules.log_lines import News
@@ -30,7 +31,6 @@ from mpsd.model.process import ProcessId
 log = structlog.get_logger()
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256  # clients by the log alone: a server has some sixty
-MOST_FAILURES = 3  # of a user's newcomers in a row: a program may end between its connection and its context
 _FROZEN_SECONDS = 2.0  # a newcomer hangs at a vendor daemon that has not answered for so long
 _BETWEEN_SECONDS = 10.0  # a client is in no list between two connections, which takes long where many wait
 
@@ -53,7 +53,7 @@ class Domain:
     key: str = ""  # all its clients have this key (domains/rules/placement.py)
     is_draining: bool = False
     is_worn: bool = False  # drained because newcomers got no context, or ended before they made one
-    failures: Counter[int] = field(default_factory=Counter)  # of newcomers in a row, by share (newcomers.py)
+    failures: NewcomerFailures = field(default_factory=NewcomerFailures)
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # by server, then by client, from the log
     applied_defaults: Defaults | None = None  # of the vendor daemon
     served_defaults: Defaults | None = None  # of the server, since its start
@@ -103,7 +103,7 @@ class Domain:
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
             self.key, self.is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
             ends_at, self.blocked_by and self.blocked_by[1],
-            frozenset(share for share, count in self.failures.items() if count >= MOST_FAILURES),
+            self.failures.failing_users,
         )  # fmt: skip
 
     def _trouble(self, state: DomainState) -> str:

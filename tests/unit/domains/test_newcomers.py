@@ -1,12 +1,14 @@
 """When a domain counts as one that makes no contexts any more."""
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+from mpsd.domains.domain import Domain
+from mpsd.domains.newcomer_failures import NewcomerFailures
 from mpsd.domains.newcomers import Newcomers
 from mpsd.fairness.uid_ranges import of_ranges
+from mpsd.model.domain import DomainState
 
 
 class Pool:
@@ -14,7 +16,7 @@ class Pool:
 
     def __init__(self) -> None:
         facts = {"is_ill": False, "is_draining": False, "is_worn": False, "uids": {}}
-        self.domains = {name: SimpleNamespace(name=name, failures=Counter(), **facts) for name in ("default", "d2")}
+        self.domains = {name: SimpleNamespace(name=name, failures=NewcomerFailures(), **facts) for name in ("default", "d2")}
         self.notified = 0
         self.ranges = of_ranges([(100_000, 165_536)])
 
@@ -51,6 +53,18 @@ def test_failures_of_a_domain_in_fault_say_nothing_about_its_next_server() -> No
         pool.domains["default"].is_ill = is_ill
         newcomers.note_end("default", False, 7)
     assert not pool.domains["default"].is_draining
+
+
+async def test_failures_at_a_vendor_daemon_that_has_died_do_not_close_the_domain_later() -> None:
+    pool = Pool()
+    domain = Domain("default", 1, ("GPU-a",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    pool.domains["default"] = domain  # type: ignore[assignment]
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for _ in range(2):
+        newcomers.note_end("default", False, 7)
+        newcomers.note_end("default", False, 7)
+        domain.forget()
+    assert not domain.is_draining
 
 
 def test_a_domain_that_has_gone_is_forgotten() -> None:
@@ -101,7 +115,7 @@ def test_the_failures_of_each_user_are_counted(ends: list[tuple[int | None, bool
     newcomers = Newcomers(pool)  # type: ignore[arg-type]
     for uid, had_context in ends:
         newcomers.note_end("default", had_context, uid)
-    assert pool.domains["default"].failures == failures
+    assert pool.domains["default"].failures.of_user == failures
     assert not pool.domains["default"].is_draining
 
 
@@ -112,4 +126,4 @@ def test_few_users_are_counted() -> None:
     for uid in range(20_000, 24_000):
         pool.domains["default"].is_draining = False
         newcomers.note_end("default", False, uid)
-    assert len(pool.domains["default"].failures) <= 1024
+    assert len(pool.domains["default"].failures.of_user) <= 1024
