@@ -1,9 +1,9 @@
-"""Reads below /proc that seldom wait, for callers that may not wait: stat, the executable, namespaces, links of descriptors.
+"""Read files below /proc for callers that may not wait: stat, the executable, namespaces, links of descriptors.
 
-With some kernels the user of a process can let them wait for ever (docs/decisions/029).  A process of mpsd's does them, one
-after the other (`mpsd-inspector --direct`).  If it waits, mpsd kills it, starts another one, and reads no process of that user
-for some seconds.  So a user delays mpsd by MOST_WAIT_SECONDS in UNREAD_SECONDS at most, and other searches for descriptors by
-little more than MOST_SEARCH_SECONDS.
+Such a read seldom waits, but with some kernels the user of a process can make it wait for ever (docs/decisions/029).  So a
+child process of mpsd, the *reader*, does the reads one after the other (`mpsd-inspector --direct`).  If the reader waits, mpsd
+kills it, starts another one, and reads no process of that user for some seconds.  So a user delays mpsd by at most
+MOST_WAIT_SECONDS in UNREAD_SECONDS, and searches for descriptors of other users by little more than MOST_SEARCH_SECONDS.
 """
 
 import errno
@@ -31,18 +31,18 @@ MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keep
 MOST_SEARCH_SECONDS = 0.5  # of the processor's time, for searches of 2 ms and more: one of 1,000 links takes about that
 UNREAD_SECONDS = 5.0
 _SPIN_SECONDS = 0.0002  # before mpsd gives up its processor, which a busy machine gives back after milliseconds only
-_DEADLINE_SECONDS = 5.0  # of a reader that does not wait in the kernel: a machine without a free processor, or SIGSTOP
+_DEADLINE_SECONDS = 5.0  # for a reader that does not wait in the kernel: no processor is free, or SIGSTOP has stopped it
 _MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h
-_MOST_WAITS = 4096  # users whose waits are remembered
+_MOST_WAITS = 4096  # users; for each, the waits that its processes caused
 _WAITING = "D"  # State of /proc/PID/status, proc(5): it waits for a lock
 
 
 class Unanswered(OSError):
-    """The process was not read.  mpsd knows nothing about it, so it counts as alive."""
+    """The reader did not read the process.  mpsd knows nothing about the process, so it counts as alive."""
 
 
 class _Wait(Struct):
-    """The waits that the processes of one user caused since then, and the time that long searches through them took."""
+    """Seconds for which the processes of one user made the reader wait, and those that long searches through them took."""
 
     since: float
     seconds: float = 0.0
@@ -50,17 +50,17 @@ class _Wait(Struct):
 
     @property
     def why_unread(self) -> str:
-        """Why this user's processes are not read; empty if they are."""
+        """Why mpsd does not read this user's processes; empty if it does."""
         if self.seconds >= MOST_WAIT_SECONDS:
             return "one of them kept its reader waiting in the kernel"
         return "they have too many descriptors, or with links too long" if self.searched >= MOST_SEARCH_SECONDS else ""
 
 
 class ProcessReader:
-    """Guards the reading process.  Any thread may use it; one read is done at a time.
+    """Guards that one reader runs, and does one read at a time.  Any thread may call these methods.
 
-    uid_of: the user whom a wait for a process counts against.  state_of: a process's letter of proc(5).  Both never wait.
-    program: mpsd-inspector; None: the one of this installation.
+    uid_of: return the user of a process, against which a wait counts.  state_of: return the letter of its state, proc(5).
+    Neither may wait.  program: mpsd-inspector; None: the one of this installation.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class ProcessReader:
         self._ranges = NO_RANGES
         self._lock = threading.Lock()  # protects all below; an inspector's may be taken while it is held
         self._process: InspectorProcess | None = None
-        self._owner = 0  # the pid of the process that started it: after a fork it is the parent's
+        self._owner = 0  # the pid of the process that started the reader: after a fork that is the parent
         self._waits: dict[int, _Wait] = {}  # by share
-        self._stuck: list[tuple[int, InspectorProcess]] = []  # a share, and a process that was killed
+        self._stuck: list[tuple[int, InspectorProcess]] = []  # a share, and the reader that mpsd killed
 
     def count_by(self, ranges: UidRanges) -> None:
-        """Take the uids of these ranges for one user."""
+        """Count the uids of each of these ranges as one user."""
         self._ranges = ranges
 
     def start_by(self, start: Callable[[], InspectorProcess]) -> None:
-        """Start the reading process so from now on; `start` raises OSError."""
+        """Start readers by calling `start` from now on; it raises OSError."""
         self._start = start
 
     def close(self) -> None:
-        """End the process, if it runs.  A later read starts it again."""
+        """End the reader, if it runs.  A later read starts another one."""
         with self._lock:
             process, self._process = self._process, None
             if process is not None and self._owner == os.getpid():
@@ -96,7 +96,7 @@ class ProcessReader:
 
     @property
     def pid(self) -> int:
-        """The pid of the reading process; 0 if none runs."""
+        """The pid of the reader; 0 if none runs."""
         process = self._process
         return process.pid if process else 0
 
@@ -107,22 +107,22 @@ class ProcessReader:
         return self._read(Question(InspectorOp.STAT, pid))
 
     def linked_file(self, pid: int, name: str) -> LinkedFile:
-        """Return what the link /proc/PID/`name` leads to; exe, or root.  Raises OSError."""
+        """Return the target of the link /proc/PID/`name`: exe, or root.  Raises OSError."""
         return wire.parse_linked_file(self._read(Question(InspectorOp.FILE, pid, [name])))
 
     def namespaces(self, pid: int) -> tuple[int, ...]:
-        """Return the numbers of its pid namespace and of those above it, mpsd's own last.  Raises OSError."""
+        """Return the numbers of the process's pid namespace and of those above, mpsd's own last.  Raises OSError."""
         return wire.parse_spaces(self._read(Question(InspectorOp.SPACES, pid)))
 
     def numbers(self, pid: int, links: Sequence[str]) -> set[int]:
-        """Return the numbers of its descriptors with these links, or with links of these last names; the lowest 64.
+        """Return the numbers of the process's descriptors that have these links, or links with these last names.
 
-        Raises OSError.
+        The lowest 64.  Raises OSError.
         """
         try:
             took_ms, payload = self._ask(Question(InspectorOp.FIND, pid, links))
         except OSError as exc:
-            if exc.errno == errno.E2BIG:  # it took too long
+            if exc.errno == errno.E2BIG:  # the search took too long
                 self._note_search(pid, MOST_SEARCH_SECONDS)
             raise
         if took_ms / 1000 >= LOOK_SECONDS:
@@ -137,7 +137,7 @@ class ProcessReader:
         return self._ask(question)[1]
 
     def _ask(self, question: Question) -> tuple[int, bytes]:
-        """Return count and payload of the answer.  Raises OSError."""
+        """Return the count and the payload of the answer.  Raises OSError."""
         if not 0 < question.pid <= _MOST_PID:
             raise ProcessLookupError(errno.ESRCH, f"{question.pid} is not a pid")
         request = wire.pack_question(question, 0, 1, 0)
@@ -152,10 +152,10 @@ class ProcessReader:
     def _share_of(self, pid: int) -> int:
         return self._ranges.share_of(self._uid_of(pid))
 
-    # -- its process -----------------------------------------------------------------------------------------------------
+    # -- the reader ------------------------------------------------------------------------------------------------------
 
     def _send(self, request: bytes) -> InspectorProcess:
-        """Send the request to the process, or to a new one if it has died.  Raises OSError."""
+        """Send the request to the reader, or to a new one if it has died.  Raises OSError."""
         for _ in range(2):
             process = self._open()
             try:
@@ -183,7 +183,7 @@ class ProcessReader:
         return self._process
 
     def _receive(self, process: InspectorProcess, pid: int) -> bytes:
-        """Return the answer.  Raises Unanswered; then another process does the next read."""
+        """Return the answer.  Raises Unanswered; then another reader does the next read."""
         spin_until = time.monotonic() + _SPIN_SECONDS
         while time.monotonic() < spin_until:
             with suppress(BlockingIOError):
@@ -209,7 +209,7 @@ class ProcessReader:
         return answer
 
     def _give_up(self, process: InspectorProcess, share: int) -> None:
-        """Kill the process.  Until it has ended, the user's processes are not read."""
+        """Kill the reader.  Until it has ended, mpsd does not read this user's processes."""
         process.kill()
         self._process = None
         self._stuck.append((share, process))
@@ -220,7 +220,7 @@ class ProcessReader:
         return self._waits.setdefault(share, _Wait(time.monotonic()))
 
     def _forget_old(self) -> None:
-        """Forget waits that count no more, and reap what was killed: without any, no read asks whose a process is."""
+        """Forget old waits, and reap killed readers: as long as neither exists, a read need not look up the process's user."""
         oldest = time.monotonic() - UNREAD_SECONDS
         while self._waits and next(iter(self._waits.values())).since < oldest:
             del self._waits[next(iter(self._waits))]
@@ -229,7 +229,7 @@ class ProcessReader:
             self._stuck.remove(each)
 
     def _check(self, share: int) -> None:
-        """Raise Unanswered if the processes of this user are not to be read now."""
+        """Raise Unanswered if mpsd does not read the processes of this user now."""
         wait = self._waits.get(share)
         why = wait.why_unread if wait else ""
         if any(share == each for each, _ in self._stuck):
