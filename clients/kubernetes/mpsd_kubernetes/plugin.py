@@ -22,7 +22,7 @@ SOCKET = "mpsd-share.sock"  # in the kubelet's directory
 KUBELET = "kubelet.sock"
 SHARED_MEMORY = "/dev/shm"
 _CALL_SECONDS = 10.0
-_THREADS = 8  # a watch takes one until it ends
+_THREADS = 8  # each watch occupies one until it ends
 _WATCH_SECONDS = 1.0
 
 
@@ -31,7 +31,7 @@ class Places:
     plugins: Path  # the kubelet's directory of device plugins
     pod_resources: Path  # its socket
     pipe: Path  # mpsd's pipe directory, on the node and in containers
-    own_pod: str  # the plugin's, as NAMESPACE/NAME; "": it runs in none
+    own_pod: str  # the plugin's own, as NAMESPACE/NAME; "": the plugin does not run in a pod
 
 
 def say(text: str) -> None:
@@ -43,12 +43,12 @@ class Plugin:
 
     def __init__(self, places: Places, leases: Leases) -> None:
         self._places, self._leases = places, leases
-        self._gpus: dict[str, bool] = {}  # whether a container may begin on it
-        self._trouble = ""  # why it knows no health
+        self._gpus: dict[str, bool] = {}  # by UUID: whether a container may start there
+        self._trouble = ""  # why the plugin does not know the health of the GPUs
         self._changed = threading.Condition()
-        self._allocating = threading.Lock()  # two containers at a time could get one device otherwise
+        self._allocating = threading.Lock()  # else two containers at a time could get the same device
         self._server: Any = None
-        self._kubelet: tuple[int, int] | None = None  # registered there
+        self._kubelet: tuple[int, int] | None = None  # the socket of the kubelet that has registered this plugin
 
     # -- calls of the kubelet ---------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Plugin:
         return api.messages.PreferredAllocationResponse(container_responses=[of_container(deviceIDs=ids) for ids in answers])
 
     def allocate(self, request: Any, context: Any) -> Any:
-        """Refuse the whole pod if one of its containers gets no lease."""
+        """Lease a part for each container, or refuse the whole pod if a container gets no lease."""
         made = []
         with self._allocating, _refusing(context):
             for each in request.container_requests:
@@ -84,7 +84,7 @@ class Plugin:
         return api.messages.AllocateResponse(container_responses=made)
 
     def pre_start(self, request: Any, context: Any) -> Any:
-        """Refuse to start a container without its lease, as after a restart of the node."""
+        """Refuse to start a container that has lost its lease, as after a restart of the node."""
         with _refusing(context):
             self._leases.check(parse(request.devices_ids))
         return api.messages.PreStartContainerResponse()
@@ -103,7 +103,7 @@ class Plugin:
     # -- the main thread --------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look at mpsd's health; the kubelet sees every change."""
+        """Ask mpsd for the health of the GPUs, and pass each change on to the kubelet."""
         try:
             found = self._leases.healthy_gpus()
         except (NoLease, MpsdError, OSError) as exc:
@@ -120,12 +120,12 @@ class Plugin:
                 self._changed.notify_all()
 
     def tidy(self) -> None:
-        """Release the leases of containers that have gone, if the kubelet and mpsd answer.
+        """Release the leases of containers that no longer exist, if the kubelet and mpsd answer.
 
-        A kubelet that has just started does not know its pods yet: it then lacks the plugin's own too.
+        A kubelet that has just started does not know its pods yet; then the plugin's own pod is missing from its answer too.
         """
         if not self._allocating.acquire(blocking=False):
-            return  # a lease that waits for room has no container yet
+            return  # a lease that still waits for room must not be released, although its container does not exist yet
         try:
             answer = api.call(str(self._places.pod_resources), api.LIST_PODS, api.pods.ListPodResourcesRequest(), _CALL_SECONDS)
             known = (f"{pod.namespace}/{pod.name}" for pod in answer.pod_resources)
@@ -140,7 +140,7 @@ class Plugin:
             self._allocating.release()
 
     def keep_registered(self) -> None:
-        """Serve and register, again after the kubelet started anew: it then removes all sockets.  Raises grpc.RpcError."""
+        """Serve and register; repeat both after a restart of the kubelet, which removes all sockets.  Raises grpc.RpcError."""
         socket = self._places.plugins / SOCKET
         kubelet = _identity(self._places.plugins / KUBELET)
         if kubelet is None or (kubelet == self._kubelet and socket.exists()):
