@@ -18,8 +18,9 @@ from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Target, TargetKind
 from mpsd.notify import Outbox
-from mpsd.services.coordinator import Coordinator, ServiceParts
+from mpsd.services.coordinator import Coordinator
 from mpsd.services.enlistment import Enlistment, FindPlace, Place
+from mpsd.services.parts import ServiceParts
 from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.server_watch import Servers

@@ -4,31 +4,27 @@ It never waits: from the first observation of a fault to the answer that promote
 the arena's new writer.  Prose: docs/services.md.
 """
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from math import inf
-from typing import Any
 
 import structlog
 import trio
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
-from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.process_watch import ProcessWatch
-from mpsd.host.processes import ticks_at
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, Share
-from mpsd.notify import Changed, Outbox, Signal
+from mpsd.notify import Changed, Signal
 from mpsd.services.actives import Actives
 from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.handover_timing import note_times
 from mpsd.services.members import ServiceRecord
+from mpsd.services.parts import ServiceParts
 from mpsd.services.registry import ServiceRegistry
 from mpsd.services.rules.fault_fence import is_fault_of_domain
 from mpsd.services.rules.promotion import decide, why_nobody
@@ -60,28 +56,6 @@ from mpsd.vault.arenas import Arenas
 log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
 _OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vault can promote no process at all
-
-
-class ServiceParts(Struct, frozen=True):
-    """What services use of the rest of the daemon.
-
-    domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  is_contained:
-    whether an exception was contained in a domain.  gpus_of: of a domain; empty: not known.  end: ends a process, its GPU work
-    first; raises MpsdError.  is_drained: whether a GPU has to be reset.  clock: seconds since the epoch.  ticks: after boot.
-    """
-
-    domain_of: Callable[[ProcessId], str]
-    fault_since: Callable[[str], float | None]
-    is_contained: Callable[[str], bool]
-    gpus_of: Callable[[str], tuple[str, ...]]
-    end: Callable[[ProcessId, int | None], Awaitable[object]]
-    publish: Callable[[str, Mapping[str, Any]], None]
-    outbox: Outbox = field(default_factory=Outbox)
-    is_drained: Callable[[str], bool] = lambda gpu: False
-    clock: Callable[[], float] = time.time
-    clock_ns: Callable[[], int] = time.monotonic_ns
-    ticks: Callable[[], int] = ticks_at
-    ranges: UidRanges = NO_RANGES  # uids that count as one user
 
 
 class Coordinator:

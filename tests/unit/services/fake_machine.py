@@ -18,8 +18,9 @@ from mpsd.model.arena import FIRST_ADDRESS, Arena
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Instruction, Phase, ServiceView
-from mpsd.services.coordinator import Coordinator, ServiceParts
+from mpsd.services.coordinator import Coordinator
 from mpsd.services.enlistment import Enlistment, FindPlace
+from mpsd.services.parts import ServiceParts
 from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.rules.fault_fence import Settle

@@ -10,8 +10,9 @@ from mpsd.model.arena import Access
 from mpsd.model.fault import Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Order
-from mpsd.services.coordinator import Coordinator, ServiceParts
+from mpsd.services.coordinator import Coordinator
 from mpsd.services.enlistment import Enlistment
+from mpsd.services.parts import ServiceParts
 from mpsd.services.registry import ServiceRegistry
 from mpsd.services.requests import ServiceRequests
 from mpsd.services.settings import FailoverSettings
