@@ -4,7 +4,6 @@ It never waits: from the first observation of a fault to the answer that promote
 the arena's new writer.  Prose: docs/services.md.
 """
 
-from collections.abc import Mapping
 from math import inf
 
 import structlog
@@ -16,7 +15,7 @@ from mpsd.host.process_watch import ProcessWatch
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, Share
+from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings
 from mpsd.notify import Changed, Signal
 from mpsd.services.actives import Actives
 from mpsd.services.event_log import ServiceEvents
@@ -112,23 +111,6 @@ class Coordinator:
         if settings.until_done != old.until_done:
             record.service = replace(record.service, until_done=settings.until_done, is_done=False)
         self.tell(record, Elapsed())
-
-    def deal(
-        self, percent: Mapping[ServiceRecord, float], why: str, uses: Mapping[ServiceRecord, tuple[float | None, str]]
-    ) -> None:
-        """Give these services other shares, all or none: their starters carry it out.  Raises UnusablePath."""
-        moved = [(each, of) for each, of in percent.items() if each.share is not None and each.share.sm_percent != of]
-        ticks = self.parts.ticks()  # one whose share would be nothing keeps what it has: that is too little for a difference
-        deals = {each: dealt for each, of in moved if (dealt := changed_to(each, of, ticks)) is not None}
-        self.store.deal({each.arena.id: dealt for each, dealt in deals.items()})
-        for record, dealt in deals.items():
-            before, share, (busy, level) = record.share, dealt.sm_percent, uses[record]
-            assert before is not None
-            record.dealt = dealt
-            record.share = Share(share, busy, level, why, self.parts.clock(), before.moves + 1)
-            facts = {"from_percent": before.sm_percent, "to_percent": share, "busy": busy, "level": level, "why": why}
-            self.events.publish(record, "share", **facts)
-            self.show(record)
 
     def leave_if_empty(self, record: ServiceRecord) -> None:
         """Remove a service without processes, its owner's settings, or promotions that still count."""

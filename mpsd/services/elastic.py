@@ -8,7 +8,7 @@ service is left out, and the others are dealt what it leaves.  Prose: docs/servi
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 import trio
@@ -22,6 +22,7 @@ from mpsd.leases.rules.group_shares import Group, GroupMember
 from mpsd.model.service import Cause, Phase, Share
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.members import ServiceRecord
+from mpsd.services.views import changed_to
 from mpsd.wire.forward_state import Work
 
 log = structlog.get_logger()
@@ -156,10 +157,27 @@ class ElasticShares:
             return
         percent = {each: _rounded(deal[each.arena.id]) for each in rest}
         try:
-            self._coordinator.deal(percent, f"moved: {why}", self._usages(rest))
+            self._give(percent, f"moved: {why}")
         except UnusablePath as exc:
             log.error("store.failed", statement="the shares of services", why=str(exc))
             self._show(rest, f"stands still: {exc}")
+
+    def _give(self, percent: Mapping[ServiceRecord, float], why: str) -> None:
+        """Give these services other shares, all or none: their starters carry it out.  Raises UnusablePath."""
+        coordinator = self._coordinator
+        moved = [(each, of) for each, of in percent.items() if each.share is not None and each.share.sm_percent != of]
+        ticks = coordinator.parts.ticks()
+        # A service whose share would be nothing keeps what it has: that is too little for a difference.
+        deals = {each: dealt for each, of in moved if (dealt := changed_to(each, of, ticks)) is not None}
+        coordinator.store.deal({each.arena.id: dealt for each, dealt in deals.items()})
+        for record, (busy, level) in self._usages(deals).items():
+            before, share = record.share, deals[record].sm_percent
+            assert before is not None
+            record.dealt = deals[record]
+            record.share = Share(share, busy, level, why, coordinator.parts.clock(), before.moves + 1)
+            facts = {"from_percent": before.sm_percent, "to_percent": share, "busy": busy, "level": level, "why": why}
+            coordinator.events.publish(record, "share", **facts)
+            coordinator.show(record)
 
     def _is_late(self, record: ServiceRecord, hindrance: str) -> bool:
         """Return whether the pool has waited too long for this service.
@@ -198,7 +216,8 @@ class ElasticShares:
             level=usage.place.level, busy=usage.peak(share.sm_percent), move_seconds=usage.move_seconds,
         )  # fmt: skip
 
-    def _usages(self, pool: Sequence[ServiceRecord]) -> Mapping[ServiceRecord, tuple[float | None, str]]:
+    def _usages(self, pool: Iterable[ServiceRecord]) -> Mapping[ServiceRecord, tuple[float | None, str]]:
+        """Return how busy each service is, and its level."""
         return {each: (self._usage[each].busy, _NAMES[self._usage[each].place.level]) for each in pool}
 
     def _show(self, pool: Sequence[ServiceRecord], why: str) -> None:
