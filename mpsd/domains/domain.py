@@ -6,7 +6,6 @@ quiet domain is free (docs/domains.md, "Where answers come from").
 
 import math
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from mpsd.domains.server_questions import ask_servers
 from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.model.domain import Defaults, DomainState, DomainView, ServerView
+from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
@@ -83,53 +82,18 @@ class Domain:
     def __post_init__(self) -> None:
         self.guard = Guard(self.gpus)
 
-    # -- views -------------------------------------------------------------------------------------------------------
-
-    def view(self, defaults: Defaults) -> DomainView:
-        """Return a view for policies.  A domain that would give a client outdated defaults takes no clients."""
-        state = self.state
-        if state is DomainState.READY and self.is_ill:
-            state = DomainState.SILENT if self.silenced.is_set() else DomainState.FAULT
-        if state is DomainState.READY and self.is_draining:
-            state = DomainState.DRAINING
-        if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
-            state = DomainState.RECYCLING
-        present = self.present_pids
-        occupancy = self._places(present)
-        users = frozenset(uid for each, uid in self.uids.items() if each.pid in present or each not in self.members)
-        is_to_end = self.state is DomainState.CONTAINED and self.ends_by < math.inf
-        ends_at = round(time.time() + self.ends_by - trio.current_time()) if is_to_end else None
-        return DomainView(
-            self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
-            self.key, self.is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
-            ends_at, self.blocked_by and self.blocked_by[1],
-            self.failures.failing_users,
-        )  # fmt: skip
-
-    def _trouble(self, state: DomainState) -> str:
-        if state in (DomainState.DEAD, DomainState.STARTING, DomainState.CONTAINED):
-            return self.trouble
-        return self.hindrance if state is DomainState.SILENT else ""
+    # -- its clients and its health ------------------------------------------------------------------------------------
 
     def has_outdated_spare(self, defaults: Defaults) -> bool:
         """Return whether its server was started before any client came, with defaults that have changed since."""
         return not self.is_public and bool(self.servers) and self.served_defaults != defaults
 
-    def _uid(self, occupancy: int) -> int | None:
-        """Return the user that the domain serves.
-
-        A client that is connecting decides before a server does: the server may not run yet, or may be about to shut down.
-        """
-        if self.joined_uid is not None and occupancy:
-            return self.joined_uid
-        return next((server.uid for server in self.servers.values()), None)
-
     @property
     def occupancy(self) -> int:
         """How many places are taken: a process that is connected or connecting takes one a context, and at least one."""
-        return self._places(self.present_pids)
+        return self.places_of(self.present_pids)
 
-    def _places(self, present: set[int]) -> int:
+    def places_of(self, present: set[int]) -> int:
         return sum(max(1, sum(opened[pid] for opened in self.contexts.values())) for pid in present)
 
     @property

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.domain_view import view_of
 from mpsd.domains.listed import has_changed_hands, known_pids
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
@@ -118,7 +119,7 @@ class Pool:
         return tuple(device.uuid for device in self.devices)
 
     def views(self) -> list[DomainView]:
-        return [domain.view(self.defaults) for domain in self.domains.values()]
+        return [view_of(domain, self.defaults) for domain in self.domains.values()]
 
     def rules(self, gpus: frozenset[str]) -> Rules:
         exclusive = any(d.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for d in self.devices if d.uuid in gpus)

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.domain_view import view_of
 from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.pool import Pool
 from mpsd.domains.store import SqliteStore
@@ -33,7 +34,7 @@ async def test_its_place_is_taken_until_it_ends(autojump_clock: trio.testing.Moc
     with domain.handshake(process):
         domain.attach(process)
     await trio.sleep(3600.0)
-    assert (domain.occupancy, domain.view(Defaults()).uid) == (1, 1000)
+    assert (domain.occupancy, view_of(domain, Defaults()).uid) == (1, 1000)
     domain.leave(process)
     assert domain.occupancy == 0
 

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.domain_view import view_of
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import ServerExited, ServerFault
 from mpsd.domains.rules.server_answers import living
@@ -100,7 +101,7 @@ async def test_nothing_ends_while_mpsd_has_no_descriptor_for_a_look(monkeypatch:
     domain = a_domain()
     domain.control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)
     domain.control.process = ProcessId(SERVER, 1)
-    assert domain.view(Defaults()).state is DomainState.RECYCLING
+    assert view_of(domain, Defaults()).state is DomainState.RECYCLING
     domain.control.pipe_directory.mkdir()
     (domain.control.pipe_directory / "control").touch()
     assert not look_now(domain)

@@ -10,6 +10,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.domain_view import view_of
 from mpsd.domains.rules.placement import PlacementRequest, Rules, _is_charged
 from mpsd.host import processes
 from mpsd.model.domain import Defaults, DomainState, ServerView
@@ -44,7 +45,7 @@ class Shared:
 
     @property
     def users(self) -> set[int]:
-        return set(self.domain.view(Defaults()).users)
+        return set(view_of(self.domain, Defaults()).users)
 
 
 async def test_an_ended_client_whose_child_has_its_connections_counts(
@@ -81,7 +82,7 @@ async def test_one_that_ends_while_the_server_does_not_answer_counts_until_an_an
     for domain in domains:
         domain.leave(ending)
         domain.silenced.set()
-    views = [replace(each.view(Defaults()), clients=2) for each in domains]
+    views = [replace(view_of(each, Defaults()), clients=2) for each in domains]
     assert [each.users for each in views] == [{VICTIM, ATTACKER}] * 2
     rules = Rules(max_domains=2, is_multiuser=True)
     attacker = PlacementRequest(ATTACKER, frozenset(GPUS))
