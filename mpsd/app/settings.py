@@ -9,7 +9,7 @@ from mpsd.commands.sessions import SessionSettings
 from mpsd.config import paths
 from mpsd.config.loading import Invocation
 from mpsd.config.options import Config
-from mpsd.domains.pool import PoolSettings
+from mpsd.domains.settings import PoolSettings
 from mpsd.domains.vendor_control import VendorProgram
 from mpsd.errors import BadConfiguration
 from mpsd.faults.rules.settings import FaultSettings

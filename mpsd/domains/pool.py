@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 import trio
@@ -30,6 +29,7 @@ from mpsd.domains.rules.names import name_of, number_of
 from mpsd.domains.rules.placement import Create, Join, PlacementRequest, Rules, Wait, place
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.domains.services_port import NoServices, ServicesPort
+from mpsd.domains.settings import PoolSettings
 from mpsd.domains.store import SqliteStore
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
@@ -44,28 +44,6 @@ from mpsd.threads import run_in_thread
 
 log = structlog.get_logger()
 _REMOVE_SECONDS = 5.0
-
-
-class PoolSettings(Struct, frozen=True):
-    """The configuration's [domains], as the pool uses it."""
-
-    home: Path  # one folder a domain
-    spares: int
-    max_domains: int
-    clients_per_server: int
-    idle_seconds: float
-    poll_seconds: float
-    restart_seconds: float
-    restart_max_seconds: float
-    is_multiuser: bool
-    vendor_options: tuple[str, ...]  # options of its daemons in addition to -d
-    visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
-    recycle_seconds: float = 0.0  # a domain in FAULT for longer is restarted without its clients; 0: never
-    reserved_per_gpu: int = 0  # places of each server that a sentinel takes for each GPU
-    is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/limit_guard.py)
-
-    def capacity(self, gpus: tuple[str, ...]) -> int:
-        return max(1, self.clients_per_server - self.reserved_per_gpu * len(gpus))
 
 
 class Drained(Struct, frozen=True):

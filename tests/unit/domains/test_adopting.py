@@ -10,8 +10,9 @@ import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.lifecycle import live
-from mpsd.domains.pool import Pool, PoolSettings
+from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
+from mpsd.domains.settings import PoolSettings
 from mpsd.domains.store import SqliteStore
 from mpsd.errors import VendorFailed
 from mpsd.host import processes

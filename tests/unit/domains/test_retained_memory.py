@@ -10,8 +10,9 @@ import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.listed import listed_process
-from mpsd.domains.pool import Pool, PoolSettings
+from mpsd.domains.pool import Pool
 from mpsd.domains.sentinel_port import NoSentinel
+from mpsd.domains.settings import PoolSettings
 from mpsd.domains.store import SqliteStore
 from mpsd.host import processes
 from mpsd.model.domain import Defaults, DomainState, ServerView

@@ -8,9 +8,10 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.pool import Pool, PoolSettings
+from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import Create, PlacementRequest
 from mpsd.domains.rules.spares import SparePlan
+from mpsd.domains.settings import PoolSettings
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import MpsdError, UnusablePath, VendorFailed
 from mpsd.model.device import Device
