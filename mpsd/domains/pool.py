@@ -369,6 +369,7 @@ class Pool:
                 await domain.apply_defaults(defaults)
             except VendorFailed as exc:
                 failures.append(exc)
+
         async with trio.open_nursery() as nursery:  # a domain that hangs delays no other
             for domain in self.domains.values():
                 if domain.state in (DomainState.READY, DomainState.FAULT, DomainState.RECYCLING):
