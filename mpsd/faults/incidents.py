@@ -7,10 +7,8 @@ kept apart (faults/rules/blame.py), the response acts (reactions.py).  Only wait
 import math
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from heapq import merge
-from itertools import islice
 
 import structlog
 import trio
@@ -23,6 +21,7 @@ from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
 from mpsd.faults.blame_report import standings
 from mpsd.faults.incident_events import Publish, publish_blame, publish_incident
+from mpsd.faults.incident_history import IncidentHistory
 from mpsd.faults.known_clients import KnownClients
 from mpsd.faults.rules.blame import Blame
 from mpsd.faults.rules.correlation import is_elsewhere
@@ -30,7 +29,7 @@ from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
 from mpsd.faults.rules.incident_record import MOST_DEEDS
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.rules.unconfirmed_lines import Unconfirmed, confirms_fault
-from mpsd.faults.rules.verdict import WINDOW_NS, is_proof
+from mpsd.faults.rules.verdict import is_proof
 from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
 from mpsd.host.process_exit import ProcessExit
@@ -48,7 +47,6 @@ SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it w
 # Signals by which a process ends itself, also after its own error (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 SM_ERRORS = frozenset({700, 710, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
-_MOST_RECENT = 256
 _MOST_PRESENT = 256  # a server has some sixty clients
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
@@ -64,18 +62,25 @@ class Incidents:
     """
 
     def __init__(
-        self, pool: Pool, store: FaultStore, settings: FaultSettings, describe: Callable[[ProcessId], Party], publish: Publish,
-        guard: Callable[[ProcessId, int, int], Awaitable[bool]], outbox: Outbox, *,
-        clock: Callable[[], int] = time.monotonic_ns, watches_since: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        store: FaultStore,
+        settings: FaultSettings,
+        describe: Callable[[ProcessId], Party],
+        publish: Publish,
+        guard: Callable[[ProcessId, int, int], Awaitable[bool]],
+        outbox: Outbox,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        watches_since: int | None = None,
+    ) -> None:
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
         self._describe = describe
         self.parties = KnownClients(describe, clock)
         self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since, self.parties.are_of_one)
         self.settings = settings
         self._blame = Blame(settings, store.blame())
-        self._recent: dict[int, Incident] = {}  # the last ones, as published
-        self._unsaved: set[int] = set()  # of those, the ones that could not be stored
+        self._history = IncidentHistory(store)
         self._states: dict[str, DomainState] = {}
         for left in store.unsettled():
             if left.culprit is None and is_contained(left.evidence):
@@ -261,8 +266,7 @@ class Incidents:
 
     def note_of_gpu(self, gpu: str, text: str) -> None:
         """Add what followed from the failure of a GPU to its last own incident, unless that was before this mpsd."""
-        of_gpus = (each for each in self._recent.values() if each.fault_class is FaultClass.DEVICE and not each.domain)
-        last = max((each for each in of_gpus if each.gpu == gpu), key=lambda each: each.number, default=None)
+        last = self._history.last_of_gpu(gpu)
         if last is None:
             return
         log.info("fault.deed", number=last.number, text=text)
@@ -272,49 +276,28 @@ class Incidents:
 
     def _took(self, changed: Sequence[Incident]) -> None:
         for incident in changed:
-            before = self._recent.pop(incident.number, None)
-            self._recent[incident.number] = incident
-            publish_incident(self._publish, before, incident)
+            publish_incident(self._publish, self._history.put(incident), incident)
             changes = self._blame.take(incident, time.time())
-            if changes:
-                is_saved = self._store.save_with_blame(incident, self._blame.state)
-                publish_blame(self._publish, changes)
-            else:
-                is_saved = self._store.save(incident)
-            (self._unsaved.discard if is_saved else self._unsaved.add)(incident.number)
+            self._history.save(incident, self._blame.state if changes else None)
+            publish_blame(self._publish, changes)
             self.revised.emit(incident)
-        while len(self._recent) > _MOST_RECENT:
-            oldest = next(iter(self._recent))
-            del self._recent[oldest]
-            self._unsaved.discard(oldest)
         if changed:
             self._changed.notify()
 
     # -- queries -----------------------------------------------------------------------------------------------------
 
     def incidents(self, after: int) -> Iterable[Incident]:
-        return self._listed(self._store.incidents(after), [each for each in self._unsaved if each > after], 1)
+        return self._history.after(after)
 
     def knows(self, domain: str, at_ns: int) -> bool:
         """Return whether one of the last faults was in this domain at that time, and takes no more evidence."""
-        last = islice(self.incidents_before(None), _MOST_RECENT)
-        return any(each.is_settled and each.domain == domain and abs(each.began_ns - at_ns) < WINDOW_NS for each in last)
+        return self._history.has_settled(domain, at_ns)
 
     def incidents_before(self, before: int | None) -> Iterable[Incident]:
-        unsaved = [each for each in self._unsaved if before is None or each < before]
-        return self._listed(self._store.incidents_before(before), unsaved, -1)
-
-    def _listed(self, stored: Iterable[Incident], unsaved: Collection[int], step: int) -> Iterable[Incident]:
-        """Merge in the incidents that a full disk kept from being stored; step: 1 for ascending, -1 for descending."""
-        written = (each for each in stored if each.number not in unsaved)
-        others = [self._recent[number] for number in sorted(unsaved, reverse=step < 0)]
-        return merge(written, others, key=lambda each: step * each.number)
+        return self._history.before(before)
 
     def incident(self, number: int) -> Incident:
-        found = self._recent.get(number) or self._store.incident(number)
-        if found is None:
-            raise NoSuchFault(f"no fault has number {number}")
-        return found
+        return self._history.find(number)
 
     def standings(self) -> Iterable[BlameStatus]:
         return standings(self._blame, self._pool.drained, time.time())

@@ -157,7 +157,7 @@ async def test_what_was_told_is_kept(world, autojump_clock):
 async def test_older_incidents_are_asked_of_the_store(world, autojump_clock):
     for number in range(300):
         world.say_fault(world.domain(f"d{number}"))
-    assert len(world.incidents._recent) == 256
+    assert len(world.incidents._history._recent) == 256
     assert world.incidents.incident(1).domain == "d0"
     assert [each.number for each in world.incidents.incidents_before(3)] == [2, 1]
     with pytest.raises(NoSuchFault):
