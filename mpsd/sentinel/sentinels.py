@@ -107,15 +107,16 @@ class Sentinels(Struct):
         """End the sentinels of a domain with a memory fault: its server can then end its clients, as without them.
 
         The fault is proven, or the driver has reported it: a client can prevent the proof, and one that was killed makes none.
-        The Xid names a client with a context; a process that was only placed there can have caused it elsewhere, even past MPS.
+        The Xid names a client with a context, or the server, as after a client was killed in mid-kernel (measured).  A process
+        that was only placed there can have caused it elsewhere, even past MPS.
         """
         protection = self._protections.get(seen.domain)
         if protection is None or not protection.watchers or seen.is_contained:
             return
+        domain = protection.domain
         is_memory_fault = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.MMU
-        if (seen.fault_class is FaultClass.MMU and seen.is_proof) or (
-            is_memory_fault and named_pid(seen.text) in pids_at_work(protection.domain)
-        ):
+        is_reported = is_memory_fault and named_pid(seen.text) in pids_at_work(domain) | domain.servers.keys()
+        if is_reported or (seen.fault_class is FaultClass.MMU and seen.is_proof):
             self._spawn(protection.give_way)
 
     def pass_on(self, seen: Observation) -> None:

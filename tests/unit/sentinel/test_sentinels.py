@@ -65,6 +65,7 @@ def an_xid(number: int, pid: int) -> Observation:
         pytest.param(Observation(Source.UVM_EVENTS, 0, FaultClass.MMU), False, id="of another space, perhaps"),
         pytest.param(an_xid(31, pid=7), True, id="that the driver reports"),
         pytest.param(an_xid(31, pid=8), True, id="also of one with a context by the log alone"),
+        pytest.param(an_xid(31, pid=1), True, id="that names the server, as after a client was killed in mid-kernel"),
         pytest.param(an_xid(31, pid=9), False, id="of a process that was only placed there"),
         pytest.param(replace(an_xid(31, pid=7), is_contained=True), False, id="contained"),
         pytest.param(an_xid(13, pid=7), False, id="an SM exception"),
@@ -75,6 +76,7 @@ async def test_a_memory_fault_ends_the_sentinel(seen: Observation, ends: bool) -
     """A client with two VA spaces faulted without proof: the stopped client stayed, and kept the server from all others.
 
     A user who has only a connection, and faults past MPS, had the sentinel of a domain of all users ended again and again.
+    Where only clients counted, one that was killed in mid-kernel left all others standing still: the driver names the server.
     """
     ended: list[str] = []
 
