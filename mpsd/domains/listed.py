@@ -33,18 +33,27 @@ def may_be_named(domain: Domain, pid: int) -> bool:
     return pid in at_work or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
 
 
-def has_changed_hands(domain: Domain, process: ProcessId) -> bool:
-    """Return whether another user's client has joined since, and the member has no connection or channel there."""
-    return process in domain.members and is_without_place(domain, process, domain.uids.get(process))
+def is_others(domain: Domain, process: ProcessId, key: str, *, is_multiuser: bool) -> bool:
+    """Return whether the member has lost its place: another user or clients of another key have the domain now.
+
+    key: of the domain that its next connection has to go to.  It changes too where the process is convicted of a fault.
+    """
+    is_anothers = not is_multiuser and is_without_place(domain, process, domain.uids.get(process))
+    return process in domain.members and (is_anothers or (domain.key != key and not _has_place(domain, process)))
 
 
 def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> bool:
-    """Return whether another user has the domain now, and this user's process no connection, channel or context there.
+    """Return whether another user has the domain now, and this user's process has no place there.
 
     Of a domain that one server serves for one user at a time.
     """
+    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid and not _has_place(domain, process)
+
+
+def _has_place(domain: Domain, process: ProcessId) -> bool:
+    """Return whether the process has a connection, channel or context there."""
     is_at_work = process.pid in pids_at_work(domain) or domain.members.get(process) == math.inf
-    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid and not (is_at_work or domain.handshakes[process])
+    return is_at_work or bool(domain.handshakes[process])
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
-from mpsd.domains.listed import has_changed_hands, known_pids
+from mpsd.domains.listed import is_others, known_pids
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -153,7 +153,7 @@ class Pool:
 
     async def place(self, ask: PlacementRequest, process: ProcessId | None) -> Domain:
         """Return the domain that this process joins, once one takes it.  Raise Stopping if mpsd quits during the wait."""
-        if (domain := self._home_now(process)) is not None:
+        if (domain := self._home_now(ask, process)) is not None:
             return domain
         if self._queue.is_empty and (domain := self.place_now(ask, process)) is not None:
             return domain
@@ -166,7 +166,7 @@ class Pool:
 
     def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None:
         """Return the domain of this process, or one that takes it at once; None when it has to wait.  Raise Stopping."""
-        if (home := self._home_now(process)) is not None:
+        if (home := self._home_now(ask, process)) is not None:
             return home
         while isinstance(decision := self.decide(ask, process, self.views()), Join):
             domain = self.domains[decision.domain]
@@ -175,14 +175,14 @@ class Pool:
             self.notify()  # upkeep replaces it
         return None
 
-    def _home_now(self, process: ProcessId | None) -> Domain | None:
+    def _home_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None:
         """Return the domain that the process is in and stays in.  Raise Stopping."""
         if self.is_stopping:
             raise Stopping("mpsd is quitting and takes no new clients")
         if process is None or (home := self.home_of(process)) is None:
             return None
         look_now(home)
-        return home if self._is_bound(home, process) else None
+        return home if self._is_bound(home, ask, process) else None
 
     def avoid(self, process: ProcessId | None) -> frozenset[str]:
         """Return the domains in which the process would share the fate of another member of its service."""
@@ -215,12 +215,12 @@ class Pool:
         self.notify()
         return was_drained
 
-    def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
-        """Return whether the process stays: with a context it has to, else it leaves one that is ill or another user's."""
+    def _is_bound(self, home: Domain, ask: PlacementRequest, process: ProcessId) -> bool:
+        """Return whether the process stays: with a context it has to, else it leaves one that is ill or others have."""
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
-        is_anothers = process is not None and has_changed_hands(home, process) and not self.settings.is_multiuser
-        if (home.is_ill or is_anothers) and process not in home.connected:
+        is_to_leave = home.is_ill or is_others(home, process, ask.key, is_multiuser=self.settings.is_multiuser)
+        if is_to_leave and process not in home.connected:
             home.leave(process)
             return False
         return True

@@ -1,12 +1,15 @@
-"""A process that has once connected to mpsd, in the domain that another user has since."""
+"""A process that has once connected to mpsd, in the domain that others have since."""
+
+import signal
 
 from mpsd_client import calls
 
-from tests.hostile.attacker import SPEAKS_COMMANDS, attacking
+from tests.hostile.attacker import CONNECTS, GREETS, SPEAKS_COMMANDS, attacking
 from tests.hostile.test_kernel_log import DRIVERS, write
 from tests.integration.failovers import Troupe
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, wait_for
+from tests.integration.test_leases import lease, token
 
 IDLE = (
     SPEAKS_COMMANDS
@@ -38,3 +41,38 @@ def test_its_fault_past_mps_ends_no_active_of_another_user(machine: Machine) -> 
         assert (seen["pid"], seen["domain"]) == (idle.pid, None)
         assert is_running(view.writer_pid)
         troupe.end()
+
+
+# One connection, closed; a second one at SIGUSR1, which stays.
+RETURNS = (
+    CONNECTS
+    + "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\nmade = connected()\n"
+    + GREETS
+    + """
+made.close()
+signal.sigwait({signal.SIGUSR1})
+made = connected()
+hear(GREETING)
+say(UI)
+hear(UI_READY)
+print("back", flush=True)
+time.sleep(600)
+"""
+)
+
+
+def test_it_does_not_return_into_a_domain_that_a_lease_has_alone(machine: Machine) -> None:
+    """With -multiuser-server each user's process could get a context there, and a fault then ended the client of the lease;
+    without that option each process of the same user."""
+    machine.start("-multiuser-server")
+    lease(machine, "alone", 20, domain="own")
+    with attacking(RETURNS, machine.pipe / "control", uid=UIDS[1]) as idle:
+        wait_for("it to count no more", lambda: not clients(machine, "default"), seconds=60)
+        alone = machine.counter(uid=UIDS[0], MPSD_LEASE=token("alone")).ready()
+        assert machine.domain_of(alone) == "default"
+        idle.send_signal(signal.SIGUSR1)
+        assert idle.stdout is not None
+        assert idle.stdout.readline() == "back\n"
+        with machine.mpsd() as mpsd:
+            domains = {each.pid: each.domain for each in mpsd.ask(calls.client_list()).items}
+        assert domains[idle.pid] != domains[alone.pid]

@@ -7,6 +7,7 @@ import pytest
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 
@@ -30,5 +31,25 @@ async def test_it_leaves_a_domain_that_another_user_has(
     domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
     domain.members = {IDLE: math.inf if has_channel else 0.0, OTHER: math.inf}
     domain.uids, domain.joined_uid = {IDLE: uid, OTHER: 1000}, 1000
-    assert pool._is_bound(domain, IDLE) is is_bound
+    assert pool._is_bound(domain, PlacementRequest(uid, frozenset()), IDLE) is is_bound
+    assert (IDLE in domain.members) is is_bound
+
+
+@pytest.mark.parametrize(
+    ("key", "seen_at", "is_connecting", "is_bound"),
+    [
+        pytest.param("own:1", 0.0, False, False, id="clients of another key have it"),
+        pytest.param("", 0.0, False, True, id="clients without a key have it"),
+        pytest.param("own:1", math.inf, False, True, id="it may have a server there"),
+        pytest.param("own:1", 0.0, True, True, id="it has another connection there"),
+    ],
+)
+async def test_it_leaves_a_domain_of_another_key(key: str, seen_at: float, is_connecting: bool, is_bound: bool) -> None:
+    """A process that had connected once got a context in the domain that a lease with `--domain own` had since; and one of a
+    user in quarantine got it in the domain of all others, as often as the user had such processes."""
+    pool = Pool(SimpleNamespace(is_multiuser=True), None, (), None, None, None, None)  # type: ignore[arg-type]
+    domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY, key=key)  # type: ignore[arg-type]
+    domain.members = {IDLE: seen_at, OTHER: math.inf}
+    domain.handshakes[IDLE] += is_connecting
+    assert pool._is_bound(domain, PlacementRequest(1000, frozenset()), IDLE) is is_bound
     assert (IDLE in domain.members) is is_bound

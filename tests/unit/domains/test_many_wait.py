@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -25,7 +26,7 @@ class FullPool(Pool):
     """No domain takes a client until `free` names one; counts the decisions."""
 
     def __init__(self) -> None:
-        super().__init__(None, None, (), None, None, None, None)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(is_multiuser=False), None, (), None, None, None, None)  # type: ignore[arg-type]
         self.decided = 0
         self.why, self.is_own = "full", False
         self.free: Domain | None = None
@@ -182,7 +183,7 @@ async def test_another_connection_of_a_placed_process_follows_it(autojump_clock:
     process = ProcessId(1, 1)
     found: list[Domain] = []
     home = Domain("default", 1, ("GPU-a",), None, 48, state=DomainState.READY, applied_defaults=Defaults())
-    pool.place_now = lambda ask, process: pool._home_now(process)  # type: ignore[method-assign]
+    pool.place_now = lambda ask, process: pool._home_now(ask, process)  # type: ignore[method-assign]
 
     async def connect() -> None:
         found.append(await pool.place(PlacementRequest(1, GPUS), process))
