@@ -57,8 +57,6 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
     domain.is_adopted = not is_new
     if is_new:
         pool.store.forget_members(domain.name)  # of a daemon that has gone: its clients are those of no domain
-        for process in domain.members:
-            pool.store.save_member(domain.name, process, domain.uids[process])
         is_all = domain.gpus == pool.gpus
         visible = pool.settings.visible_devices if is_all else ",".join(domain.gpus)
         await domain.control.start(visible, pool.settings.vendor_options)

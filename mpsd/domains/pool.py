@@ -236,9 +236,9 @@ class Pool:
         return domain
 
     def watch(self, domain: Domain, process: ProcessId | None) -> None:
-        """Store that the process is a member, unless it bypassed mpsd; and remove it once it has ended."""
+        """Store a member that has a channel: to the next mpsd it is a client.  Remove any process once it has ended."""
         if process is not None and self._nursery is not None:
-            if (uid := domain.uids.get(process)) is not None:
+            if (uid := domain.uids.get(process)) is not None and domain.members.get(process) == math.inf:
                 self.store.save_member(domain.name, process, uid)
             if process not in self._watched:  # it may change its domain as often as it likes
                 self._watched.add(process)

@@ -109,8 +109,8 @@ class Conversations(Struct):
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain
                 domain.join(caller.process, caller.credentials.uid, domain.key)
-                self.pool.watch(domain, caller.process)
             domain.attach(caller.process)
+            self.pool.watch(domain, caller.process)
         async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
             end = await self._through(caller, domain, backend, right)
         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -173,6 +173,7 @@ class Conversations(Struct):
                     end = await self._speak(caller, domain, right)
                     if caller.link.has_passed_descriptors:
                         domain.attach(caller.process)
+                        self.pool.watch(domain, caller.process)
                     if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
                         caller.link.pass_on(end)
                         arriving_since = right.kept_out_seconds()

@@ -228,7 +228,7 @@ class Protection(Struct):
             domain.servers[server_pid] = known
         if process in domain.members:
             return
-        domain.members[process] = trio.current_time()
+        domain.members[process] = math.inf
         domain.uids[process] = processes.real_uid(pid)
         self.pool.watch(domain, process)
         self.pool.client_adopted.emit(process, domain)

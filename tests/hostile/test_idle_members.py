@@ -43,6 +43,23 @@ def test_its_fault_past_mps_ends_no_active_of_another_user(machine: Machine) -> 
         troupe.end()
 
 
+def test_nor_does_it_after_a_restart_of_mpsd(machine: Machine) -> None:
+    """The next mpsd took it for a client of that domain, which may have a channel to its server, for as long as it lived."""
+    machine.start()
+    with attacking(IDLE, machine.pipe / "control", uid=UIDS[1]) as idle:
+        wait_for("it to count no more", lambda: not clients(machine, "default"), seconds=60)
+        troupe = Troupe(machine, 2, 5.0)
+        troupe.wait_for("a service with a standby", lambda: troupe.serving(0))
+        machine.kill_daemon()
+        machine.start()
+        view = troupe.wait_for("a service with a standby", lambda: troupe.serving(0))
+        write(machine.place / "machine/kmsg", DRIVERS, 31, idle.pid)
+        [seen] = wait_for("the Xid", lambda: [each for each in machine.journal("fault.xid") if each["pid"] == idle.pid])
+        assert seen["domain"] is None
+        assert is_running(view.writer_pid)
+        troupe.end()
+
+
 # One connection, closed; a second one at SIGUSR1, which stays.
 RETURNS = (
     CONNECTS

@@ -91,6 +91,9 @@ async def test_a_client_that_bypassed_mpsd_is_watched_but_no_member(tmp_path: Pa
         assert list(store.members("default")) == []
         domain.join(process, 1000)
         pool.watch(domain, process)
+        assert list(store.members("default")) == [], "it has no channel: to the next mpsd it is no client"
+        domain.attach(process)
+        pool.watch(domain, process)
         assert list(store.members("default")) == [(process, 1000)]
         pool._nursery.cancel_scope.cancel()
     store.close()
