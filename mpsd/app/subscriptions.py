@@ -82,7 +82,8 @@ def _has_company(domain: Domain, process: ProcessId) -> bool:
 
 def _note_end(newcomers: Newcomers, faults: Faults, process: ProcessId, domain: str, had_context: bool) -> None:
     party = faults.incidents.parties.find(process)
-    newcomers.note_end(domain, had_context, party.uid if party else None)
+    uid, _, container = party.owner if party else (None, "", "")
+    newcomers.note_end(domain, had_context, uid, container)
 
 
 def _leave(book: LeaseBook, facts: ClientFacts, process: ProcessId, ending: ProcessExit | None) -> None:

@@ -12,11 +12,11 @@ _MOST_USERS = 1024
 class NewcomerFailures(Struct):
     """Guards that both counts are bounded, and begin again together with fresh servers.  A user is counted by its share.
 
-    last: the users of the last failures, since any newcomer got a context; None: mpsd does not know the user.  of_user: the
-    failures of each user since a newcomer of that user got one.
+    last: the user and the container of each of the last failures, since any newcomer got a context; None: mpsd does not know
+    the user.  of_user: the failures of each user since a newcomer of that user got one.
     """
 
-    last: deque[int | None] = field(default_factory=lambda: deque(maxlen=_LAST))
+    last: deque[tuple[int | None, str]] = field(default_factory=lambda: deque(maxlen=_LAST))
     of_user: dict[int, int] = field(default_factory=dict)
 
     @property

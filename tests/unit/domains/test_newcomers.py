@@ -99,6 +99,20 @@ def test_no_user_closes_a_domain_to_the_others_in_it(present: list[int], failing
 
 
 @pytest.mark.parametrize(
+    ("containers", "is_worn"),
+    [(["a", "a", "a"], False), (["a", "a", ""], False), (["a", "b", ""], True), (["", "", ""], True)],
+)
+def test_users_of_one_container_count_as_one(containers: list[str], is_worn: bool) -> None:
+    """Root of a container without a user namespace was three users, and closed each domain to all others, one after another."""
+    pool = Pool()
+    pool.domains["default"].uids = {0: 8}
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for uid, container in zip((7, 9, 10), containers, strict=True):
+        newcomers.note_end("default", False, uid, container)
+    assert pool.domains["default"].is_draining == is_worn
+
+
+@pytest.mark.parametrize(
     ("ends", "failures"),
     [
         pytest.param([(7, False)] * 3, {7: 3}, id="in a row"),
