@@ -29,7 +29,6 @@ from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
 from mpsd.faults.rules.incident_record import MOST_DEEDS
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.rules.unconfirmed_lines import Unconfirmed, confirms_fault
-from mpsd.faults.rules.verdict import is_proof
 from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
 from mpsd.host.process_exit import ProcessExit
@@ -39,7 +38,6 @@ from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
 from mpsd.model.fault_signs import are_of_one, is_contained
 from mpsd.model.process import ProcessId
-from mpsd.model.xid import ENDS_SERVER
 from mpsd.notify import Changed, Outbox, Signal
 
 log = structlog.get_logger()
@@ -117,7 +115,7 @@ class Incidents:
         self.observed.emit(seen)
         if domain is not None:
             seen = replace(seen, present=self._present(domain))
-            if not seen.is_contained and (is_proof(seen) or seen.xid in ENDS_SERVER):
+            if confirms_fault(seen):  # a core dump, which its author can forge, closes no domain
                 self._suspect(domain)
         self._outbox.put(partial(self._judge, seen, self._clock()))
         if domain is not None and confirms_fault(seen):

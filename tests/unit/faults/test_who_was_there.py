@@ -146,6 +146,15 @@ async def test_who_has_moved_is_not_moved_back_by_the_list_of_where_it_was(world
     assert world.incidents.domain_of_pid(101) is first
 
 
+@pytest.mark.parametrize(("source", "closes"), [(Source.CORE_DUMP, False), (Source.KMOD, True)])
+async def test_a_dump_that_its_author_can_forge_closes_no_domain(world, autojump_clock, source, closes):
+    """With one false dump after the other a client kept the newcomers of all users out of their domain."""
+    domain = world.domain()
+    (client, _) = world.arrive(domain, 101, 102)
+    world.see(source, process=client, is_proof=True, fault_class=FaultClass.SM)
+    assert domain.is_ill is closes
+
+
 async def test_an_xid_of_who_has_just_moved_is_of_where_it_was(world, autojump_clock):
     first, second = world.domain(), world.domain("d2")
     (moved,) = world.arrive(first, 101)
