@@ -107,8 +107,8 @@ class Upkeep:
 
     @staticmethod
     def _lives(domain: Domain) -> bool:
-        """Return whether a client of the domain lives."""
-        return any(processes.lives(pid) for pid in domain.client_pids | {process.pid for process in domain.members})
+        """Return whether a client of the domain lives.  A process that has only connected once does not count."""
+        return any(map(processes.lives, domain.present_pids))
 
     def _is_empty(self, domain: Domain) -> bool:
         """Return whether the domain has no clients.  A server that does not answer lists those that have ended, too."""

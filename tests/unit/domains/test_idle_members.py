@@ -1,13 +1,18 @@
 """A process that has connected to a domain, and has no context there, when another user's client has joined."""
 
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
+import trio
+import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
+from mpsd.domains.upkeep import Upkeep
+from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 
@@ -53,3 +58,18 @@ async def test_it_leaves_a_domain_of_another_key(key: str, seen_at: float, is_co
     domain.handshakes[IDLE] += is_connecting
     assert pool._is_bound(domain, PlacementRequest(1000, frozenset()), IDLE) is is_bound
     assert (IDLE in domain.members) is is_bound
+
+
+@pytest.mark.parametrize("has_channel", [False, True])
+async def test_it_keeps_no_domain_that_its_clients_have_left(has_channel: bool, autojump_clock: trio.testing.MockClock) -> None:
+    """It counts against no user: with one such process in each, a user had all domains of a GPU contained, for an hour."""
+    process = processes.process_id(os.getpid())
+    domain = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.CONTAINED)  # type: ignore[arg-type]
+    domain.join(process, 1000)
+    if has_channel:
+        domain.attach(process)
+    await trio.sleep(60.0)
+    domain.asked_at = trio.current_time()
+    upkeep = Upkeep(Pool(None, None, (), None, None, None, None), 1.0, None)  # type: ignore[arg-type]
+    assert upkeep._is_drained(domain, trio.current_time()) is not has_channel
+    assert bool(domain.occupancy) is has_channel
