@@ -155,7 +155,16 @@ class Assignment(Struct):
             while caller.process and (pause := self._pause_of(caller.process)):
                 told_here(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
                 await trio.sleep(pause)
-        return await self.pool.place(self._ask(caller, grant, wish), caller.process), grant
+        return await self._place(caller, self._ask(caller, grant, wish), grant), grant
+
+    async def _place(self, caller: ClientConnection, ask: PlacementRequest, grant: Grant) -> Domain:
+        """Return a domain that takes it.  It leaves one again if it got another key while it waited, as by a conviction."""
+        while True:
+            domain = await self.pool.place(ask, caller.process)
+            now = self._ask(caller, grant, ask.wish)
+            if now.key == ask.key:
+                return domain
+            ask = now
 
     def _pause_of(self, process: ProcessId) -> float:
         """Return its pause; a process that has a place keeps it."""

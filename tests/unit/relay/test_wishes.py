@@ -1,4 +1,4 @@
-"""Domains that an operator requested for a client's next start."""
+"""What a client asks for that waits for a place: the domain that an operator requested, and its key."""
 
 import os
 import socket
@@ -46,6 +46,31 @@ class Leases(OpenAdmission):
 class Reader:
     async def read(self, process: ProcessId) -> StartFacts:
         return NOTHING
+
+
+class Convicted(NobodyApart):
+    """Keeps a client apart from the time on at which it waits for a place."""
+
+    def __init__(self, pool: FullPool) -> None:
+        self.pool = pool
+
+    def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
+        return "quarantine:it" if len(self.pool.asked) > 1 else ""
+
+
+async def test_a_client_that_is_convicted_while_it_waits_goes_to_a_domain_apart() -> None:
+    """A user in quarantine ended the domain of all others again with each client that had waited for a place there."""
+    pool, process = FullPool(), process_id(os.getpid())
+    pool.asked = []
+    assert process is not None
+    assignment = Assignment(pool, Leases(), Convicted(pool), is_per_gpu=False, reader=Reader())
+    assignment.may_place.set()
+    assignment.wish(process, 0, "d3")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, trio.fail_after(10):
+        caller = ClientConnection(1, "control", ours, Credentials(process.pid, 0, 0), process, 0.0, Forwarding(ours, False))
+        assert await assignment.find_place(caller) == (pool.domain, LEASE)
+    assert [(ask.key, ask.wish) for ask in pool.asked] == [("", "d3"), ("", "d3"), ("quarantine:it", "d3")]
 
 
 async def test_a_requested_domain_is_remembered_while_its_client_waits_for_a_place() -> None:
