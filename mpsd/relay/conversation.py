@@ -136,9 +136,10 @@ class Conversations(Struct):
             return True
         began = trio.current_time()
         try:
-            await self._prepare(domain, caller)
-            prepared = trio.current_time()
-            end = await self._visit(caller, domain, limits)
+            with domain.handshake(caller.process):  # from here on: a domain without clients is given to others
+                await self._prepare(domain, caller)
+                prepared = trio.current_time()
+                end = await self._visit(caller, domain, limits)
         except _NotSet as exc:
             log.warning("limits.not_set", pid=caller.credentials.pid, domain=domain.name, why=str(exc), effect="it waits")
             await trio.sleep(_RETRY_SECONDS)
@@ -156,36 +157,35 @@ class Conversations(Struct):
         Return None if the connection failed.  Raise _NotSet if it is not certain that the limits are set.
         """
         pid = caller.credentials.pid or os.getpid()  # as the domain sees it
-        with domain.handshake(caller.process):
-            async with domain.guard.window(self._entrant(caller, limits), domain.control) as right:
-                if self._must_leave(caller, domain):
-                    return None
-                era = domain.guard.era
-                try:
-                    await enforce(self.pool, domain, caller.credentials.uid, limits)
-                except MpsdError as exc:
-                    raise _NotSet(str(exc)) from exc
-                if self._must_leave(caller, domain) or domain.guard.era != era:
-                    return None  # in another era, the limits set before do not hold
-                arrival, end, before = domain.guard.expect(pid), None, right.kept_out_seconds()
-                arriving_since = math.inf  # of the time in which it keeps others out
-                try:
-                    end = await self._speak(caller, domain, right)
-                    if caller.link.has_passed_descriptors:
-                        domain.attach(caller.process)
-                        self.pool.watch(domain, caller.process)
-                    if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
-                        caller.link.pass_on(end)
-                        arriving_since = right.kept_out_seconds()
-                        await self._see_arrive(caller, domain, arrival)
-                    return end
-                finally:
-                    domain.guard.forget_arrival(pid, arrival)
-                    # `_link` and `_detach` judge a client that mpsd disconnected; no one knows which client silenced a domain.
-                    if end not in _WHY_DETACHED and not domain.silenced.is_set():
-                        kept_out = right.kept_out_seconds()
-                        linked, arriving = min(kept_out, arriving_since) - before, max(kept_out - arriving_since, 0.0)
-                        self._count_stay(caller, domain, linked, arriving)
+        async with domain.guard.window(self._entrant(caller, limits), domain.control) as right:
+            if self._must_leave(caller, domain):
+                return None
+            era = domain.guard.era
+            try:
+                await enforce(self.pool, domain, caller.credentials.uid, limits)
+            except MpsdError as exc:
+                raise _NotSet(str(exc)) from exc
+            if self._must_leave(caller, domain) or domain.guard.era != era:
+                return None  # in another era, the limits set before do not hold
+            arrival, end, before = domain.guard.expect(pid), None, right.kept_out_seconds()
+            arriving_since = math.inf  # of the time in which it keeps others out
+            try:
+                end = await self._speak(caller, domain, right)
+                if caller.link.has_passed_descriptors:
+                    domain.attach(caller.process)
+                    self.pool.watch(domain, caller.process)
+                if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
+                    caller.link.pass_on(end)
+                    arriving_since = right.kept_out_seconds()
+                    await self._see_arrive(caller, domain, arrival)
+                return end
+            finally:
+                domain.guard.forget_arrival(pid, arrival)
+                # `_link` and `_detach` judge a client that mpsd disconnected; no one knows which client silenced a domain.
+                if end not in _WHY_DETACHED and not domain.silenced.is_set():
+                    kept_out = right.kept_out_seconds()
+                    linked, arriving = min(kept_out, arriving_since) - before, max(kept_out - arriving_since, 0.0)
+                    self._count_stay(caller, domain, linked, arriving)
 
     def _count_stay(self, caller: ClientConnection, domain: Domain, linked: float, arriving: float) -> None:
         """Count the time in which its connection, and then its arrival, kept other users out, less what an offender gets.

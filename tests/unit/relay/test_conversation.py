@@ -103,6 +103,32 @@ async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_
             assert not pool.domain.handshakes
 
 
+async def test_a_domain_is_not_empty_while_a_client_waits_for_its_sentinel(autojump_clock):
+    """A client with another key got the domain then, and the one that had waited had its context there too."""
+    domain, process = HopefulPool().domain, ProcessId(1, 1)
+    domain.members[process] = domain.asked_at = 0.0
+    await trio.sleep(60.0)
+    seen: list[int] = []
+
+    async def find_place(caller: object) -> tuple[Domain, Grant]:
+        return domain, Grant("everybody")
+
+    async def prepare(domain: Domain, uid: int) -> None:
+        seen.append(domain.occupancy)
+        await trio.sleep_forever()
+
+    assignment = SimpleNamespace(find_place=find_place, limits=lambda *_: None)
+    shared = Conversations(None, None, None, None, assignment, None, prepare=prepare)
+    domain.asked_at = trio.current_time()
+    async with running(shared._once, SimpleNamespace(process=process, credentials=Credentials(1, 0, 0))):
+        await trio.testing.wait_all_tasks_blocked()
+    assert seen == [1]
+    assert domain.occupancy == 1, "for as long as it may connect again"
+    await trio.sleep(60.0)
+    domain.asked_at = trio.current_time()
+    assert domain.occupancy == 0
+
+
 @pytest.mark.parametrize(("is_shared", "patience"), [(True, 2.0), (False, 5.0)])
 async def test_where_users_share_a_server_a_new_process_brings_no_new_patience(autojump_clock, is_shared, patience):
     """A user who forks could otherwise keep the clients of others, with other limits, waiting all the time.
