@@ -22,15 +22,19 @@ def pids_at_work(domain: Domain) -> set[int]:
     return domain.client_pids.union(*domain.contexts.values())
 
 
+def pids_of_xids(domain: Domain) -> set[int]:
+    """Return the pids that an Xid of the domain names: its server's, or that of any context, also the sentinel's."""
+    return pids_at_work(domain) | domain.servers.keys() | domain.sentinel.pids
+
+
 def may_be_named(domain: Domain, pid: int) -> bool:
     """Return whether an Xid with this pid, which the domain knows, is of the domain.
 
-    Such an Xid names the server, a client with a context, or one on its way in; after a contained exception the server takes
-    none.  Any other member can have caused it elsewhere, even past MPS, and the domain's clients would be taken for lost: a
-    process stays a member until it ends, also when another user has the domain.
+    It can also name a client on its way in, still without a context; after a contained exception the server takes none.  Any
+    other member can have caused it elsewhere, even past MPS, and the domain's clients would be taken for lost: a process stays
+    a member until it ends, also when another user has the domain.
     """
-    at_work = pids_at_work(domain) | domain.servers.keys()
-    return pid in at_work or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
+    return pid in pids_of_xids(domain) or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
 
 
 def is_others(domain: Domain, process: ProcessId, key: str, *, is_multiuser: bool) -> bool:

@@ -116,8 +116,8 @@ class Pool:
         raise NoSuchServer(f"Server {pid} not found")
 
     def domain_of_process(self, pid: int) -> Domain | None:
-        """Return the domain of a vendor server or a client."""
-        own = (each for each in self.domains.values() if pid in each.servers or pid in each.client_pids)
+        """Return the domain of a vendor server, a client or a sentinel's client."""
+        own = (each for each in self.domains.values() if pid in {*each.servers, *each.client_pids, *each.sentinel.pids})
         placed = (each for each in self.domains.values() if any(process.pid == pid for process in each.members))
         return next(own, None) or next(placed, None)
 

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import pids_at_work
+from mpsd.domains.listed import pids_of_xids
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.model.domain import DomainState
@@ -107,15 +107,14 @@ class Sentinels(Struct):
         """End the sentinels of a domain with a memory fault: its server can then end its clients, as without them.
 
         The fault is proven, or the driver has reported it: a client can prevent the proof, and one that was killed makes none.
-        The Xid names a client with a context, or the server, as after a client was killed in mid-kernel (measured).  A process
+        The Xid names the process of a context, or the server, as after a client was killed in mid-kernel (measured).  A process
         that was only placed there can have caused it elsewhere, even past MPS.
         """
         protection = self._protections.get(seen.domain)
         if protection is None or not protection.watchers or seen.is_contained:
             return
-        domain = protection.domain
         is_memory_fault = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.MMU
-        is_reported = is_memory_fault and named_pid(seen.text) in pids_at_work(domain) | domain.servers.keys()
+        is_reported = is_memory_fault and named_pid(seen.text) in pids_of_xids(protection.domain)
         if is_reported or (seen.fault_class is FaultClass.MMU and seen.is_proof):
             self._spawn(protection.give_way)
 

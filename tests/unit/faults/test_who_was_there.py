@@ -217,6 +217,14 @@ async def test_a_proof_against_who_was_placed_there_once_ends_nothing_there(worl
     assert [each for each in told if each[1]][-3:] == [("", idle), ("default", client), ("default", idle)]
 
 
+async def test_an_xid_that_names_the_sentinels_client_is_of_its_domain(world):
+    """It has the oldest context, and the driver names that one's process: the fault was one of no domain."""
+    domain = world.domain()
+    domain.sentinel = SimpleNamespace(pids=frozenset({77}))
+    assert world.incidents.domain_of_pid(77) is domain
+    assert world.incidents.domain_of_pid(78) is None
+
+
 async def test_a_newcomer_that_moves_on_is_accused_of_nothing(world, autojump_clock):
     """As it was on an H200: two Xids name a client that was on its way in, the second when it is in another domain."""
     first, second = world.domain(), world.domain("d2")

@@ -66,6 +66,7 @@ def an_xid(number: int, pid: int) -> Observation:
         pytest.param(an_xid(31, pid=7), True, id="that the driver reports"),
         pytest.param(an_xid(31, pid=8), True, id="also of one with a context by the log alone"),
         pytest.param(an_xid(31, pid=1), True, id="that names the server, as after a client was killed in mid-kernel"),
+        pytest.param(an_xid(31, pid=6), True, id="that names the sentinel's client, the oldest in the server"),
         pytest.param(an_xid(31, pid=9), False, id="of a process that was only placed there"),
         pytest.param(replace(an_xid(31, pid=7), is_contained=True), False, id="contained"),
         pytest.param(an_xid(13, pid=7), False, id="an SM exception"),
@@ -87,6 +88,7 @@ async def test_a_memory_fault_ends_the_sentinel(seen: Observation, ends: bool) -
     sentinels = Sentinels(SimpleNamespace(notify=lambda: None), settings)  # type: ignore[arg-type]
     server = ServerView(1, 0, "ACTIVE", (7,), "d2", ("GPU-a",))
     domain = Domain("d2", 2, ("GPU-a",), None, 48, servers={1: server}, contexts={1: Counter([8])})  # type: ignore[arg-type]
+    domain.sentinel = SimpleNamespace(pids=frozenset({6}))  # type: ignore[assignment]
     protection = SimpleNamespace(watchers={"GPU-a": None}, give_way=give_way, domain=domain)
     sentinels._protections = {"d2": protection}  # type: ignore[dict-item]
     async with trio.open_nursery() as sentinels._nursery:
