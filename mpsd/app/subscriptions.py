@@ -41,6 +41,7 @@ def subscribe(
     incidents.client_hung_up.subscribe(attachments.note_leaving)
     attachments.client_ended.subscribe(partial(_note_end, Newcomers(pool), faults))
     pool.client_ended.subscribe(incidents.left, partial(_leave, book, facts))
+    pool.retained.is_held, pool.retained.until_released = attachments.is_watching, attachments.wait_over
     pool.retained.freed.subscribe(book.leave)
     # a fault, from its sources to the promotion of a standby and to the reactions
     pool.log_told.subscribe(faults.kmod_policy.hear, incidents.hear)

@@ -1,8 +1,9 @@
 """Which ended clients still have GPU memory.
 
 After a contained exception the sentinel has their descriptors open: the memory is free once the sentinel has ended, with the
-domain or before it.  In any domain a child that a client forked can have its descriptors: the memory is taken until the server,
-asked after the client's end, does not list it.
+domain or before it.  In any domain mpsd itself can hold those of a client that was killed (uvm/client_watch.py), and a child
+that a client forked can have them: the memory is taken until mpsd has closed them, and until the server, asked after the
+client's end, does not list it.
 Prose: docs/leases.md, "When the memory of an ended client is not free".
 """
 
@@ -24,7 +25,8 @@ _CLOSED = (DomainState.CONTAINED, DomainState.STOPPING, DomainState.DEAD)  # DEA
 class RetainedMemory:
     """Guards that each of these clients is reported free once its memory can be used again, and never before.
 
-    changed: waits for a change of any domain.
+    changed: waits for a change of any domain.  is_held: whether mpsd has descriptors of the client.  until_released: returns
+    once it has closed them.
     """
 
     def __init__(self, store: SqliteStore, domains: Mapping[str, Domain], changed: Callable[[], Awaitable[None]]) -> None:
@@ -34,17 +36,20 @@ class RetainedMemory:
         self._domains = domains
         self._changed = changed
         self._clients: set[ProcessId] = set()
+        self.is_held: Callable[[ProcessId], bool] = lambda process: False
+        self.until_released: Callable[[ProcessId], Awaitable[None]] = _at_once
 
     def has(self, process: ProcessId) -> bool:
         """Return whether the memory of this ended client may be taken; before the domains are adopted: if it was in one."""
         if process in self._clients or (not self.has_adopted and self._store.is_member(process)):
             return True
         now = trio.current_time()
-        return any(process in domain.members and _is_retaining(domain, process, now) for domain in self._domains.values())
+        homes = [domain for domain in self._domains.values() if process in domain.members]
+        return any(self.is_held(process) or _is_retaining(domain, process, now) for domain in homes)
 
     def note_end(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> bool:
         """Return whether the memory of this client, which has just ended in the domain, is retained."""
-        if not _is_retaining(domain, process, trio.current_time()):
+        if not self.is_held(process) and not _is_retaining(domain, process, trio.current_time()):
             return False
         self._keep(domain, process, nursery)
         return True
@@ -64,11 +69,16 @@ class RetainedMemory:
 
     async def _wait_freed(self, domain: Domain, process: ProcessId) -> None:
         ended_at = trio.current_time()
+        await self.until_released(process)
         while _is_retaining(domain, process, ended_at):
             await self._changed()  # until the end of the domain, or of the children
         self._clients.discard(process)
         self._store.forget_member(process)
         self.freed.emit(process)
+
+
+async def _at_once(process: ProcessId) -> None:
+    """Stand for the release of a client of which mpsd holds nothing."""
 
 
 def _is_retaining(domain: Domain, process: ProcessId, ended_at: float) -> bool:

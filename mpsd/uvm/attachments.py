@@ -127,6 +127,10 @@ class Attachments:
         """Return whether mpsd holds its GPU address space for hold_seconds after a kill, if its domain has other clients."""
         return self.standing(process).held
 
+    def is_watching(self, process: ProcessId) -> bool:
+        """Return whether mpsd may have descriptors of the process, for as long as `wait_over` waits."""
+        return process in self._watches
+
     async def wait_over(self, process: ProcessId) -> None:
         """Wait until mpsd has closed all descriptors of the process; return at once if it was never watched."""
         while process in self._watches:

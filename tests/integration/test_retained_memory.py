@@ -108,3 +108,17 @@ def test_it_is_free_after_an_end_without_an_exception(machine: Machine) -> None:
     machine.kill_daemon()
     machine.start()
     counter(machine, "a").ready()
+
+
+def test_a_client_that_was_killed_has_its_place_until_mpsd_has_released_it(machine: Machine) -> None:
+    """mpsd keeps its GPU context for its co-runners.  The next client got the same memory at once, and so did each after it."""
+    machine.start()
+    with machine.mpsd() as mpsd:
+        total = mpsd.ask(calls.device_list()).items[0].total_bytes
+    lease(machine, "killed", total // 2)
+    lease(machine, "reserved", total - total // 2)
+    machine.counter().ready()
+    killed = counter(machine, "killed").ready()
+    killed.end(signal.SIGKILL)
+    counter(machine, "killed").ready()
+    assert [each["pid"] for each in machine.journal("uvm.released")] == [killed.pid]

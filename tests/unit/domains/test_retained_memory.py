@@ -176,6 +176,34 @@ async def test_it_is_free_once_no_server_lists_the_client(
         assert (world.is_stored(client), world.freed) == (False, [client])
 
 
+async def test_it_is_free_once_mpsd_has_released_a_killed_client(
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]"
+) -> None:
+    """mpsd keeps its GPU context for two seconds, so that its kernels can finish: a user who killed one client after another
+    gave the memory of one lease to as many as started in that time."""
+    world, released = World(tmp_path, client), trio.Event()
+    retained = world.pool.retained
+    retained.has_adopted = True
+    retained.is_held = lambda process: process == client and not released.is_set()
+    retained.until_released = lambda process: released.wait()
+    at_end: list[bool] = []
+    world.pool.client_ended.subscribe(lambda process, ending: at_end.append(retained.has(process)))
+    async with trio.open_nursery() as nursery:
+        world.pool._nursery = nursery
+        world.domain.join(client, OWNER)
+        world.domain.attach(client)
+        world.pool.watch(world.domain, client)
+        assert retained.has(client), "the relay can notice its end first"
+        child.kill()
+        while not at_end:
+            await world.pool.changed()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (at_end, world.is_stored(client), world.freed) == ([True], True, [])
+        released.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (retained.has(client), world.is_stored(client), world.freed) == (False, False, [client])
+
+
 async def test_the_next_mpsd_takes_no_other_process_for_the_listed_one(tmp_path: Path, client: ProcessId) -> None:
     before = ProcessId(client.pid, 1)
     world = World(tmp_path, before)
