@@ -76,9 +76,9 @@ def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain
 
 
 def _has_company(domain: Domain, process: ProcessId) -> bool:
-    """Return whether the client's end could harm another client."""
-    others = {*domain.members, *domain.connected} - {process}
-    return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
+    """Return whether the client's end could harm another client; a process that has only connected once does not count."""
+    others = domain.present_pids.union(each.pid for each in domain.connected) - {process.pid}
+    return domain.state is not DomainState.FAULT and bool(others)
 
 
 def _note_end(newcomers: Newcomers, faults: Faults, process: ProcessId, domain: str, had_context: bool) -> None:

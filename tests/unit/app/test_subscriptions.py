@@ -5,8 +5,12 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import trio
+import trio.testing
 
-from mpsd.app.subscriptions import _adopt, _watch
+from mpsd.app.subscriptions import _adopt, _has_company, _watch
+from mpsd.domains.domain import Domain
+from mpsd.model.domain import DomainState
 from mpsd.model.process import Credentials, ProcessId
 
 
@@ -30,3 +34,23 @@ def test_an_adopted_client_counts_against_the_user_who_connected() -> None:
     process = ProcessId(os.getpid(), 7)
     _adopt(book, process, SimpleNamespace(uids={process: 12345}))  # type: ignore[arg-type]
     assert adopted == [(process, Credentials(process.pid, 12345, os.getegid()))]
+
+
+@pytest.mark.parametrize(
+    ("seen_at", "state", "has_company"),
+    [
+        (math.inf, DomainState.READY, True),
+        (math.inf, DomainState.FAULT, False),
+        (0.0, DomainState.READY, False),
+    ],
+    ids=["a client", "that has lost its context", "only connected once"],
+)
+async def test_a_killed_client_is_held_for_the_clients_in_its_domain(
+    seen_at: float, state: DomainState, has_company: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Another user's process that had connected there once, before, cost each killed client's lease two seconds."""
+    killed, other = ProcessId(7, 7), ProcessId(8, 7)
+    domain = Domain("default", 1, ("GPU",), None, 48, state=state, members={killed: math.inf, other: seen_at})  # type: ignore[arg-type]
+    await trio.sleep(60.0)
+    domain.asked_at = trio.current_time()
+    assert _has_company(domain, killed) is has_company
