@@ -238,8 +238,8 @@ class Pool:
     def watch(self, domain: Domain, process: ProcessId | None) -> None:
         """Store a member that has a channel: to the next mpsd it is a client.  Remove any process once it has ended."""
         if process is not None and self._nursery is not None:
-            if (uid := domain.uids.get(process)) is not None and domain.members.get(process) == math.inf:
-                self.store.save_member(domain.name, process, uid)
+            uid = domain.uids.get(process) if domain.members.get(process) == math.inf else None
+            self.store.forget_member(process) if uid is None else self.store.save_member(domain.name, process, uid)
             if process not in self._watched:  # it may change its domain as often as it likes
                 self._watched.add(process)
                 self._nursery.start_soon(self._watch, process)

@@ -95,6 +95,11 @@ async def test_a_client_that_bypassed_mpsd_is_watched_but_no_member(tmp_path: Pa
         domain.attach(process)
         pool.watch(domain, process)
         assert list(store.members("default")) == [(process, 1000)]
+        domain.leave(process)
+        other = a_domain(Vendor())
+        other.join(process, 1000)
+        pool.watch(other, process)
+        assert list(store.members("default")) == [], "it has left the domain where it had one"
         pool._nursery.cancel_scope.cancel()
     store.close()
 

@@ -81,6 +81,7 @@ async def test_it_is_free_once_the_sentinel_has_ended(
     async with trio.open_nursery() as nursery:
         world.pool._nursery = nursery
         world.domain.join(client, OWNER)
+        world.domain.attach(client)
         world.pool.watch(world.domain, client)
         world.become(DomainState.CONTAINED)
         assert retained.has(client), "the relay can notice its end first"
@@ -114,6 +115,7 @@ async def test_an_exception_that_is_reported_before_the_end_counts(
         async with trio.open_nursery() as nursery:
             world.pool._nursery = nursery
             world.domain.join(client, OWNER)
+            world.domain.attach(client)
             world.pool.watch(world.domain, client)
             nursery.start_soon(hear)
             await trio.testing.wait_all_tasks_blocked()
@@ -135,6 +137,7 @@ async def test_in_other_domains_it_is_free_at_the_end(
     async with trio.open_nursery() as nursery:
         world.pool._nursery = nursery
         world.domain.join(client, OWNER)
+        world.domain.attach(client)
         world.pool.watch(world.domain, client)
         world.become(state)
         child.kill()
@@ -158,6 +161,7 @@ async def test_it_is_free_once_no_server_lists_the_client(
     async with trio.open_nursery() as nursery:
         world.pool._nursery = nursery
         world.domain.join(client, OWNER)
+        world.domain.attach(client)
         world.domain.admit(client)
         world.pool.watch(world.domain, client)
         world.lists(*[client.pid] * is_listed)
