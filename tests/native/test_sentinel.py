@@ -36,7 +36,6 @@ AT_START, AT_END, AT_SHARED, AT_SECOND = 1, 8, 9, 10
 PTRACE_CONT, PTRACE_SEIZE, PTRACE_O_TRACEEXIT = 7, 0x4206, 0x40
 NOT_FOUND, NOT_READY = 500, 807  # CUresult
 MOST_CLIENTS = 64  # MPSD_SENTINEL_CLIENTS
-SMS = 132  # of the simulated GPU
 USER = 1000
 
 pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
@@ -374,7 +373,7 @@ def test_a_trap_on_all_sms_is_resumed_until_all_its_blocks_have_ended(mps: Machi
     culprit.open_gate()
     assert sentinel.comes(CONTAINED)
     assert lives_on(victim)
-    assert [each.count for each in sentinel.of(FAULT)] == [SMS]
+    assert [each.count for each in sentinel.of(FAULT)] == [132]  # SMs of the simulated GPU
     assert not sentinel.of(FAILED)
 
 
