@@ -36,7 +36,7 @@ from mpsd.model.blame import BlameStatus
 from mpsd.model.describe import describe as in_words
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
-from mpsd.model.fault_signs import are_of_one, is_contained
+from mpsd.model.fault_signs import is_contained
 from mpsd.model.process import ProcessId
 from mpsd.notify import Changed, Outbox, Signal
 
@@ -111,7 +111,7 @@ class Incidents:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
             seen = replace(seen, domain=domain.name, gpu=gpu)
             if seen.source is Source.SENTINEL and seen.is_proof:  # by mappings, which a client can change
-                seen = replace(seen, is_proof=are_of_one(map(self.parties.find, self._present(domain))))
+                seen = replace(seen, is_proof=self.parties.are_of_one(domain.name, self._present(domain)))
         self.observed.emit(seen)
         if domain is not None:
             seen = replace(seen, present=self._present(domain))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct, field
 
 from mpsd.model.fault import Party
+from mpsd.model.fault_signs import are_of_one
 from mpsd.model.process import ProcessId
 
 _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process has ended
@@ -112,13 +113,13 @@ class KnownClients:
         there = (each for each in self._guests.values() if each.domain == domain and each.gone_ns is None)
         self._histories[domain] = _History(frozenset(servers), {_owner_of(each.party) for each in there})
 
-    def are_of_one(self, domain: str) -> bool:
-        """Return whether all clients that the domain's servers have served are of one user and container.
+    def are_of_one(self, domain: str, present: Iterable[ProcessId] = ()) -> bool:
+        """Return whether all clients that the domain's servers have served, and those present, are of one user and container.
 
         GPU work of one that has ended can go on, unseen: a child, or any process, can have the descriptors that it runs on.
         """
         history = self._histories.get(domain, _History())
-        return history.is_whole and len(history.owners) < 2
+        return history.is_whole and len(history.owners) < 2 and are_of_one(map(self.find, present))
 
     def present(self, domain: str, now_there: Iterable[ProcessId], seconds: float) -> tuple[ProcessId, ...]:
         """Return the clients in the domain now, and those that ended there within so many seconds."""

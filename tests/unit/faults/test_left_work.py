@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from mpsd.model.domain import DomainState
-from mpsd.model.fault import Confidence, Party
+from mpsd.model.fault import Confidence, FaultClass, Party, Source
 from mpsd.model.process import ProcessId
 from tests.running import running
 from tests.unit.faults.incident_world import IncidentWorld
@@ -73,3 +73,25 @@ async def test_none_is_convicted_alone_in_a_server_that_is_older_than_mpsd(tmp_p
         world.say_fault(domain)
         await trio.sleep(60)
     assert world.last.confidence is confidence
+
+
+@pytest.mark.parametrize(("ended", "is_proven"), [(101, False), (200, True)], ids=["another user's", "one's own"])
+async def test_a_sentinel_convicts_no_client_of_what_an_ended_one_of_another_user_may_have_done(
+    tmp_path, autojump_clock, ended, is_proven
+):
+    """What it left can execute at an address that only the client has mapped that is there by now: that one was killed."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain = world.domain()
+    async with running(world.incidents.run):
+        [gone] = world.arrive(domain, ended)
+        world.end(gone)
+        await trio.sleep(60)
+        [victim] = world.arrive(domain, 201)
+        world.lists(domain, victim.pid)
+        exception = {"fault_class": FaultClass.SM, "is_contained": True, "pc": 0x200000000}
+        world.see(Source.SENTINEL, domain.name, **exception)
+        world.see(Source.SENTINEL, domain.name, process=victim, is_proof=True, **exception)
+        await trio.sleep(60)
+    assert world.last.culprit == (victim if is_proven else None)
+    assert world.last.confidence is (Confidence.PROVEN if is_proven else Confidence.UNKNOWN)
+    assert ("blame.convicted" in world.topics) is is_proven
