@@ -105,7 +105,8 @@ class Incidents:
     def see(self, seen: Observation) -> None:
         """Take an observation from any source; call it in the trio thread."""
         domain = self._domain_of(seen)
-        if domain is not None and (is_elsewhere(seen, domain.gpus) or self._is_foreign(seen, domain)):
+        is_own = seen.source in (Source.UVM_EVENTS, Source.KMOD)
+        if domain is not None and (is_elsewhere(seen, domain.gpus) or (is_own and self._has_lost_place(seen.process, domain))):
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
@@ -170,18 +171,17 @@ class Incidents:
             return self._pool.domains.get(self.parties.domain_of(seen.process))
         return self._pool.domain_of_process(seen.process.pid)
 
-    def _is_foreign(self, seen: Observation, domain: Domain) -> bool:
-        """Return whether its process cannot have faulted in the domain: it was placed there, and another user has it by now."""
-        party = self.parties.find(seen.process)
-        if seen.process is None or party is None or seen.source not in (Source.UVM_EVENTS, Source.KMOD):
-            return False
-        return is_without_place(domain, seen.process, party.uid) and not self._pool.settings.is_multiuser
+    def _has_lost_place(self, process: ProcessId | None, domain: Domain) -> bool:
+        """Return whether the client was placed in the domain, and another user has it by now."""
+        party = self.parties.find(process)
+        return party is not None and is_without_place(domain, party.process, party.uid) and not self._pool.settings.is_multiuser
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
         if name := self.parties.former_domain(pid):
             former = self._pool.domains.get(name)
-            if former is None or (former.is_ill and former.state is not DomainState.CONTAINED):
+            is_ill = former is not None and former.is_ill and former.state is not DomainState.CONTAINED
+            if former is None or (is_ill and not self._has_lost_place(self.parties.by_pid(pid), former)):
                 return former
         found = self._pool.domain_of_process(pid)
         return found if found is not None and may_be_named(found, pid) else None

@@ -197,6 +197,24 @@ async def test_an_xid_of_who_is_a_member_only_is_not_of_the_domain(world, autoju
         assert world.incidents.domain_of_pid(idle.pid) is domain
 
 
+@pytest.mark.parametrize(("uid", "is_counted"), [(1001, False), (1000, True)], ids=["another user's", "its own user's"])
+async def test_an_xid_of_who_has_left_another_users_domain_is_not_of_it(world, autojump_clock, uid, is_counted):
+    """It had only connected to it before.  Where that domain was silent, as beside a frozen client, it moved, met a memory
+    fault, and had the clients there taken for lost."""
+    world.pool.settings = SimpleNamespace(is_multiuser=False)
+    first, second = world.domain(), world.domain("d2")
+    idle, client = ProcessId(101, 7), ProcessId(201, 7)
+    for process, its_uid in ((idle, 1000), (client, uid)):
+        first.join(process, its_uid)
+        world.incidents.arrived(process, first)
+        await trio.sleep(11)
+    first.attach(client)
+    world.lists(first, client.pid)
+    first.silenced.set()
+    world.move(idle, second)
+    assert world.incidents.domain_of_pid(idle.pid) is (first if is_counted else second)
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_a_proof_against_who_was_placed_there_once_ends_nothing_there(world, autojump_clock, has_ended):
     """mpsd listens to its VA spaces, also to one past MPS.  Its fault there is its own, and of no domain of another user."""
