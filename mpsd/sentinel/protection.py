@@ -100,11 +100,11 @@ class Protection(Struct):
             self._ends -= not unless_contained
             self.pool.notify()
 
-    async def give_way(self) -> None:
-        """End it, and start none until the domain's server has reported the fault."""
+    async def give_way(self, *, unless_contained: bool = False) -> None:
+        """End it, and start none until the domain's server has reported the fault.  unless_contained: as of `aside`."""
         self._yielded_to = self.server.pid if self.server else None
         self._retry_at, self._retry_uid = trio.current_time() + _AGAIN_SECONDS, None
-        await self.end()
+        await self.end(unless_contained=unless_contained)
 
     async def end(self, *, unless_contained: bool = False) -> None:
         async with trio.open_nursery() as nursery:

@@ -24,6 +24,7 @@ from mpsd.sentinel.watcher import Watcher
 log = structlog.get_logger()
 # An Xid comes 12 to 17 ms after the launch, the sentinel's event 4 to 54 ms after it (H200).
 _HOLD_SECONDS = 0.25
+_REPORT_SECONDS = 2.0  # the longest time to the first event of a session was 0.3 s
 _TEST_AGAIN_SECONDS = 60.0
 
 
@@ -125,6 +126,8 @@ class Sentinels(Struct):
         """
         protection = self._protections.get(seen.domain)
         is_exception = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.SM
+        if protection is not None and is_exception:
+            self._spawn(partial(self._end_silent, protection, named_pid(seen.text)))
         if protection is None or not is_exception or not protection.is_armed:
             self.observed.emit(seen)
         elif protection.domain.state is DomainState.CONTAINED:
@@ -139,6 +142,18 @@ class Sentinels(Struct):
                 await self.pool.changed()
         is_contained = protection.is_armed and domain.state is DomainState.CONTAINED
         self.observed.emit(replace(seen, is_contained=is_contained))
+
+    async def _end_silent(self, protection: Protection, server_pid: int | None) -> None:
+        """End the sentinels in this server unless they report its exception, as one that came shortly before they were armed.
+
+        Their stopped clients keep the server from ending the others, and no RESUME comes: all would hang.
+        """
+        domain = protection.domain
+        with trio.move_on_after(_REPORT_SECONDS):
+            while domain.state is not DomainState.CONTAINED:
+                await self.pool.changed()
+        if domain.state is not DomainState.CONTAINED and protection.watchers and server_pid in domain.servers:
+            await protection.give_way(unless_contained=True)
 
     @property
     def pids(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
-from mpsd.model.domain import ServerView
+from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.sentinel.protection import SentinelSettings
 from mpsd.sentinel.sentinels import Sentinels
@@ -96,3 +96,34 @@ async def test_a_memory_fault_ends_the_sentinel(seen: Observation, ends: bool) -
         sentinels.give_way(replace(seen, domain="d2"))
         await trio.testing.wait_all_tasks_blocked()
     assert bool(ended) is ends
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "ends"),
+    [
+        pytest.param(an_xid(43, pid=1), DomainState.READY, True, id="of the server"),
+        pytest.param(an_xid(43, pid=1), DomainState.CONTAINED, False, id="that is contained"),
+        pytest.param(an_xid(43, pid=7), DomainState.READY, False, id="of a client, which may be past MPS"),
+        pytest.param(an_xid(31, pid=1), DomainState.READY, False, id="of a memory fault"),
+    ],
+)
+async def test_an_exception_that_no_sentinel_reports_ends_it(
+    autojump_clock: object, seen: Observation, state: DomainState, ends: bool
+) -> None:
+    """One that comes between the stop of its client and its event: all clients of the domain hung for ever."""
+    ended: list[bool] = []
+
+    async def give_way(*, unless_contained: bool) -> None:
+        ended.append(unless_contained)
+
+    settings = SentinelSettings(True, False, 10.0, 0.0, None)  # type: ignore[arg-type]
+    sentinels = Sentinels(SimpleNamespace(changed=trio.sleep_forever), settings)  # type: ignore[arg-type]
+    server = ServerView(1, 0, "ACTIVE", (7,), "d2", ("GPU-a",))
+    domain = Domain("d2", 2, ("GPU-a",), None, 48, state=state, servers={1: server})  # type: ignore[arg-type]
+    protection = SimpleNamespace(watchers={"GPU-a": None}, is_armed=False, give_way=give_way, domain=domain)
+    sentinels._protections = {"d2": protection}  # type: ignore[dict-item]
+    async with trio.open_nursery() as sentinels._nursery:
+        sentinels.pass_on(replace(seen, domain="d2"))
+        await trio.sleep(1)
+        assert not ended, "its event can come later than the Xid"
+    assert ended == [True] * ends
