@@ -66,7 +66,12 @@ def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | N
     Another process can have the pid of an ended client, and is no client.  admitted: of the domain.
     """
     found = processes.find(pid)
-    return found if admitted.get(pid) in (None, found) else None
+    return found if found is not None and is_meant(admitted, found) else None
+
+
+def is_meant(admitted: Mapping[int, ProcessId], process: ProcessId) -> bool:
+    """Return whether the servers of a domain that list the process's pid mean the process, as far as mpsd knows."""
+    return admitted.get(process.pid) in (None, process)
 
 
 def may_be_listed(domain: Domain, process: ProcessId, ended_at: float) -> bool:

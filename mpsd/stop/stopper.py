@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.listed import is_meant
 from mpsd.domains.pool import Pool
 from mpsd.errors import TooMany, VendorFailed
 from mpsd.host import processes
@@ -125,7 +126,8 @@ class Stopper:
         """
         found: Servers = []
         for domain in self._pool.domains.values():
-            listed = [(domain, pid) for pid, server in domain.servers.items() if process.pid in server.client_pids]
+            servers = domain.servers.items() if is_meant(domain.admitted, process) else ()
+            listed = [(domain, pid) for pid, server in servers if process.pid in server.client_pids]
             is_unknown = not listed and domain.name in silent and process in domain.members
             found += [(domain, None)] if is_unknown else listed
         return found

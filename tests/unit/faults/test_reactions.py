@@ -111,6 +111,15 @@ async def test_in_a_domain_that_is_well_its_work_is_ended_first(scene, child, au
     assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by sigkill, 5 s after it was known"]
 
 
+async def test_the_work_of_an_ended_client_with_its_pid_is_left(scene, child, autojump_clock):
+    """A culprit can wait until it gets that pid: the other user's child, which has the connections, lost its work."""
+    domain = scene.accuse(child, DomainState.READY)
+    domain.admit(ProcessId(child.pid, 1))
+    await until_done(scene)
+    assert scene.stopper.asked == []
+    assert child.wait(5) == -signal.SIGKILL
+
+
 async def test_why_it_was_not_ended_is_noted(scene, child, autojump_clock):
     scene.accuse(child, DomainState.READY)
     scene.stopper.why = "its GPU work was not ended"
