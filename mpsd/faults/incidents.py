@@ -106,7 +106,7 @@ class Incidents:
         """Take an observation from any source; call it in the trio thread."""
         domain = self._domain_of(seen)
         is_own = seen.source in (Source.UVM_EVENTS, Source.KMOD)
-        if domain is not None and (is_elsewhere(seen, domain.gpus) or (is_own and self._has_lost_place(seen.process, domain))):
+        if domain is not None and (is_elsewhere(seen, domain.gpus) or (is_own and not self._may_be_in(domain, seen.process))):
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
@@ -171,17 +171,18 @@ class Incidents:
             return self._pool.domains.get(self.parties.domain_of(seen.process))
         return self._pool.domain_of_process(seen.process.pid)
 
-    def _has_lost_place(self, process: ProcessId | None, domain: Domain) -> bool:
-        """Return whether the client was placed in the domain, and another user has it by now."""
-        party = self.parties.find(process)
-        return party is not None and is_without_place(domain, party.process, party.uid) and not self._pool.settings.is_multiuser
+    def _may_be_in(self, domain: Domain | None, process: ProcessId | None) -> bool:
+        """Return False for a client that was placed in the domain, and has no place there: another user has it by now."""
+        if domain is None or (party := self.parties.find(process)) is None:
+            return True
+        return not is_without_place(domain, party.process, party.uid) or self._pool.settings.is_multiuser
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
         if name := self.parties.former_domain(pid):
             former = self._pool.domains.get(name)
             is_ill = former is not None and former.is_ill and former.state is not DomainState.CONTAINED
-            if former is None or (is_ill and not self._has_lost_place(self.parties.by_pid(pid), former)):
+            if former is None or (is_ill and self._may_be_in(former, self.parties.by_pid(pid))):
                 return former
         found = self._pool.domain_of_process(pid)
         return found if found is not None and may_be_named(found, pid) else None
@@ -197,11 +198,11 @@ class Incidents:
         listed = (domain.admitted.get(pid) or self.parties.by_pid(pid) for pid in domain.client_pids)
         there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
         few = sorted(there, key=lambda each: (each.pid not in at_work, each))[:_MOST_PRESENT]
-        return self.parties.present(domain.name, few, PRESENT_SECONDS)
+        return tuple(filter(partial(self._may_be_in, domain), self.parties.present(domain.name, few, PRESENT_SECONDS)))
 
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
-        self.parties.note_servers(domain.name, domain.servers.keys())
+        self.parties.note_servers(domain.name, domain.servers.keys(), partial(self._may_be_in, domain))
         for process in domain.members:
             if self.parties.find(process) is None:
                 self.parties.meet(process, domain.name)
@@ -235,7 +236,7 @@ class Incidents:
     def left(self, process: ProcessId, ending: ProcessExit | None) -> None:
         """Record the end of a client.  ending: None if unknown; then a signal may have ended it in the middle of a kernel."""
         domain = self.parties.leave(process)
-        if domain is None:
+        if domain is None or not self._may_be_in(self._pool.domains.get(domain), process):
             return
         is_own = ending is not None and ending.signal in OWN_SIGNALS
         fault_class = FaultClass.UNKNOWN if is_own else FaultClass.HOST
@@ -362,7 +363,7 @@ class Incidents:
                 if before in is_cut_off and domain.state is DomainState.FAULT:
                     self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
-                    self.parties.renew(name)
+                    self.parties.renew(name, partial(self._may_be_in, domain))
                     if name in adopted and domain.servers:
                         self.parties.adopt(name)
                     adopted.discard(name)

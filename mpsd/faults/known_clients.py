@@ -15,6 +15,11 @@ _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process ha
 _MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
 _MOST_GONE = 4096
 Owner = tuple[int | None, str]  # a user, and the outermost container or pod
+IsThere = Callable[[ProcessId], bool]  # whether one that was placed in the domain may still be there
+
+
+def _anywhere(process: ProcessId) -> bool:
+    return True
 
 
 class _History(Struct):
@@ -83,20 +88,20 @@ class KnownClients:
             self._gone[process] = None
             self._guests[process].listed_ns = self._clock()
 
-    def renew(self, domain: str) -> None:
-        """Record that the domain has new servers, which clients that ended before have not used."""
+    def renew(self, domain: str, is_there: IsThere = _anywhere) -> None:
+        """Record that the domain has new servers, which no client has used that ended before, or is not there."""
         for process in self._gone:
             if self._guests[process].domain == domain:
                 self._guests[process].counts = False
-        self._begin_history(domain, self._histories.get(domain, _History()).servers)
+        self._begin_history(domain, self._histories.get(domain, _History()).servers, is_there)
 
-    def note_servers(self, domain: str, servers: Collection[int]) -> None:
-        """Note the pids of the domain's servers: new ones have served none of the clients that ended before."""
+    def note_servers(self, domain: str, servers: Collection[int], is_there: IsThere = _anywhere) -> None:
+        """Note the pids of the domain's servers: new ones have served no client that ended before, or is not there."""
         known = self._histories.get(domain, _History()).servers
         if not servers or known == servers:
             return
         if known and known.isdisjoint(servers):
-            self._begin_history(domain, servers)
+            self._begin_history(domain, servers, is_there)
         else:
             self._histories.setdefault(domain, _History()).servers = frozenset(servers)
 
@@ -109,9 +114,10 @@ class KnownClients:
         for gone in self._histories.keys() - domains:
             del self._histories[gone]
 
-    def _begin_history(self, domain: str, servers: Collection[int]) -> None:
-        there = (each for each in self._guests.values() if each.domain == domain and each.gone_ns is None)
-        self._histories[domain] = _History(frozenset(servers), {_owner_of(each.party) for each in there})
+    def _begin_history(self, domain: str, servers: Collection[int], is_there: IsThere) -> None:
+        placed = ((process, each) for process, each in self._guests.items() if each.domain == domain and each.gone_ns is None)
+        owners = {_owner_of(each.party) for process, each in placed if is_there(process)}
+        self._histories[domain] = _History(frozenset(servers), owners)
 
     def are_of_one(self, domain: str, present: Iterable[ProcessId] = ()) -> bool:
         """Return whether all clients that the domain's servers have served, and those present, are of one user and container.

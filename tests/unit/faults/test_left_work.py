@@ -1,13 +1,18 @@
 """GPU work of a client that has ended, which any process with its descriptors keeps running: whom its fault accuses."""
 
+import signal
+from types import SimpleNamespace
+
 import pytest
 import trio
 
-from mpsd.model.domain import DomainState
+from mpsd.domains.listed import lead_out_others
+from mpsd.host.process_exit import ProcessExit
+from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import Confidence, FaultClass, Party, Source
 from mpsd.model.process import ProcessId
 from tests.running import running
-from tests.unit.faults.incident_world import IncidentWorld
+from tests.unit.faults.incident_world import SERVER_PIDS, IncidentWorld
 
 ATTACKER, USER = 1001, 1000
 
@@ -95,3 +100,26 @@ async def test_a_sentinel_convicts_no_client_of_what_an_ended_one_of_another_use
     assert world.last.culprit == (victim if is_proven else None)
     assert world.last.confidence is (Confidence.PROVEN if is_proven else Confidence.UNKNOWN)
     assert ("blame.convicted" in world.topics) is is_proven
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_path, autojump_clock, has_ended):
+    """For as long as it lived, no client that was alone there was convicted; where it was killed at the time of a fault, the
+    fault was of the class host, and none was suspected."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    world.pool.settings = SimpleNamespace(is_multiuser=False)
+    domain, idle, client = world.domain(), ProcessId(101, 7), ProcessId(201, 7)
+    async with running(world.incidents.run):
+        for process, uid, server in ((idle, ATTACKER, SERVER_PIDS[0]), (client, USER, SERVER_PIDS[1])):
+            domain.join(process, uid)
+            lead_out_others(domain)
+            world.incidents.arrived(process, domain)
+            domain.servers = {server: ServerView(server, uid, "ACTIVE", (client.pid,)[: uid == USER], domain.name, domain.gpus)}
+            world.pool.notify()
+            await trio.sleep(60)
+        if has_ended:
+            world.end(idle, ProcessExit(signal.SIGKILL, 0))
+        world.xid(31, domain.name)
+        world.say_fault(domain)
+        await trio.sleep(60)
+    assert (world.last.culprit, world.last.confidence) == (client, Confidence.ALONE)
