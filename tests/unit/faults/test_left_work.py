@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from mpsd.domains.listed import lead_out_others
 from mpsd.host.process_exit import ProcessExit
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import Confidence, FaultClass, Party, Source
@@ -112,7 +111,6 @@ async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_p
     async with running(world.incidents.run):
         for process, uid, server in ((idle, ATTACKER, SERVER_PIDS[0]), (client, USER, SERVER_PIDS[1])):
             domain.join(process, uid)
-            lead_out_others(domain)
             world.incidents.arrived(process, domain)
             domain.servers = {server: ServerView(server, uid, "ACTIVE", (client.pid,)[: uid == USER], domain.name, domain.gpus)}
             world.pool.notify()
