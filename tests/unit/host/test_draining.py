@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,13 @@ from tests.integration.process import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("stuck_drains.py")
+
+
+@pytest.fixture(autouse=True)
+def no_bare_threads() -> Iterator[None]:
+    """Leave none to later tests: they write signals to a descriptor of the event loop of here, which has ended then."""
+    yield
+    draining.begin(int, None)
 
 
 @pytest.mark.parametrize(("uid", "has_share"), [(0, False), (0xFFFFFFFF, False), (1000, True)])
