@@ -124,6 +124,14 @@ class Protection(Struct):
         """Whether at least one GPU has a sentinel that lives."""
         return any(each.is_armed for each in self.watchers.values())
 
+    def has_exception(self, gpu: str) -> bool:
+        """Return whether the domain is contained, and the sentinel of this GPU has reported an exception, or has ended.
+
+        Of the kernel's name of a GPU with MIG devices: whether any sentinel has.
+        """
+        watcher = self.watchers.get(gpu)
+        return self.domain.state is DomainState.CONTAINED and (watcher is None or watcher.decided.is_set())
+
     def serves(self, uid: int) -> bool:
         """Return whether this user's next client will be in the server of the sentinels."""
         return self.is_ready and self.server is not None and (self.pool.settings.is_multiuser or self.server.uid == uid)

@@ -127,7 +127,7 @@ class Sentinels(Struct):
         protection = self._protections.get(seen.domain)
         is_exception = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.SM
         if protection is not None and is_exception:
-            self._spawn(partial(self._end_silent, protection, named_pid(seen.text)))
+            self._spawn(partial(self._end_silent, protection, seen.gpu, named_pid(seen.text)))
         if protection is None or not is_exception or not protection.is_armed:
             self.observed.emit(seen)
         elif protection.domain.state is DomainState.CONTAINED:
@@ -143,17 +143,17 @@ class Sentinels(Struct):
         is_contained = protection.is_armed and domain.state is DomainState.CONTAINED
         self.observed.emit(replace(seen, is_contained=is_contained))
 
-    async def _end_silent(self, protection: Protection, server_pid: int | None) -> None:
-        """End the sentinels in this server unless they report its exception, as one that came shortly before they were armed.
+    async def _end_silent(self, protection: Protection, gpu: str, server_pid: int | None) -> None:
+        """End the sentinels in this server unless that of the GPU reports an exception: one can come just before it is armed.
 
         Their stopped clients keep the server from ending the others, and no RESUME comes: all would hang.
         """
         domain = protection.domain
         with trio.move_on_after(_REPORT_SECONDS):
-            while domain.state is not DomainState.CONTAINED:
+            while not protection.has_exception(gpu):
                 await self.pool.changed()
-        if domain.state is not DomainState.CONTAINED and protection.watchers and server_pid in domain.servers:
-            await protection.give_way(unless_contained=True)
+        if not protection.has_exception(gpu) and protection.watchers and server_pid in domain.servers:
+            await protection.give_way(unless_contained=domain.state is not DomainState.CONTAINED)
 
     @property
     def pids(self) -> frozenset[int]:

@@ -12,7 +12,7 @@ from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import FaultClass, Observation, Source
-from mpsd.sentinel.protection import SentinelSettings
+from mpsd.sentinel.protection import Protection, SentinelSettings
 from mpsd.sentinel.sentinels import Sentinels
 
 
@@ -98,32 +98,47 @@ async def test_a_memory_fault_ends_the_sentinel(seen: Observation, ends: bool) -
     assert bool(ended) is ends
 
 
+class SilentDomain:
+    """Make a domain of two GPUs with the server 1.  reported: the GPU with an exception that its sentinel has reported."""
+
+    def __init__(self, state: DomainState, reported: str) -> None:
+        self.ended: list[bool] = []
+        settings = SentinelSettings(True, False, 10.0, 0.0, None)  # type: ignore[arg-type]
+        self.sentinels = Sentinels(SimpleNamespace(changed=trio.sleep_forever), settings)  # type: ignore[arg-type]
+        server = ServerView(1, 0, "ACTIVE", (7,), "d2", ("GPU-a", "GPU-b"))
+        self.domain = Domain("d2", 2, ("GPU-a", "GPU-b"), None, 48, state=state, servers={1: server})  # type: ignore[arg-type]
+        protection = Protection(self.domain, *[None] * 5)  # type: ignore[arg-type]
+        watchers = {each: SimpleNamespace(decided=trio.Event(), is_armed=False, end=self._end) for each in self.domain.gpus}
+        protection.watchers = watchers  # type: ignore[assignment]
+        if reported:
+            watchers[reported].decided.set()
+        self.sentinels._protections = {"d2": protection}
+
+    async def _end(self, *, unless_contained: bool) -> None:
+        self.ended.append(unless_contained)
+
+
 @pytest.mark.parametrize(
-    ("seen", "state", "ends"),
+    ("seen", "state", "reported", "ended"),
     [
-        pytest.param(an_xid(43, pid=1), DomainState.READY, True, id="of the server"),
-        pytest.param(an_xid(43, pid=1), DomainState.CONTAINED, False, id="that is contained"),
-        pytest.param(an_xid(43, pid=7), DomainState.READY, False, id="of a client, which may be past MPS"),
-        pytest.param(an_xid(31, pid=1), DomainState.READY, False, id="of a memory fault"),
+        pytest.param(an_xid(43, pid=1), DomainState.READY, "", [True] * 2, id="of the server"),
+        pytest.param(an_xid(43, pid=1), DomainState.FAULT, "", [True] * 2, id="that cannot end its clients"),
+        pytest.param(an_xid(43, pid=1), DomainState.CONTAINED, "GPU-a", [], id="that is contained"),
+        pytest.param(an_xid(43, pid=1), DomainState.CONTAINED, "GPU-b", [False] * 2, id="on another GPU"),
+        pytest.param(an_xid(43, pid=7), DomainState.READY, "", [], id="of a client, which may be past MPS"),
+        pytest.param(an_xid(31, pid=1), DomainState.READY, "", [], id="of a memory fault"),
     ],
 )
 async def test_an_exception_that_no_sentinel_reports_ends_it(
-    autojump_clock: object, seen: Observation, state: DomainState, ends: bool
+    autojump_clock: object, seen: Observation, state: DomainState, reported: str, ended: list[bool]
 ) -> None:
-    """One that comes between the stop of its client and its event: all clients of the domain hung for ever."""
-    ended: list[bool] = []
+    """One that comes between the stop of its client and its event: all clients of the domain hung for ever.
 
-    async def give_way(*, unless_contained: bool) -> None:
-        ended.append(unless_contained)
-
-    settings = SentinelSettings(True, False, 10.0, 0.0, None)  # type: ignore[arg-type]
-    sentinels = Sentinels(SimpleNamespace(changed=trio.sleep_forever), settings)  # type: ignore[arg-type]
-    server = ServerView(1, 0, "ACTIVE", (7,), "d2", ("GPU-a",))
-    domain = Domain("d2", 2, ("GPU-a",), None, 48, state=state, servers={1: server})  # type: ignore[arg-type]
-    protection = SimpleNamespace(watchers={"GPU-a": None}, is_armed=False, give_way=give_way, domain=domain)
-    sentinels._protections = {"d2": protection}  # type: ignore[dict-item]
-    async with trio.open_nursery() as sentinels._nursery:
-        sentinels.pass_on(replace(seen, domain="d2"))
+    So they did after two exceptions, if the sentinel of the second GPU was armed and contained the second exception.
+    """
+    domain = SilentDomain(state, reported)
+    async with trio.open_nursery() as domain.sentinels._nursery:
+        domain.sentinels.pass_on(replace(seen, domain="d2", gpu="GPU-a"))
         await trio.sleep(1)
-        assert not ended, "its event can come later than the Xid"
-    assert ended == [True] * ends
+        assert not domain.ended, "its event can come later than the Xid"
+    assert domain.ended == ended
