@@ -33,7 +33,7 @@ static struct {
 	unsigned looks; /* that they have not reported yet */
 	uint32_t exceptions;
 	uint64_t pc; /* of the last one */
-	bool is_wide; /* the last one: at least half of the SMs reported it */
+	bool is_wide; /* the last one: a trap that at least half of the SMs reported */
 	unsigned resumes;
 	struct mpsd_sentinel_report reports[MPSD_SENTINEL_REPORTS];
 	unsigned report_count;
@@ -200,7 +200,7 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 	if (watcher.exceptions > 1)
 		fail(MPSD_SENTINEL_AT_SECOND, 0); /* the same */
 	require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
-	watcher.is_wide = 2 * (exception->sms + more.sms) >= watcher.rm.sms;
+	watcher.is_wide = !exception->pc && !more.pc && 2 * (exception->sms + more.sms) >= watcher.rm.sms;
 	watcher.rest_end_ns = now_ns() + REST_MS * 1000000ull;
 	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
 }

@@ -42,12 +42,6 @@ pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks
 
 
 @pytest.fixture
-def wide_trap(machine: Machine) -> None:
-    """All SMs report a trap, and report it again after RESUME."""
-    machine.knobs["MPSD_SIM_SM_WIDE"] = "1"
-
-
-@pytest.fixture
 def stuck_sm(machine: Machine) -> None:
     """No RESUME ends an exception."""
     machine.knobs["MPSD_SIM_SM_STUCK"] = "1"
@@ -364,17 +358,6 @@ def test_one_process_holds_each_client(mps: Machine, sentinel: Sentinel) -> None
     assert len(children(sentinel.process.pid)) == 1 + 2  # the stopped client, and one for each that is held
     culprit.kill()
     assert lives_on(victim)
-
-
-@pytest.mark.usefixtures("wide_trap")
-def test_a_trap_on_all_sms_is_resumed_until_all_its_blocks_have_ended(mps: Machine, sentinel: Sentinel) -> None:
-    """Two of eight beside PyTorch were reported again, 45 and 77 ms after the first event (H200)."""
-    victim, culprit = two_clients(mps, sentinel, "trap")
-    culprit.open_gate()
-    assert sentinel.comes(CONTAINED)
-    assert lives_on(victim)
-    assert [each.count for each in sentinel.of(FAULT)] == [132]  # SMs of the simulated GPU
-    assert not sentinel.of(FAILED)
 
 
 @pytest.mark.usefixtures("stuck_sm")

@@ -16,6 +16,7 @@ static struct {
 	bool is_blocked;
 	bool is_resumed;  /* the debugger has finished */
 	bool is_broken;   /* what it did does not help: the culprit's warps have lost their memory */
+	bool is_wide;     /* all SMs show it */
 	bool has_rest;    /* the blocks that wait for a place will come to the same trap */
 	bool hangs;       /* the culprit's kernel never ends by itself */
 	enum fault_class class;
@@ -100,7 +101,7 @@ static void show_error(const struct connection *stopped, const char *detail)
 	page->pc = pc;
 	page->warp_esr = pc ? 1 : 0; /* a trap shows neither */
 	page->global_esr = !pc || now_held.is_shared ? MPSD_RM_SM_PAUSED : 0;
-	__atomic_store_n(&page->sms, now_held.has_rest ? MACHINE_SMS : 1, __ATOMIC_RELEASE);
+	__atomic_store_n(&page->sms, now_held.is_wide ? MACHINE_SMS : 1, __ATOMIC_RELEASE);
 }
 
 static uint64_t after_ms(unsigned ms)
@@ -118,7 +119,8 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 		return false;
 	now_held.is_blocked = true;
 	now_held.is_resumed = now_held.is_broken = false;
-	now_held.has_rest = class == FAULT_TRAP && machine_knob("MPSD_SIM_SM_WIDE", 0);
+	now_held.is_wide = machine_knob("MPSD_SIM_SM_WIDE", 0);
+	now_held.has_rest = now_held.is_wide && class == FAULT_TRAP;
 	now_held.hangs = class == FAULT_STACK;
 	now_held.class = class;
 	forget_space(server); /* of the exception before */
@@ -171,7 +173,7 @@ static bool was_resumed_once(void)
 }
 
 /* All clients go on after one RESUME, and the SMs still show the exception.  With MPSD_SIM_SM_STUCK they do not, and more SMs show it
- * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report it once more, and all go on after another RESUME. */
+ * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report a trap once more, and all go on after another RESUME. */
 static void look_for_debugger(struct server *server)
 {
 	if (now_held.is_resumed || !was_resumed_once())
