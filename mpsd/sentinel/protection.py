@@ -284,5 +284,6 @@ class Protection(Struct):
         if self.domain.state is DomainState.CONTAINED and self.domain.client_pids and not self._ends:
             self.domain.state = DomainState.READY
             self.domain.fail()  # now the server ends its clients, as without a sentinel
+            self.spawn(self.end)  # the stopped clients of other GPUs would keep the server from that
         log.info("sentinel.gone", domain=self.domain.name, gpu=watcher.gpu, why=watcher.why)
         self.pool.notify()

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.model.domain import DomainState
+from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.process import ProcessId
 from mpsd.sentinel import protection as module
 from mpsd.sentinel.messages import UNLESS_CONTAINED, SentinelOp, pack_request
@@ -151,3 +152,23 @@ async def test_a_start_that_fails_delays_no_other_user(autojump_clock: object) -
         assert (protection.may_start(1000), protection.may_start(1001)) == (False, not is_multiuser)
         await trio.sleep(31)
         assert protection.may_start(1000)
+
+
+async def test_the_sentinels_of_all_gpus_end_with_one_that_contains_an_exception_no_more(autojump_clock: object) -> None:
+    """The stopped client of another GPU kept the server from its end: all clients hung until the domain was restarted."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gpus = ("GPU-0", "GPU-1")
+    server = ServerView(os.getpid(), 0, "ACTIVE", (os.getppid(),), "a", gpus)
+    domain = Domain("a", 1, gpus, None, 48, state=DomainState.CONTAINED, servers={server.pid: server})  # type: ignore[arg-type]
+    pool = SimpleNamespace(notify=lambda: None)
+    with here, there:
+        async with trio.open_nursery() as inside:
+            protection = Protection(domain, pool, None, inside.start_soon, print, print)  # type: ignore[arg-type]
+            failed, other = (Watcher(gpu, here, print, protection._note_end) for gpu in gpus)
+            protection.watchers = {each.gpu: each for each in (failed, other)}
+            failed.why = "the SM had other warps"
+            protection._note_end(failed)
+            await trio.testing.wait_all_tasks_blocked()
+            other.gone.set()
+        assert there.recv(64, socket.MSG_DONTWAIT) == pack_request(SentinelOp.END)
+    assert domain.state is DomainState.FAULT
