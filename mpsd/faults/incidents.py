@@ -172,10 +172,14 @@ class Incidents:
         return self._pool.domain_of_process(seen.process.pid)
 
     def _may_be_in(self, domain: Domain | None, process: ProcessId | None) -> bool:
-        """Return False for a client that was placed in the domain, and has no place there: another user has it by now."""
+        """Return False for a client that was placed in the domain, and has no place there: another user has it by now.
+
+        Where a GPU admits one server, another user's client can join the domain, and wait, while this user's server serves.
+        """
         if domain is None or (party := self.parties.find(process)) is None:
             return True
-        return not is_without_place(domain, party.process, party.uid) or self._pool.settings.is_multiuser
+        is_served = any(party.uid == server.uid for server in domain.servers.values())
+        return is_served or not is_without_place(domain, party.process, party.uid) or self._pool.settings.is_multiuser
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""

@@ -121,3 +121,28 @@ async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_p
         world.say_fault(domain)
         await trio.sleep(60)
     assert (world.last.culprit, world.last.confidence) == (client, Confidence.ALONE)
+
+
+async def test_a_client_that_ended_stays_a_suspect_while_another_user_waits_for_the_domain(tmp_path, autojump_clock):
+    """As in EXCLUSIVE_PROCESS mode.  It was in no list then: only its neighbour and the client that waited were suspects."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    world.pool.settings = SimpleNamespace(is_multiuser=False)
+    domain, culprit, neighbour, waiting = world.domain(), ProcessId(101, 7), ProcessId(102, 7), ProcessId(201, 7)
+
+    def serve(*pids: int) -> None:
+        domain.servers = {SERVER_PIDS[0]: ServerView(SERVER_PIDS[0], ATTACKER, "ACTIVE", pids, domain.name, domain.gpus)}
+        world.pool.notify()
+
+    async with running(world.incidents.run):
+        for process, uid in ((culprit, ATTACKER), (neighbour, ATTACKER), (waiting, USER)):
+            domain.join(process, uid)
+            world.incidents.arrived(process, domain)
+        serve(culprit.pid, neighbour.pid)
+        await trio.sleep(60)
+        with domain.handshake(waiting):
+            serve(neighbour.pid)
+            world.end(culprit)
+            world.xid(43, domain.name)
+            world.say_fault(domain)
+            await trio.sleep(60)
+    assert world.last.suspects == (culprit, neighbour, waiting)
