@@ -153,13 +153,13 @@ def test_each_gpu_of_a_domain_has_one(machine: Machine) -> None:
 def test_where_it_does_not_get_ready_clients_start_and_health_reports_it(machine: Machine) -> None:
     started(machine, **NOWHERE)
     machine.counter().ready()
-    [failed] = machine.journal("sentinel.not_ready")
-    assert "no usable libcuda.so.1" in failed["why"]
+    failed = lambda: [each for each in machine.journal("sentinel.not_ready") if each["domain"] == "default"]  # noqa: E731
+    assert "no usable libcuda.so.1" in failed()[0]["why"]
     assert any("has no sentinel" in each for each in problems(machine))
     with machine.mpsd() as mpsd:
         assert mpsd.ask(calls.health()).ok, "its user can end it, and keeps no other user out"
     machine.counter().ready()
-    assert len(machine.journal("sentinel.not_ready")) == 1, "not tried again for each client"
+    assert len(failed()) == 1, "not tried again for each client; a spare's sentinel fails for itself"
 
 
 def test_where_it_is_required_clients_wait(machine: Machine) -> None:
