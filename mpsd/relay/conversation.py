@@ -171,9 +171,6 @@ class Conversations(Struct):
             arriving_since = math.inf  # of the time in which it keeps others out
             try:
                 end = await self._speak(caller, domain, right)
-                if caller.link.has_passed_descriptors:
-                    domain.attach(caller.process)
-                    self.pool.watch(domain, caller.process)
                 if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
                     caller.link.pass_on(end)
                     arriving_since = right.kept_out_seconds()
@@ -226,7 +223,13 @@ class Conversations(Struct):
             self.assignment.separation.arrived(caller.process, domain, caller.has_arrived)
             caller.has_arrived = True
         self.keeper.hold(caller.domain_id(domain.name), backend)
-        return await self._through(caller, domain, backend, right)
+        try:
+            return await self._through(caller, domain, backend, right)
+        finally:
+            # It has its channel also if it breaks the handshake then.  One that has ended or left keeps no row in the store.
+            if caller.link.has_passed_descriptors and caller.process in domain.members:
+                domain.attach(caller.process)
+                self.pool.watch(domain, caller.process)
 
     async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.
