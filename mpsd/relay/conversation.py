@@ -208,11 +208,11 @@ class Conversations(Struct):
                 raise _NotSet(str(exc)) from exc
 
     def _must_leave(self, caller: ClientConnection, domain: Domain) -> bool:
-        """Return whether the domain fell ill while a client without a context there waited; then the client leaves it."""
-        if not domain.is_ill or caller.process in domain.connected:
-            return False
-        domain.leave(caller.process)
-        return True
+        """Return whether the client left the domain while it waited, or leaves it now: ill, and it has no context there."""
+        has_left = caller.process is not None and caller.process not in domain.members  # with another of its connections
+        if must_leave := has_left or (domain.is_ill and caller.process not in domain.connected):
+            domain.leave(caller.process)
+        return must_leave
 
     async def _speak(self, caller: ClientConnection, domain: Domain, right: Pass) -> LinkSide | None:
         backend = await connect(domain.control.socket_path(caller.door), domain.control)

@@ -8,8 +8,10 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.placement_waits import PlacementWaits
+from mpsd.domains.rules.vendor_limits import unlimited
 from mpsd.model.domain import Defaults, DomainState
 from mpsd.model.lease import Grant
 from mpsd.model.process import Credentials, ProcessId
@@ -74,6 +76,7 @@ class HopefulPool:
         pass
 
     def place_now(self, ask, process):
+        self.domain.join(process)
         return None if self.is_told else self.domain
 
     def home_of(self, process):
@@ -127,6 +130,29 @@ async def test_a_domain_is_not_empty_while_a_client_waits_for_its_sentinel(autoj
     await trio.sleep(60.0)
     domain.asked_at = trio.current_time()
     assert domain.occupancy == 0
+
+
+async def test_a_process_that_has_left_the_domain_with_another_connection_gets_no_channel_there(autojump_clock):
+    """It left while the domain was suspected for two seconds.  The first one went on there: its channel did not count."""
+    domain, process, spoken = HopefulPool().domain, ProcessId(1, 1), []
+
+    class Heard(Conversations):
+        async def _speak(self, caller, domain, right):
+            spoken.append(caller)
+
+    domain.join(process, 1)
+    settings = RelaySettings(max_connections=1, turn_seconds=1, silent_seconds=1, may_impersonate=False)
+    shared = Heard(HopefulPool(), None, None, settings, None, None)
+    caller = SimpleNamespace(link=SimpleNamespace(share=1), process=process, credentials=Credentials(1, 1, 1))
+    async with trio.open_nursery() as nursery:
+        async with domain.guard.window(Entrant("another", 2), domain.control):
+            nursery.start_soon(shared._visit, caller, domain, unlimited(()))
+            await trio.testing.wait_all_tasks_blocked()
+            domain.suspect(2.0)
+            domain.leave(process)
+            await trio.sleep(3.0)
+    assert not domain.is_ill
+    assert not spoken
 
 
 @pytest.mark.parametrize(("is_shared", "patience"), [(True, 2.0), (False, 5.0)])
