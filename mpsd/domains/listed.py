@@ -43,7 +43,7 @@ def is_others(domain: Domain, process: ProcessId, key: str, *, is_multiuser: boo
     key: of the domain that its next connection has to go to.  It changes too where the process is convicted of a fault.
     """
     is_anothers = not is_multiuser and is_without_place(domain, process, domain.uids.get(process))
-    return process in domain.members and (is_anothers or (domain.key != key and not _has_place(domain, process)))
+    return process in domain.members and (is_anothers or (domain.key != key and not has_place(domain, process)))
 
 
 def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> bool:
@@ -51,10 +51,10 @@ def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> boo
 
     Of a domain that one server serves for one user at a time.
     """
-    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid and not _has_place(domain, process)
+    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid and not has_place(domain, process)
 
 
-def _has_place(domain: Domain, process: ProcessId) -> bool:
+def has_place(domain: Domain, process: ProcessId) -> bool:
     """Return whether the process has a connection, channel or context there."""
     is_at_work = process.pid in pids_at_work(domain) or domain.members.get(process) == math.inf
     return is_at_work or bool(domain.handshakes[process])

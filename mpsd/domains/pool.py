@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
-from mpsd.domains.listed import is_others, known_pids
+from mpsd.domains.listed import has_place, is_others, known_pids
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -220,6 +220,7 @@ class Pool:
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
         is_to_leave = home.is_ill or is_others(home, process, ask.key, is_multiuser=self.settings.is_multiuser)
+        is_to_leave |= home.is_draining and not has_place(home, process)  # it is renewed once it is empty
         if is_to_leave and process not in home.connected:
             home.leave(process)
             return False

@@ -61,6 +61,22 @@ async def test_it_leaves_a_domain_of_another_key(key: str, seen_at: float, is_co
 
 
 @pytest.mark.parametrize("has_channel", [False, True])
+async def test_it_lets_its_domain_be_drained(has_channel: bool, autojump_clock: trio.testing.MockClock) -> None:
+    """A client whose sentinel did not start in a worn server came back to it each second, for ever, so that mpsd never replaced
+    the server."""
+    pool = Pool(SimpleNamespace(is_multiuser=True), None, (), None, None, None, None)  # type: ignore[arg-type]
+    domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.join(IDLE, 1000)
+    with domain.handshake(IDLE):
+        await trio.sleep(60.0)
+        if has_channel:
+            domain.attach(IDLE)
+    domain.is_draining = True
+    assert pool._is_bound(domain, PlacementRequest(1000, frozenset()), IDLE) is has_channel
+    assert bool(domain.occupancy) is has_channel
+
+
+@pytest.mark.parametrize("has_channel", [False, True])
 async def test_it_keeps_no_domain_that_its_clients_have_left(has_channel: bool, autojump_clock: trio.testing.MockClock) -> None:
     """It counts against no user: with one such process in each, a user had all domains of a GPU contained, for an hour."""
     process = processes.process_id(os.getpid())
