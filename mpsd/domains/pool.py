@@ -252,7 +252,7 @@ class Pool:
         home = self.home_of(process)
         for domain in self.domains.values():
             domain.leave(process)
-        if home is None or self._nursery is None or not self.retained.note_end(home, process, self._nursery):
+        if self._nursery is None or not self.retained.note_end(home, process, self._nursery):
             self.store.forget_member(process)
         self.client_ended.emit(process, ending)
         self.notify()

@@ -45,11 +45,11 @@ class RetainedMemory:
             return True
         now = trio.current_time()
         homes = [domain for domain in self._domains.values() if process in domain.members]
-        return any(self.is_held(process) or _is_retaining(domain, process, now) for domain in homes)
+        return self.is_held(process) or any(_is_retaining(domain, process, now) for domain in homes)
 
-    def note_end(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> bool:
-        """Return whether the memory of this client, which has just ended in the domain, is retained."""
-        if not self.is_held(process) and not _is_retaining(domain, process, trio.current_time()):
+    def note_end(self, domain: Domain | None, process: ProcessId, nursery: trio.Nursery) -> bool:
+        """Return whether the memory of this client, which has just ended, is retained; domain: None if it was in none."""
+        if not self.is_held(process) and (domain is None or not _is_retaining(domain, process, trio.current_time())):
             return False
         self._keep(domain, process, nursery)
         return True
@@ -63,14 +63,14 @@ class RetainedMemory:
                 domain.uids[process] = uid
                 self._keep(domain, process, nursery)
 
-    def _keep(self, domain: Domain, process: ProcessId, nursery: trio.Nursery) -> None:
+    def _keep(self, domain: Domain | None, process: ProcessId, nursery: trio.Nursery) -> None:
         self._clients.add(process)
         nursery.start_soon(self._wait_freed, domain, process)
 
-    async def _wait_freed(self, domain: Domain, process: ProcessId) -> None:
+    async def _wait_freed(self, domain: Domain | None, process: ProcessId) -> None:
         ended_at = trio.current_time()
         await self.until_released(process)
-        while _is_retaining(domain, process, ended_at):
+        while domain is not None and _is_retaining(domain, process, ended_at):
             await self._changed()  # until the end of the domain, or of the children
         self._clients.discard(process)
         self._store.forget_member(process)

@@ -180,11 +180,15 @@ async def test_it_is_free_once_no_server_lists_the_client(
         assert (world.is_stored(client), world.freed) == (False, [client])
 
 
+@pytest.mark.parametrize("has_left", [False, True])
 async def test_it_is_free_once_mpsd_has_released_a_killed_client(
-    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]"
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", has_left: bool
 ) -> None:
     """mpsd keeps its GPU context for two seconds, so that its kernels can finish: a user who killed one client after another
-    gave the memory of one lease to as many as started in that time."""
+    gave the memory of one lease to as many as started in that time.
+
+    has_left: its domain's daemon has been started again since; mpsd keeps its context for those that came afterwards.
+    """
     world, released = World(tmp_path, client), trio.Event()
     retained = world.pool.retained
     retained.has_adopted = True
@@ -197,6 +201,8 @@ async def test_it_is_free_once_mpsd_has_released_a_killed_client(
         world.domain.join(client, OWNER)
         world.domain.attach(client)
         world.pool.watch(world.domain, client)
+        if has_left:
+            world.domain.forget()
         assert retained.has(client), "the relay can notice its end first"
         child.kill()
         while not at_end:
