@@ -47,6 +47,7 @@ class Domain:
     state: DomainState = DomainState.STARTING
     servers: dict[int, ServerView] = field(default_factory=dict)
     members: dict[ProcessId, float] = field(default_factory=dict)  # placed here; last seen (trio time), inf: has a server
+    departed: set[ProcessId] = field(default_factory=set)  # they left with a channel to a server, which may still be theirs
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
     guard: Guard = field(init=False)  # the limits of each client, and its turn to send to the vendor daemon
     key: str = ""  # all its clients have this key (domains/rules/placement.py)
@@ -98,7 +99,12 @@ class Domain:
 
     @property
     def present_pids(self) -> set[int]:
-        """The pids of the processes that are connected or connecting."""
+        """The pids of the processes that are connected or connecting, or may have a channel to a server."""
+        return self.staying_pids.union(process.pid for process in self.departed)
+
+    @property
+    def staying_pids(self) -> set[int]:
+        """The pids of these processes without those that have left the domain."""
         recently = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
         arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
         return arriving | self.client_pids
@@ -135,7 +141,8 @@ class Domain:
         self.is_public = True
         self.joined_uid, self.key = uid, key
         if process is not None:
-            self.members.setdefault(process, trio.current_time())
+            self.members.setdefault(process, math.inf if process in self.departed else trio.current_time())
+            self.departed.discard(process)
             if uid is not None:
                 self.uids[process] = uid
 
@@ -158,11 +165,22 @@ class Domain:
             self.members[process] = math.inf
 
     def leave(self, process: ProcessId | None) -> None:
-        """Note that the process is no member.  A child may have its connections, and it counts for its user until an answer."""
-        if process is not None and self.members.pop(process, None) is not None:
-            if self.admitted.get(process.pid) != process or processes.is_alive(process):
+        """Note that the process is no member.
+
+        If it has ended, it counts for its user until an answer, as a child may have its connections; if it lives and has a
+        channel, it takes a place until it or the servers have ended.
+        """
+        if process is None:
+            return
+        is_alive = processes.is_alive(process)
+        if (heard_at := self.members.pop(process, None)) is not None:
+            if is_alive and heard_at == math.inf:
+                self.departed.add(process)
+            if is_alive or self.admitted.get(process.pid) != process:
                 self.uids.pop(process, None)
             self.mark_stale()
+        if not is_alive:
+            self.departed.discard(process)
 
     def suspect(self, seconds: float) -> None:
         """Take no clients for this time: a vendor server takes long to report a fault."""
@@ -244,8 +262,9 @@ class Domain:
 
     def forget(self) -> None:
         """Forget all servers and contexts: the vendor daemon has ended."""
-        for each in (self.servers, self.members, self.uids, self.admitted, self.contexts, self._ready_since, self.failures):
+        for each in (self.servers, self.members, self.departed, self.uids, self.admitted, self.contexts, self._ready_since):
             each.clear()
+        self.failures.clear()
         self.guard.forget()
         self.key, self.hindrance, self.blocked_by = "", "", None
         self.silenced = trio.Event()

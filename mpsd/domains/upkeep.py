@@ -107,8 +107,8 @@ class Upkeep:
 
     @staticmethod
     def _lives(domain: Domain) -> bool:
-        """Return whether a client of the domain lives.  A process that has only connected once does not count."""
-        return any(map(processes.lives, domain.present_pids))
+        """Return whether a client of the domain lives.  A process that has only connected once, or has left, does not count."""
+        return any(map(processes.lives, domain.staying_pids))
 
     def _is_empty(self, domain: Domain) -> bool:
         """Return whether the domain has no clients.  A server that does not answer lists those that have ended, too."""
@@ -260,6 +260,7 @@ class Upkeep:
             return False
         domain.contexts.clear()
         domain.failures.clear()
+        domain.departed.clear()
         domain.members = dict.fromkeys(domain.members, trio.current_time())  # their channels have ended with the servers
         self._pool.store.forget_members(domain.name)
         domain.guard.forget()

@@ -28,7 +28,7 @@ def a_domain(vendor: Vendor) -> Domain:
 
 async def test_its_place_is_taken_until_it_ends(autojump_clock: trio.testing.MockClock) -> None:
     """After ten seconds mpsd took the domain for empty, ended its server, or placed other users there, who hung."""
-    process = processes.process_id(os.getpid())
+    process = ProcessId(os.getpid(), 1)  # it ends below
     domain = a_domain(Vendor())
     domain.join(process, 1000)
     with domain.handshake(process):
@@ -37,6 +37,23 @@ async def test_its_place_is_taken_until_it_ends(autojump_clock: trio.testing.Moc
     assert (domain.occupancy, view_of(domain, Defaults()).uid) == (1, 1000)
     domain.leave(process)
     assert domain.occupancy == 0
+
+
+async def test_its_place_is_taken_too_where_it_has_left_the_domain(autojump_clock: trio.testing.MockClock) -> None:
+    """It left while the domain was suspected for two seconds, and its server still had the channel."""
+    process = processes.process_id(os.getpid())
+    domain = a_domain(Vendor())
+    domain.join(process, 1000)
+    domain.attach(process)
+    domain.leave(process)
+    await trio.sleep(3600.0)
+    assert (domain.occupancy, domain.members) == (1, {})
+    domain.join(process, 1000)
+    await trio.sleep(3600.0)
+    assert domain.occupancy == 1, "it has come back"
+    domain.leave(process)
+    domain.forget()
+    assert domain.occupancy == 0, "its server has ended"
 
 
 async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump_clock: trio.testing.MockClock) -> None:

@@ -1,0 +1,42 @@
+"""A client with a channel to a server, and without a context, that leaves its domain."""
+
+import signal
+import time
+
+from tests.hostile.attacker import attacking
+from tests.hostile.test_held_windows import ATTACKER, CONNECTS_AS_CLIENT, OTHER
+from tests.hostile.test_kernel_log import DRIVERS, write
+from tests.integration.machine import Machine
+from tests.integration.process import wait_for
+
+# It has a channel, and connects again at SIGUSR1.
+COMES_BACK = (
+    CONNECTS_AS_CLIENT
+    + """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+channel = attached(0, lambda: None)
+print("ready", flush=True)
+signal.sigwait({signal.SIGUSR1})
+made = connected()
+hear(made, 1)
+made.close()
+print("back", flush=True)
+time.sleep(600)
+"""
+)
+COUNTED_SECONDS = 15.0  # a process that has only connected counts for ten
+
+
+def test_another_user_gets_no_domain_whose_server_still_has_the_channel(machine: Machine) -> None:
+    """A fault of its own past MPS had the domain suspected for two seconds, in which it left.  Then mpsd placed another user
+    there, whose server could not start."""
+    machine.start()
+    with attacking(COMES_BACK, machine.pipe / "control", uid=ATTACKER) as left:
+        write(machine.place / "machine/kmsg", DRIVERS, 31, left.pid)
+        wait_for("the Xid", lambda: machine.journal("fault.xid"))
+        left.send_signal(signal.SIGUSR1)
+        assert left.stdout is not None
+        assert left.stdout.readline() == "back\n"
+        time.sleep(COUNTED_SECONDS)
+        assert machine.domain_of(machine.counter(uid=OTHER).ready()) != "default"
