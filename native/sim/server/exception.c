@@ -160,10 +160,11 @@ static void fire(struct server *server)
 	}
 }
 
-/* All other work stands still until the next RESUME. */
+/* All other work stands still until the next RESUME; a debugger can have resumed it before the event. */
 static void report(struct server *server)
 {
-	hold_others(server, true);
+	if (!now_held.is_resumed)
+		hold_others(server, true);
 	fire(server);
 }
 
