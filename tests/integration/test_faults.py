@@ -128,8 +128,11 @@ def test_an_array_that_is_killed_is_nobodys_fault(machine: Machine) -> None:
     machine.configure('[faults]\nhold_seconds = 3.0\ncrash_pause_max = 0.0\n')
     machine.start()
     innocent = machine.counter().ready()
-    array = [machine.client("faulter", "killed_hang", "--after", "0.3").ready() for _ in range(5)]
+    gate, opener = os.pipe()
+    array = [machine.client("faulter", "killed_hang", "--gate", stdin=gate).ready() for _ in range(5)]
     assert {machine.domain_of(each) for each in array} == {machine.domain_of(innocent)}
+    for end in (gate, opener):
+        os.close(end)
     assert [each.status() for each in array] == [-signal.SIGKILL] * len(array)
     assert machine.client("counter", "--seconds", "0.5").status() == 0
     assert innocent.error() == 700
