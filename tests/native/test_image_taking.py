@@ -50,7 +50,7 @@ def test_without_room_on_the_gpu_the_host_gets_what_changed_at_the_barrier(machi
 
 def test_hashing_the_arena_after_the_copy_would_lose_writes(machine: Machine) -> None:
     """The naive order under the same writer: were no block wrong, the test above would prove nothing."""
-    assert run(machine, "naive")["wrong"] > 0
+    assert any(run(machine, "naive")["wrong"] > 0 for _ in range(5))  # on a busy machine the writer may not get its turn
 
 
 def test_a_failure_waits_for_the_pieces_under_way(machine: Machine) -> None:
