@@ -43,6 +43,13 @@ class World:
         self.freed: list[ProcessId] = []
         self.pool.retained.freed.subscribe(self.freed.append)
 
+    def admit(self, client: ProcessId, nursery: trio.Nursery) -> None:
+        """Let the client have a channel, and watch it in the nursery."""
+        self.pool._nursery = nursery
+        self.domain.join(client, OWNER)
+        self.domain.attach(client)
+        self.pool.watch(self.domain, client)
+
     def become(self, state: DomainState) -> None:
         self.domain.state = state
         self.pool.notify()
@@ -79,10 +86,7 @@ async def test_it_is_free_once_the_sentinel_has_ended(
     at_end: list[bool] = []
     world.pool.client_ended.subscribe(lambda process, ending: at_end.append(retained.has(process)))
     async with trio.open_nursery() as nursery:
-        world.pool._nursery = nursery
-        world.domain.join(client, OWNER)
-        world.domain.attach(client)
-        world.pool.watch(world.domain, client)
+        world.admit(client, nursery)
         world.become(DomainState.CONTAINED)
         assert retained.has(client), "the relay can notice its end first"
         child.kill()
@@ -135,10 +139,7 @@ async def test_in_other_domains_it_is_free_at_the_end(
     world = World(tmp_path, client)
     world.pool.retained.has_adopted = True
     async with trio.open_nursery() as nursery:
-        world.pool._nursery = nursery
-        world.domain.join(client, OWNER)
-        world.domain.attach(client)
-        world.pool.watch(world.domain, client)
+        world.admit(client, nursery)
         world.become(state)
         child.kill()
         while world.domain.members:
@@ -197,10 +198,7 @@ async def test_it_is_free_once_mpsd_has_released_a_killed_client(
     at_end: list[bool] = []
     world.pool.client_ended.subscribe(lambda process, ending: at_end.append(retained.has(process)))
     async with trio.open_nursery() as nursery:
-        world.pool._nursery = nursery
-        world.domain.join(client, OWNER)
-        world.domain.attach(client)
-        world.pool.watch(world.domain, client)
+        world.admit(client, nursery)
         if has_left:
             world.domain.forget()
         assert retained.has(client), "the relay can notice its end first"

@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -58,32 +60,31 @@ class Convicted(NobodyApart):
         return "quarantine:it" if len(self.pool.asked) > 1 else ""
 
 
-async def test_a_client_that_is_convicted_while_it_waits_goes_to_a_domain_apart() -> None:
-    """A user in quarantine ended the domain of all others again with each client that had waited for a place there."""
+@contextmanager
+def waiting(separation: Callable[[FullPool], NobodyApart]) -> Iterator[tuple[FullPool, Assignment, ClientConnection]]:
+    """A client that an operator wants in d3, where no place is free at once."""
     pool, process = FullPool(), process_id(os.getpid())
     pool.asked = []
     assert process is not None
-    assignment = Assignment(pool, Leases(), Convicted(pool), is_per_gpu=False, reader=Reader())
+    assignment = Assignment(pool, Leases(), separation(pool), is_per_gpu=False, reader=Reader())
     assignment.may_place.set()
     assignment.wish(process, 0, "d3")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, trio.fail_after(10):
-        caller = ClientConnection(1, "control", ours, Credentials(process.pid, 0, 0), process, 0.0, Forwarding(ours, False))
+    with ours, theirs:
+        facts = (ours, Credentials(process.pid, 0, 0), process, 0.0, Forwarding(ours, False))
+        yield pool, assignment, ClientConnection(1, "control", *facts)
+
+
+async def test_a_client_that_is_convicted_while_it_waits_goes_to_a_domain_apart() -> None:
+    """A user in quarantine ended the domain of all others again with each client that had waited for a place there."""
+    with waiting(Convicted) as (pool, assignment, caller), trio.fail_after(10):
         assert await assignment.find_place(caller) == (pool.domain, LEASE)
     assert [(ask.key, ask.wish) for ask in pool.asked] == [("", "d3"), ("", "d3"), ("quarantine:it", "d3")]
 
 
 async def test_a_requested_domain_is_remembered_while_its_client_waits_for_a_place() -> None:
     """It was forgotten when no place was free at once: the client went to any domain."""
-    pool, process = FullPool(), process_id(os.getpid())
-    pool.asked = []
-    assert process is not None
-    assignment = Assignment(pool, Leases(), NobodyApart(), is_per_gpu=False, reader=Reader())
-    assignment.may_place.set()
-    assignment.wish(process, 0, "d3")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, trio.fail_after(10):
-        caller = ClientConnection(1, "control", ours, Credentials(process.pid, 0, 0), process, 0.0, Forwarding(ours, False))
+    with waiting(lambda pool: NobodyApart()) as (pool, assignment, caller), trio.fail_after(10):
         assert await assignment.find_place(caller) == (pool.domain, LEASE)
         await assignment.find_place(caller)
     assert [ask.wish for ask in pool.asked] == ["d3", "d3", "", ""], "it is of one start only"
