@@ -127,9 +127,14 @@ class Domain:
 
     @property
     def connected(self) -> set[ProcessId]:
-        """Members that the servers list as clients, or that have a context by the log."""
-        pids = self.client_pids.union(*self.contexts.values())
+        """Members with a context, as far as mpsd knows."""
+        pids = self.pids_at_work
         return {process for process in self.members if process.pid in pids}
+
+    @property
+    def pids_at_work(self) -> set[int]:
+        """The pids of the clients that the servers list, or that have a context by the log."""
+        return self.client_pids.union(*self.contexts.values())
 
     @property
     def client_pids(self) -> set[int]:

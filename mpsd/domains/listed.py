@@ -17,14 +17,9 @@ def known_pids(domain: Domain) -> set[int]:
     return domain.client_pids.union(process.pid for process in domain.members)
 
 
-def pids_at_work(domain: Domain) -> set[int]:
-    """Return the pids of the clients with a context, as far as mpsd knows."""
-    return domain.client_pids.union(*domain.contexts.values())
-
-
 def pids_of_xids(domain: Domain) -> set[int]:
     """Return the pids that an Xid of the domain names: its server's, or that of any context, also the sentinel's."""
-    return pids_at_work(domain) | domain.servers.keys() | domain.sentinel.pids
+    return domain.pids_at_work | domain.servers.keys() | domain.sentinel.pids
 
 
 def may_be_named(domain: Domain, pid: int) -> bool:
@@ -37,13 +32,14 @@ def may_be_named(domain: Domain, pid: int) -> bool:
     return pid in pids_of_xids(domain) or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
 
 
-def is_others(domain: Domain, process: ProcessId, key: str, *, is_multiuser: bool) -> bool:
-    """Return whether the member has lost its place: another user or clients of another key have the domain now.
+def has_lost_place(domain: Domain, process: ProcessId, key: str, *, is_multiuser: bool) -> bool:
+    """Return whether the member leaves: mpsd drains the domain, or another user or clients of another key have it now.
 
-    key: of the domain that its next connection has to go to.  It changes too where the process is convicted of a fault.
+    With a connection, channel or context there it stays.  key: of the domain that its next connection has to go to; it changes
+    too where the process is convicted of a fault.
     """
-    is_anothers = not is_multiuser and is_without_place(domain, process, domain.uids.get(process))
-    return process in domain.members and (is_anothers or (domain.key != key and not has_place(domain, process)))
+    is_anothers = not is_multiuser and _is_anothers(domain, domain.uids.get(process))
+    return (domain.is_draining or domain.key != key or is_anothers) and not _has_place(domain, process)
 
 
 def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> bool:
@@ -51,12 +47,16 @@ def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> boo
 
     Of a domain that one server serves for one user at a time.
     """
-    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid and not has_place(domain, process)
+    return _is_anothers(domain, uid) and not _has_place(domain, process)
 
 
-def has_place(domain: Domain, process: ProcessId) -> bool:
+def _is_anothers(domain: Domain, uid: int | None) -> bool:
+    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid
+
+
+def _has_place(domain: Domain, process: ProcessId) -> bool:
     """Return whether the process has a connection, channel or context there."""
-    is_at_work = process.pid in pids_at_work(domain) or domain.members.get(process) == math.inf
+    is_at_work = process.pid in domain.pids_at_work or domain.members.get(process) == math.inf
     return is_at_work or bool(domain.handshakes[process])
 
 

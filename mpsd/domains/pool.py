@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
-from mpsd.domains.listed import has_place, is_others, known_pids
+from mpsd.domains.listed import has_lost_place, known_pids
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -219,9 +219,8 @@ class Pool:
         """Return whether the process stays: with a context it has to, else it leaves one that is ill or others have."""
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
-        is_to_leave = home.is_ill or is_others(home, process, ask.key, is_multiuser=self.settings.is_multiuser)
-        is_to_leave |= home.is_draining and not has_place(home, process)  # it is renewed once it is empty
-        if is_to_leave and process not in home.connected:
+        is_lost = has_lost_place(home, process, ask.key, is_multiuser=self.settings.is_multiuser)
+        if is_lost or (home.is_ill and process not in home.connected):
             home.leave(process)
             return False
         return True
@@ -240,7 +239,10 @@ class Pool:
         """Store a member that has a channel: to the next mpsd it is a client.  Remove any process once it has ended."""
         if process is not None and self._nursery is not None:
             uid = domain.uids.get(process) if domain.members.get(process) == math.inf else None
-            self.store.forget_member(process) if uid is None else self.store.save_member(domain.name, process, uid)
+            if uid is None:
+                self.store.forget_member(process)
+            else:
+                self.store.save_member(domain.name, process, uid)
             if process not in self._watched:  # it may change its domain as often as it likes
                 self._watched.add(process)
                 self._nursery.start_soon(self._watch, process)

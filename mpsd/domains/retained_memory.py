@@ -44,7 +44,7 @@ class RetainedMemory:
         if process in self._clients or (not self.has_adopted and self._store.is_member(process)):
             return True
         now = trio.current_time()
-        homes = [domain for domain in self._domains.values() if process in domain.members]
+        homes = (domain for domain in self._domains.values() if process in domain.members)
         return self.is_held(process) or any(_is_retaining(domain, process, now) for domain in homes)
 
     def note_end(self, domain: Domain | None, process: ProcessId, nursery: trio.Nursery) -> bool:

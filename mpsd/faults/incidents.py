@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import is_without_place, listed_process, may_be_named, pids_at_work
+from mpsd.domains.listed import is_without_place, listed_process, may_be_named
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -198,7 +198,7 @@ class Incidents:
         stored with each fault.  Those with a context come first; who is left out is not convicted without proof.
         """
         self._meet_listed(domain)
-        pids = domain.present_pids | (at_work := pids_at_work(domain))
+        pids = domain.present_pids | (at_work := domain.pids_at_work)
         listed = (domain.admitted.get(pid) or self.parties.by_pid(pid) for pid in domain.client_pids)
         there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
         few = sorted(there, key=lambda each: (each.pid not in at_work, each))[:_MOST_PRESENT]

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import is_meant, pids_at_work
+from mpsd.domains.listed import is_meant
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault, NotAllowed
 from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
@@ -246,7 +246,7 @@ class Reactions:
     def _domains_of(self, process: ProcessId) -> list[Domain]:
         """Return the domains that the process is connected to, except faulty ones."""
         ready = (each for each in self._pool.domains.values() if each.state is DomainState.READY)
-        return [each for each in ready if process.pid in pids_at_work(each) and is_meant(each.admitted, process)]
+        return [each for each in ready if process.pid in each.pids_at_work and is_meant(each.admitted, process)]
 
     def _is_still_to_end(self, incident: Incident, process: ProcessId) -> bool:
         """Return whether the latest revision still blames the process, and the settings end culprits."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mpsd.domains.domain import Domain
 from mpsd.domains.handshake_gate import Entrant
 from mpsd.domains.leftovers import children, is_vendors
-from mpsd.domains.listed import listed_process, pids_at_work
+from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits
 from mpsd.domains.servers import ensure_server
@@ -247,7 +247,7 @@ class Protection(Struct):
         Of those without a context only few: a user can have thousands, each would take a place, and is looked at each time.
         """
         is_new, domain = False, self.domain
-        at_work = pids_at_work(domain)
+        at_work = domain.pids_at_work
         members = {each.pid: each for each, seen_at in domain.members.items() if seen_at == math.inf}  # may have a channel
         listed = [found for pid in domain.client_pids - members.keys() if (found := listed_process(domain.admitted, pid))]
         for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
