@@ -100,7 +100,7 @@ class Upkeep:
         return deserted > _DESERTED_SECONDS or 0 < limit < now - domain.fault_since
 
     def _is_drained(self, domain: Domain, now: float) -> bool:
-        """Return whether a domain with a contained exception has no client any more, or no time left."""
+        """Return whether a domain with a contained exception has lost its last client, or its time is over."""
         if domain.state is not DomainState.CONTAINED or domain.is_adopted:  # then its clients are not known yet
             return False
         return now >= domain.ends_by or not self._lives(domain)
@@ -227,7 +227,7 @@ class Upkeep:
         await domain.control.kill()
 
     async def _end_contained(self, domain: Domain) -> None:
-        """End what is left of a domain with a contained exception: its server serves no client any more."""
+        """End what is left of a domain with a contained exception: its server does not serve clients any more."""
         left = [pid for pid in sorted(domain.client_pids) if processes.lives(pid)]
         why = "sentinel.drain_seconds are over" if left else "its clients have ended after a contained exception"
         log.warning("domain.kill", domain=domain.name, why=why, clients=len(left))
