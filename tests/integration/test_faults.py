@@ -243,7 +243,7 @@ def test_a_gpu_to_be_used_no_more_takes_nobody(machine: Machine, words: tuple[st
         assert reason in machine.wait_for_journal("client.waiting")["reason"]
         found = mpsd.ask(calls.fault_get(1))
         assert (found.fault_class, found.gpu) == ("device", uuid)
-        assert any(seen in each.text for each in found.evidence)
+        wait_for("the evidence", lambda: any(seen in each.text for each in mpsd.ask(calls.fault_get(1)).evidence))
         assert waiting.is_silent()
         mpsd.ask(calls.blame_pardon(uuid))
     waiting.ready()
