@@ -17,8 +17,8 @@ SECONDS = 120.0
 STOPPED_SECONDS = 3.0
 
 
-def start_crowd(machine: Machine, uid: int, seconds: str = "0.2") -> list[Client]:
-    return [machine.client("counter", "--seconds", seconds, uid=uid) for _ in range(CROWD)]
+def start_crowd(machine: Machine, uid: int) -> list[Client]:
+    return [machine.client("counter", "--seconds", "0.2", uid=uid) for _ in range(CROWD)]
 
 
 def check_all_were_clients(machine: Machine, crowd: list[Client]) -> None:
@@ -46,7 +46,9 @@ def test_who_waits_for_a_place_is_listed_and_outlives_mpsd(machine: Machine) -> 
     """Each waits in a queue that the keeper holds too."""
     machine.configure(f"[relay]\nmax_connections = {PLACES}\n")
     machine.start()
-    crowd = start_crowd(machine, USER, "8")
+    released, release = os.pipe()
+    crowd = [machine.client("counter", "--seconds", "600", "--until-release", uid=USER, stdin=released) for _ in range(CROWD)]
+    os.close(released)
     with machine.mpsd() as mpsd:
 
         def reasons() -> list[str]:
@@ -58,6 +60,7 @@ def test_who_waits_for_a_place_is_listed_and_outlives_mpsd(machine: Machine) -> 
     machine.start()
     with machine.mpsd() as mpsd:
         wait_for("one without a place", lambda: any(why.startswith("relay.max_connections") for why in reasons()), SECONDS)
+    os.close(release)
     check_all_were_clients(machine, crowd)
 
 

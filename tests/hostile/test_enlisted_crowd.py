@@ -9,8 +9,8 @@ from tests.hostile.frames import frames
 from tests.integration.machine import UIDS, Machine
 
 PROCESSES = 700
-CROWDED_SECONDS, NEWCOMER_SECONDS = 10.0, 20.0
-MOST_MS = 200
+CROWDED_SECONDS, NEWCOMER_SECONDS = 10.0, 60.0
+MOST_MS = 500  # 80 where it used to be 1300; another machine may be three times as slow
 # Each enlists, waits until all have, and from then on asks for a domain.
 ENLISTS = """
 import os, socket, sys, time

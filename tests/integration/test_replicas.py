@@ -366,7 +366,7 @@ def test_parts_killed_during_the_move_leave_a_complete_barrier(cast: Cast, seed:
         standby.kill()
         standby = cast.start(1)
     term = standby.first("term", 3 * SECONDS)
-    assert term["found"] == expected(term["step"])
+    assert term["right"]  # a standby that was killed may have served already, and begun a step
     assert term["step"] > 0
     standby.first("step")
     assert not machine.bugs()
