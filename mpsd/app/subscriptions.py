@@ -10,6 +10,7 @@ from functools import partial
 from mpsd.domains.domain import Domain
 from mpsd.domains.newcomers import ROOM_FOR_A_CONTEXT_BYTES, Newcomers
 from mpsd.domains.pool import Pool
+from mpsd.faults.known_clients import KnownClients
 from mpsd.faults.lifecycle import Faults
 from mpsd.host import processes
 from mpsd.host.client_facts import ClientFacts
@@ -35,7 +36,8 @@ def subscribe(
     incidents, attachments, coordinator = faults.incidents, faults.attachments, services.coordinator
     # clients
     pool.client_adopted.subscribe(partial(_adopt, book), incidents.arrived)
-    incidents.client_arrived.subscribe(partial(_watch, attachments, book))
+    incidents.client_arrived.subscribe(partial(_watch, attachments, book, incidents.parties))
+    pool.member_forgotten.subscribe(incidents.forgotten)
     if faults.core_dumps:
         incidents.client_arrived.subscribe(faults.core_dumps.note_arrival)
     incidents.client_hung_up.subscribe(attachments.note_leaving)
@@ -67,18 +69,26 @@ def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
         book.adopt(process, Credentials(process.pid, domain.uids.get(process, owner[0]), owner[1]))
 
 
-def _watch(attachments: Attachments, book: LeaseBook, process: ProcessId, domain: Domain, is_new: bool, is_again: bool) -> None:
+def _watch(
+    attachments: Attachments,
+    book: LeaseBook,
+    parties: KnownClients,
+    process: ProcessId,
+    domain: Domain,
+    is_new: bool,
+    is_again: bool,
+) -> None:
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
-    company, uid = partial(_has_company, domain, process), book.uid_of(process)
+    company, uid = partial(_has_company, parties, domain, process), book.uid_of(process)
     has_channel = domain.members.get(process) == math.inf  # of an earlier connection, or an earlier mpsd
     attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel, is_again)
 
 
-def _has_company(domain: Domain, process: ProcessId) -> bool:
-    """Return whether the client's end could harm another client; a process that has only connected once does not count."""
-    others = domain.present_pids.union(each.pid for each in domain.connected) - {process.pid}
-    return domain.state is not DomainState.FAULT and bool(others)
+def _has_company(parties: KnownClients, domain: Domain, process: ProcessId) -> bool:
+    """Return whether the end of the process, which may have happened, could harm a client of the domain."""
+    is_there = not parties.is_elsewhere(process, domain.name)
+    return is_there and domain.state is not DomainState.FAULT and bool(domain.present_pids - {process.pid})
 
 
 def _note_end(newcomers: Newcomers, faults: Faults, process: ProcessId, domain: str, had_context: bool) -> None:

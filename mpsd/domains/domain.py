@@ -99,15 +99,13 @@ class Domain:
 
     @property
     def present_pids(self) -> set[int]:
-        """The pids of the processes that are connected or connecting, or may have a channel to a server."""
-        return self.staying_pids.union(process.pid for process in self.departed)
+        """The pids of its members and clients, and of those that have left, but may have a channel to a server."""
+        return self.known_pids.union(process.pid for process in self.departed)
 
     @property
-    def staying_pids(self) -> set[int]:
-        """The pids of these processes without those that have left the domain."""
-        recently = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
-        arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
-        return arriving | self.client_pids
+    def known_pids(self) -> set[int]:
+        """The pids of its members and clients: to look for each of a thousand processes costs more."""
+        return self.client_pids.union(process.pid for process in self.members)
 
     @property
     def is_exposed(self) -> bool:
@@ -130,6 +128,11 @@ class Domain:
         """Members with a context, as far as mpsd knows."""
         pids = self.pids_at_work
         return {process for process in self.members if process.pid in pids}
+
+    @property
+    def served(self) -> set[ProcessId]:
+        """The processes that may have a channel to a server."""
+        return self.connected.union(self.departed, (each for each, seen_at in self.members.items() if seen_at == math.inf))
 
     @property
     def pids_at_work(self) -> set[int]:
@@ -186,6 +189,16 @@ class Domain:
             self.mark_stale()
         if not is_alive:
             self.departed.discard(process)
+
+    def forget_absent(self) -> set[ProcessId]:
+        """Remove and return the members without a connection, channel or context here for _BETWEEN_SECONDS.
+
+        Their next connection is placed anew: as members they would be clients of whoever has the domain by then."""
+        before = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
+        absent = {each for each, seen_at in self.members.items() if seen_at < before and not self.handshakes[each]}
+        for process in (absent := absent and absent - self.connected):
+            self.leave(process)
+        return absent
 
     def suspect(self, seconds: float) -> None:
         """Take no clients for this time: a vendor server takes long to report a fault."""

@@ -11,8 +11,7 @@ from mpsd.model.domain import Defaults, DomainState, DomainView
 
 def view_of(domain: Domain, defaults: Defaults) -> DomainView:
     """Return the view of a domain.  One that would give a client outdated defaults takes no clients."""
-    present = domain.present_pids
-    occupancy, state = domain.places_of(present), _state(domain, defaults)
+    occupancy, state = domain.occupancy, _state(domain, defaults)
     return DomainView(
         domain.name,
         state,
@@ -26,7 +25,7 @@ def view_of(domain: Domain, defaults: Defaults) -> DomainView:
         is_answering=domain.is_answering,
         is_exposed=domain.is_exposed,
         trouble=_trouble(domain, state),
-        users=frozenset(uid for each, uid in domain.uids.items() if each.pid in present or each not in domain.members),
+        users=frozenset(domain.uids.values()),
         is_worn=domain.is_worn,
         ends_at=_ends_at(domain),
         blocked_uid=domain.blocked_by and domain.blocked_by[1],

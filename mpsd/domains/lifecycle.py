@@ -103,8 +103,7 @@ def _take_over_clients(pool: Pool, domain: Domain, found: Mapping[ProcessId, int
     """
     for process, uid in found.items():
         domain.join(process, uid, domain.key)
-        domain.attach(process)
-        pool.watch(domain, process)
+        pool.attach(domain, process)
         pool.client_adopted.emit(process, domain)
 
 

@@ -1,4 +1,4 @@
-"""Which processes are in a domain, and which one a vendor server means by a pid that it lists.
+"""Which process a vendor server, or an Xid, means by a pid, and whether it stays in its domain.
 
 It lists a client that has ended for as long as a forked child has its connections; its GPU memory stays taken (measured, H200).
 """
@@ -12,52 +12,28 @@ from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 
 
-def known_pids(domain: Domain) -> set[int]:
-    """Return the pids of the domain's members and clients: to look for each of a thousand processes costs more."""
-    return domain.client_pids.union(process.pid for process in domain.members)
-
-
 def pids_of_xids(domain: Domain) -> set[int]:
     """Return the pids that an Xid of the domain names: its server's, or that of any context, also the sentinel's."""
     return domain.pids_at_work | domain.servers.keys() | domain.sentinel.pids
 
 
 def may_be_named(domain: Domain, pid: int) -> bool:
-    """Return whether an Xid with this pid, which the domain knows, is of the domain.
+    """Return whether an Xid with the pid of a client or member of the domain is of the domain.
 
-    It can also name a client on its way in, still without a context; after a contained exception the server takes none.  Any
-    other member can have caused it elsewhere, even past MPS, and the domain's clients would be taken for lost: a process stays
-    a member until it ends, also when another user has the domain.
+    It can name a client on its way in, still without a context; after a contained exception the server takes none.
     """
-    return pid in pids_of_xids(domain) or (domain.state is not DomainState.CONTAINED and pid in domain.present_pids)
+    return domain.state is not DomainState.CONTAINED or pid in pids_of_xids(domain)
 
 
-def has_lost_place(domain: Domain, process: ProcessId, key: str, *, is_multiuser: bool) -> bool:
-    """Return whether the member leaves: mpsd drains the domain, or another user or clients of another key have it now.
+def has_lost_place(domain: Domain, process: ProcessId, key: str) -> bool:
+    """Return whether the member leaves: mpsd drains the domain, or clients of another key have it now.
 
     With a connection, channel or context there it stays.  key: of the domain that its next connection has to go to; it changes
     too where the process is convicted of a fault.
     """
-    is_anothers = not is_multiuser and _is_anothers(domain, domain.uids.get(process))
-    return (domain.is_draining or domain.key != key or is_anothers) and not _has_place(domain, process)
-
-
-def is_without_place(domain: Domain, process: ProcessId, uid: int | None) -> bool:
-    """Return whether another user has the domain now, and this user's process has no place there.
-
-    Of a domain that one server serves for one user at a time.
-    """
-    return _is_anothers(domain, uid) and not _has_place(domain, process)
-
-
-def _is_anothers(domain: Domain, uid: int | None) -> bool:
-    return None not in (uid, domain.joined_uid) and uid != domain.joined_uid
-
-
-def _has_place(domain: Domain, process: ProcessId) -> bool:
-    """Return whether the process has a connection, channel or context there."""
-    is_at_work = process.pid in domain.pids_at_work or domain.members.get(process) == math.inf
-    return is_at_work or bool(domain.handshakes[process])
+    has_channel = domain.members.get(process) == math.inf
+    is_there = has_channel or process.pid in domain.pids_at_work or bool(domain.handshakes[process])
+    return (domain.is_draining or domain.key != key) and not is_there
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
-from mpsd.domains.listed import has_lost_place, known_pids
+from mpsd.domains.listed import has_lost_place
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -67,6 +67,7 @@ class Pool:
     domains: dict[str, Domain] = field(default_factory=dict)
     client_adopted: Signal[[ProcessId, Domain]] = field(default_factory=Signal)  # a client that an earlier mpsd admitted
     client_ended: Signal[[ProcessId, ProcessExit | None]] = field(default_factory=Signal)
+    member_forgotten: Signal[[ProcessId, Domain]] = field(default_factory=Signal)  # it lives, and is in no domain now
     services: ServicesPort = field(default_factory=NoServices)
     sentinel_of: Callable[[Domain], SentinelPort] = lambda domain: NoSentinel()  # called with each new domain
     log_told: Signal[[Domain, News]] = field(default_factory=Signal)  # the news of a domain's log
@@ -190,7 +191,7 @@ class Pool:
 
     def _domains_of(self, processes: Collection[ProcessId]) -> set[str]:
         pids = {process.pid for process in processes}
-        return {domain.name for domain in self.domains.values() if not pids.isdisjoint(known_pids(domain))}
+        return {domain.name for domain in self.domains.values() if not pids.isdisjoint(domain.known_pids)}
 
     def name_of_domain(self, process: ProcessId) -> str:
         """Return the domain of a process; empty: it is not known."""
@@ -216,11 +217,10 @@ class Pool:
         return was_drained
 
     def _is_bound(self, home: Domain, ask: PlacementRequest, process: ProcessId) -> bool:
-        """Return whether the process stays: with a context it has to, else it leaves one that is ill or others have."""
+        """Return whether the process stays: with a context it has to, else it leaves one that is ill, or of another key."""
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
-        is_lost = has_lost_place(home, process, ask.key, is_multiuser=self.settings.is_multiuser)
-        if is_lost or (home.is_ill and process not in home.connected):
+        if has_lost_place(home, process, ask.key) or (home.is_ill and process not in home.connected):
             home.leave(process)
             return False
         return True
@@ -246,6 +246,19 @@ class Pool:
             if process not in self._watched:  # it may change its domain as often as it likes
                 self._watched.add(process)
                 self._nursery.start_soon(self._watch, process)
+
+    def forget_absent(self) -> None:
+        """Forget the members that are not there any more (Domain.forget_absent)."""
+        for domain in self.domains.values():
+            if absent := domain.forget_absent():
+                for process in absent:
+                    self.member_forgotten.emit(process, domain)
+                self.notify()
+
+    def attach(self, domain: Domain, process: ProcessId | None) -> None:
+        """Note that a member may have a channel to a server of the domain, to its end."""
+        domain.attach(process)
+        self.watch(domain, process)
 
     async def _watch(self, process: ProcessId) -> None:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes

@@ -51,6 +51,7 @@ class Upkeep:
 
     def _look(self, nursery: trio.Nursery) -> None:
         now = trio.current_time()
+        self._pool.forget_absent()
         for domain in list(self._pool.domains.values()):
             if domain.occupancy:
                 domain.idle_since = now
@@ -107,8 +108,8 @@ class Upkeep:
 
     @staticmethod
     def _lives(domain: Domain) -> bool:
-        """Return whether a client of the domain lives.  A process that has only connected once, or has left, does not count."""
-        return any(map(processes.lives, domain.staying_pids))
+        """Return whether a client of the domain lives; one that has left does not count."""
+        return any(map(processes.lives, domain.known_pids))
 
     def _is_empty(self, domain: Domain) -> bool:
         """Return whether the domain has no clients.  A server that does not answer lists those that have ended, too."""

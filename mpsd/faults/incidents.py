@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import is_without_place, listed_process, may_be_named
+from mpsd.domains.listed import listed_process, may_be_named
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -45,6 +45,7 @@ SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it w
 # Signals by which a process ends itself, also after its own error (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 SM_ERRORS = frozenset({700, 710, *range(714, 720)})  # of CUDA, after an SM exception; a stack overflow gives 700
+_OF_A_WATCH = (Source.UVM_EVENTS, Source.KMOD, Source.PROCESS)  # of one process, wherever it is
 _MOST_PRESENT = 256  # a server has some sixty clients
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
@@ -105,8 +106,9 @@ class Incidents:
     def see(self, seen: Observation) -> None:
         """Take an observation from any source; call it in the trio thread."""
         domain = self._domain_of(seen)
-        is_own = seen.source in (Source.UVM_EVENTS, Source.KMOD)
-        if domain is not None and (is_elsewhere(seen, domain.gpus) or (is_own and not self._may_be_in(domain, seen.process))):
+        process = seen.process if seen.source in _OF_A_WATCH else None
+        has_left = process and domain is not None and self.parties.is_elsewhere(process, domain.name)
+        if domain is not None and (has_left or is_elsewhere(seen, domain.gpus)):
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
@@ -171,22 +173,11 @@ class Incidents:
             return self._pool.domains.get(self.parties.domain_of(seen.process))
         return self._pool.domain_of_process(seen.process.pid)
 
-    def _may_be_in(self, domain: Domain | None, process: ProcessId | None) -> bool:
-        """Return False for a client that was placed in the domain, and has no place there: another user has it by now.
-
-        Where a GPU admits one server, another user's client can join the domain, and wait, while this user's server serves.
-        """
-        if domain is None or (party := self.parties.find(process)) is None:
-            return True
-        is_served = any(party.uid == server.uid for server in domain.servers.values())
-        return is_served or not is_without_place(domain, party.process, party.uid) or self._pool.settings.is_multiuser
-
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
         if name := self.parties.former_domain(pid):
             former = self._pool.domains.get(name)
-            is_ill = former is not None and former.is_ill and former.state is not DomainState.CONTAINED
-            if former is None or (is_ill and self._may_be_in(former, self.parties.by_pid(pid))):
+            if former is None or (former.is_ill and former.state is not DomainState.CONTAINED):
                 return former
         found = self._pool.domain_of_process(pid)
         return found if found is not None and may_be_named(found, pid) else None
@@ -194,19 +185,19 @@ class Incidents:
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Return the domain's clients: members, and those that only the vendor's server lists, as without root.
 
-        Not those that have only connected, and not all that may have a channel: a user can have thousands, and each would be
-        stored with each fault.  Those with a context come first; who is left out is not convicted without proof.
+        Not all that may have a channel: a user can have thousands, and each would be stored with each fault.  Those with a
+        context come first; who is left out is not convicted without proof.
         """
         self._meet_listed(domain)
-        pids = domain.present_pids | (at_work := domain.pids_at_work)
+        at_work = domain.pids_at_work
         listed = (domain.admitted.get(pid) or self.parties.by_pid(pid) for pid in domain.client_pids)
-        there = {each for each in domain.members if each.pid in pids} | {each for each in listed if each is not None}
+        there = domain.members.keys() | {each for each in listed if each is not None}
         few = sorted(there, key=lambda each: (each.pid not in at_work, each))[:_MOST_PRESENT]
-        return tuple(filter(partial(self._may_be_in, domain), self.parties.present(domain.name, few, PRESENT_SECONDS)))
+        return self.parties.present(domain.name, few, PRESENT_SECONDS)
 
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
-        self.parties.note_servers(domain.name, domain.servers.keys(), partial(self._may_be_in, domain))
+        self.parties.note_servers(domain.name, domain.servers.keys(), domain.served)
         for process in domain.members:
             if self.parties.find(process) is None:
                 self.parties.meet(process, domain.name)
@@ -217,6 +208,8 @@ class Incidents:
             if found is not None and found != known:
                 self.parties.meet(found, domain.name)
                 self._pool.watch(domain, found)
+            if (client := domain.admitted.get(pid) or found or known) is not None:
+                self.parties.serve(client, domain.name)
 
     def _suspect(self, domain: Domain) -> None:
         """Close the domain until its state is known: the vendor's server reports FAULT late, and admits clients until then."""
@@ -233,6 +226,14 @@ class Incidents:
         is_new = self.parties.meet(process, domain.name)
         self.client_arrived.emit(process, domain, is_new, is_again)
 
+    def served(self, process: ProcessId, domain: Domain) -> None:
+        """Record that a descriptor was passed on a connection of the process: it may have a channel to the domain's server."""
+        self.parties.serve(process, domain.name)
+
+    def forgotten(self, process: ProcessId, domain: Domain) -> None:
+        """Record that the process, which has only connected to the domain, is not in it any more."""
+        self.parties.part(process, domain.name)
+
     def hung_up(self, process: ProcessId) -> None:
         """Record that a connection of the client has ended."""
         self.client_hung_up.emit(process)
@@ -240,7 +241,7 @@ class Incidents:
     def left(self, process: ProcessId, ending: ProcessExit | None) -> None:
         """Record the end of a client.  ending: None if unknown; then a signal may have ended it in the middle of a kernel."""
         domain = self.parties.leave(process)
-        if domain is None or not self._may_be_in(self._pool.domains.get(domain), process):
+        if not domain:  # not known, or only connected once, or past MPS since
             return
         is_own = ending is not None and ending.signal in OWN_SIGNALS
         fault_class = FaultClass.UNKNOWN if is_own else FaultClass.HOST
@@ -367,7 +368,7 @@ class Incidents:
                 if before in is_cut_off and domain.state is DomainState.FAULT:
                     self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
-                    self.parties.renew(name, partial(self._may_be_in, domain))
+                    self.parties.renew(name, domain.served)
                     if name in adopted and domain.servers:
                         self.parties.adopt(name)
                     adopted.discard(name)

@@ -15,11 +15,6 @@ _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process ha
 _MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
 _MOST_GONE = 4096
 Owner = tuple[int | None, str]  # a user, and the outermost container or pod
-IsThere = Callable[[ProcessId], bool]  # whether one that was placed in the domain may still be there
-
-
-def _anywhere(process: ProcessId) -> bool:
-    return True
 
 
 class _History(Struct):
@@ -58,7 +53,7 @@ class KnownClients:
         self._histories: dict[str, _History] = {}  # by domain
 
     def meet(self, process: ProcessId, domain: str) -> bool:
-        """Record that the client is placed in the domain.  Returns True the first time."""
+        """Record that the process is placed in the domain.  Returns True the first time."""
         guest, is_new = self._guests.get(process), process not in self._guests
         if guest is None:
             guest = self._guests[process] = _Guest(self._describe(process), domain)
@@ -66,10 +61,19 @@ class KnownClients:
         elif guest.domain != domain:
             guest.former, guest.moved_ns = guest.domain, self._clock()
             guest.domain, guest.counts = domain, True
-        history = self._histories.setdefault(domain, _History())
-        if len(history.owners) < 2:
-            history.owners.add(_owner_of(guest.party))
         return is_new
+
+    def serve(self, process: ProcessId, domain: str) -> None:
+        """Record that the process, which was met, may have a channel to a server of the domain."""
+        history, guest = self._histories.setdefault(domain, _History()), self._guests.get(process)
+        if guest is not None and len(history.owners) < 2:
+            history.owners.add(_owner_of(guest.party))
+
+    def part(self, process: ProcessId, domain: str) -> None:
+        """Record that the process, which lives, is not in the domain any more."""
+        guest = self._guests.get(process)
+        if guest is not None and guest.domain == domain:
+            guest.domain = ""
 
     def leave(self, process: ProcessId) -> str | None:
         """Record the end of a client and return its domain.  None if it was never met, or has ended before."""
@@ -88,20 +92,24 @@ class KnownClients:
             self._gone[process] = None
             self._guests[process].listed_ns = self._clock()
 
-    def renew(self, domain: str, is_there: IsThere = _anywhere) -> None:
-        """Record that the domain has new servers, which no client has used that ended before, or is not there."""
+    def renew(self, domain: str, served: Iterable[ProcessId] = ()) -> None:
+        """Record that the domain has new servers, which no client has used that ended before.
+
+        served: the processes that may have a channel to these servers.
+        """
         for process in self._gone:
             if self._guests[process].domain == domain:
                 self._guests[process].counts = False
-        self._begin_history(domain, self._histories.get(domain, _History()).servers, is_there)
+        self._begin_history(domain, self._histories.get(domain, _History()).servers, served)
 
-    def note_servers(self, domain: str, servers: Collection[int], is_there: IsThere = _anywhere) -> None:
-        """Note the pids of the domain's servers: new ones have served no client that ended before, or is not there."""
+    def note_servers(self, domain: str, servers: Collection[int], served: Iterable[ProcessId] = ()) -> None:
+        """Note the pids of the domain's servers, and the processes that may have a channel to them: new servers have served no
+        others."""
         known = self._histories.get(domain, _History()).servers
         if not servers or known == servers:
             return
         if known and known.isdisjoint(servers):
-            self._begin_history(domain, servers, is_there)
+            self._begin_history(domain, servers, served)
         else:
             self._histories.setdefault(domain, _History()).servers = frozenset(servers)
 
@@ -114,10 +122,10 @@ class KnownClients:
         for gone in self._histories.keys() - domains:
             del self._histories[gone]
 
-    def _begin_history(self, domain: str, servers: Collection[int], is_there: IsThere) -> None:
-        placed = ((process, each) for process, each in self._guests.items() if each.domain == domain and each.gone_ns is None)
-        owners = {_owner_of(each.party) for process, each in placed if is_there(process)}
-        self._histories[domain] = _History(frozenset(servers), owners)
+    def _begin_history(self, domain: str, servers: Collection[int], served: Iterable[ProcessId]) -> None:
+        self._histories[domain] = _History(frozenset(servers))
+        for process in served:
+            self.serve(process, domain)
 
     def are_of_one(self, domain: str, present: Iterable[ProcessId] = ()) -> bool:
         """Return whether all clients that the domain's servers have served, and those present, are of one user and container.
@@ -163,6 +171,10 @@ class KnownClients:
         """Return the client's domain, or its last one; empty: never met, or that domain has had new servers since."""
         guest = self._guests.get(process)
         return guest.domain if guest is not None and guest.counts else ""
+
+    def is_elsewhere(self, process: ProcessId, domain: str) -> bool:
+        """Return whether the client was met, and is not in the domain, or was not at its end, or not with these servers."""
+        return process in self._guests and self.domain_of(process) != domain
 
     def former_domain(self, pid: int) -> str:
         """Return the domain that the client left a moment ago; empty if it did not move."""

@@ -61,6 +61,9 @@ class Separation(Protocol):
         is_again: with a connection that was linked before, perhaps to another domain.
         """
 
+    def served(self, process: ProcessId, domain: Domain) -> None:
+        """Note that a descriptor is passed on its connection: from now on it may have a channel to a server of the domain."""
+
     def hung_up(self, process: ProcessId) -> None:
         """Note that a connection has ended."""
 

@@ -35,6 +35,10 @@ _REPLAY_SECONDS = 5.0
 _NO_RETURN_SECONDS = 30.0  # after the domain has passed descriptors: a busy machine may take seconds until a client sends
 
 
+def _ignore() -> None:
+    """Stand for a listener."""
+
+
 class LinkSide(Enum):
     """The side that ended a link."""
 
@@ -72,6 +76,7 @@ class Forwarding(Struct):
     ids: Credentials | None = None  # of the process that connected, as it did; None: each message has its own
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid against whose share the client's closings count
+    _note_descriptors: Callable[[], None] = _ignore
     _kept: int = 0  # descriptors in the transcript
     _kept_bytes: int = 0
     _turn: _Turn = _Turn.DOMAIN
@@ -103,6 +108,12 @@ class Forwarding(Struct):
             self._end = LinkSide.CLIENT if has_hung_up(self.client) else LinkSide.DOMAIN
         return self._end
 
+    def note_descriptors(self, note: Callable[[], None]) -> None:
+        """Call `note` before descriptors are passed from now on: at once if the client has passed some, which are replayed."""
+        self._note_descriptors = note
+        if self.has_passed_descriptors:
+            note()
+
     def no_way_back(self) -> None:
         """Drop the transcript: from here on the handshake cannot be repeated."""
         for entry in self.transcript or ():
@@ -133,7 +144,9 @@ class Forwarding(Struct):
                     self._check_speaker(message)
                     self._check_text(message)
                     self.has_spoken = True
-                    self.has_passed_descriptors |= bool(message.descriptors)
+                    if message.descriptors:
+                        self.has_passed_descriptors = True
+                        self._note_descriptors()
                     self._set_turn(_Turn.DOMAIN)
                     await self._pass_on(message, domain)
         except (BrokenPipeError, ConnectionResetError):
@@ -201,6 +214,7 @@ class Forwarding(Struct):
             while (message := await look_at(domain)) is not None:
                 if message.descriptors:
                     self.has_passed_descriptors = True
+                    self._note_descriptors()
                     if not self.is_granted:
                         self.granted_at = trio.current_time()
                     self.no_way_back()

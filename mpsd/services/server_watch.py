@@ -7,7 +7,6 @@ import time
 
 import trio
 
-from mpsd.domains.listed import known_pids
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.host import processes
@@ -47,7 +46,8 @@ class Servers:
         for domain_name in self._domains():
             if domain_name and self._coordinator.parts.fault_since(domain_name) is not None:
                 self._coordinator.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
-        present = set[int]().union(*map(known_pids, self._pool.domains.values()))  # a user may have a thousand elsewhere
+        known = (domain.known_pids for domain in self._pool.domains.values())
+        present = set[int]().union(*known)  # a user may have a thousand elsewhere
         for record in list(self._coordinator.records.values()):
             for process, instance in list(record.instances.items()):
                 if not instance.domain and process.pid in present and (found := self._coordinator.parts.domain_of(process)):

@@ -10,7 +10,9 @@ import trio.testing
 
 from mpsd.app.subscriptions import _adopt, _has_company, _watch
 from mpsd.domains.domain import Domain
+from mpsd.faults.known_clients import KnownClients
 from mpsd.model.domain import DomainState
+from mpsd.model.fault import Party
 from mpsd.model.process import Credentials, ProcessId
 
 
@@ -22,7 +24,7 @@ def test_the_watch_of_a_client_has_the_user_who_connected(seen_at: float, has_as
     book = SimpleNamespace(grant_of=lambda process: None, uid_of=lambda process: 1000)
     attachments = SimpleNamespace(watch=lambda *words: watched.append(words))
     domain = SimpleNamespace(name="default", gpus=("GPU",), members={process: seen_at})
-    _watch(attachments, book, process, domain, True, False)  # type: ignore[arg-type]
+    _watch(attachments, book, None, process, domain, True, False)  # type: ignore[arg-type]
     [(watched_process, name, gpus, _, *facts)] = watched
     assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_asked, False])
 
@@ -37,20 +39,27 @@ def test_an_adopted_client_counts_against_the_user_who_connected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen_at", "state", "has_company"),
+    ("seen_at", "state", "is_there", "has_company"),
     [
-        (math.inf, DomainState.READY, True),
-        (math.inf, DomainState.FAULT, False),
-        (0.0, DomainState.READY, False),
+        (math.inf, DomainState.READY, True, True),
+        (math.inf, DomainState.FAULT, True, False),
+        (0.0, DomainState.READY, True, False),
+        (math.inf, DomainState.READY, False, False),
     ],
-    ids=["a client", "that has lost its context", "only connected once"],
+    ids=["beside a client", "that has lost its context", "that only connected once", "of a domain that has forgotten it"],
 )
 async def test_a_killed_client_is_held_for_the_clients_in_its_domain(
-    seen_at: float, state: DomainState, has_company: bool, autojump_clock: trio.testing.MockClock
+    seen_at: float, state: DomainState, is_there: bool, has_company: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Another user's process that had connected there once, before, cost each killed client's lease two seconds."""
     killed, other = ProcessId(7, 7), ProcessId(8, 7)
     domain = Domain("default", 1, ("GPU",), None, 48, state=state, members={killed: math.inf, other: seen_at})  # type: ignore[arg-type]
+    parties = KnownClients(lambda process: Party(process, 1000, "x"), lambda: 0)
+    parties.meet(killed, "default")
+    if not is_there:
+        parties.part(killed, "default")
     await trio.sleep(60.0)
     domain.asked_at = trio.current_time()
-    assert _has_company(domain, killed) is has_company
+    domain.forget_absent()
+    domain.leave(killed)
+    assert _has_company(parties, domain, killed) is has_company

@@ -1,6 +1,7 @@
 """A client with a channel to a server and no context: no list of the vendor's shows it, and its domain is not empty."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.store import SqliteStore
 from mpsd.domains.upkeep import Upkeep
 from mpsd.host import processes
-from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
 from tests.unit.domains.test_ending_strangers import Vendor
 
@@ -62,9 +63,41 @@ async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump
     domain.join(process, 1000)
     with domain.handshake(process):
         pass
-    domain.asked_at = trio.current_time() + 60.0
-    await trio.sleep(60.0)
-    assert domain.occupancy == 0
+    domain.asked_at = 60.0
+    await trio.sleep(9.0)
+    assert not domain.forget_absent(), "its next connection may be on its way"
+    await trio.sleep(2.0)
+    with domain.handshake(process):
+        assert not domain.forget_absent()
+    await trio.sleep(11.0)
+    assert domain.forget_absent() == {process}
+    assert (domain.occupancy, domain.uids) == (0, {})
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["a server lists it", "the log shows its context"])
+async def test_one_with_a_context_is_not_forgotten(is_listed: bool, autojump_clock: trio.testing.MockClock) -> None:
+    process = processes.process_id(os.getpid())
+    domain = a_domain(Vendor())
+    domain.join(process, 1000)
+    if is_listed:
+        domain.servers = {1: ServerView(1, 1000, "ACTIVE", (process.pid,), domain.name, GPUS)}
+    else:
+        domain.contexts = {1: Counter([process.pid])}
+    domain.asked_at = 3600.0
+    await trio.sleep(3600.0)
+    assert not domain.forget_absent()
+
+
+async def test_one_that_the_vendor_daemon_was_not_asked_about_is_not_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    """It may be in a list by now."""
+    process = processes.process_id(os.getpid())
+    domain = a_domain(Vendor())
+    await trio.sleep(1.0)
+    domain.asked_at = trio.current_time()
+    domain.join(process, 1000)
+    domain.members[process] += 0.1
+    await trio.sleep(3600.0)
+    assert not domain.forget_absent()
 
 
 async def test_a_client_costs_mpsd_one_descriptor_however_often_it_changes_its_domain(

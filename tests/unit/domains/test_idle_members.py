@@ -2,7 +2,6 @@
 
 import math
 import os
-from types import SimpleNamespace
 
 import pytest
 import trio
@@ -20,27 +19,6 @@ IDLE, OTHER = ProcessId(101, 7), ProcessId(201, 7)
 
 
 @pytest.mark.parametrize(
-    ("uid", "has_channel", "is_multiuser", "is_bound"),
-    [
-        pytest.param(1001, False, False, False, id="another user's"),
-        pytest.param(1000, False, False, True, id="its own user's"),
-        pytest.param(1001, True, False, True, id="it may have a server there"),
-        pytest.param(1001, False, True, True, id="users share the server"),
-    ],
-)
-async def test_it_leaves_a_domain_that_another_user_has(
-    uid: int, has_channel: bool, is_multiuser: bool, is_bound: bool
-) -> None:
-    """Its next connection made it a client of that user's domain, where its Xids counted as those of the domain."""
-    pool = Pool(SimpleNamespace(is_multiuser=is_multiuser), None, (), None, None, None, None)  # type: ignore[arg-type]
-    domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
-    domain.members = {IDLE: math.inf if has_channel else 0.0, OTHER: math.inf}
-    domain.uids, domain.joined_uid = {IDLE: uid, OTHER: 1000}, 1000
-    assert pool._is_bound(domain, PlacementRequest(uid, frozenset()), IDLE) is is_bound
-    assert (IDLE in domain.members) is is_bound
-
-
-@pytest.mark.parametrize(
     ("key", "seen_at", "is_connecting", "is_bound"),
     [
         pytest.param("own:1", 0.0, False, False, id="clients of another key have it"),
@@ -52,7 +30,7 @@ async def test_it_leaves_a_domain_that_another_user_has(
 async def test_it_leaves_a_domain_of_another_key(key: str, seen_at: float, is_connecting: bool, is_bound: bool) -> None:
     """A process that had connected once got a context in the domain that a lease with `--domain own` had since; and one of a
     user in quarantine got it in the domain of all others, as often as the user had such processes."""
-    pool = Pool(SimpleNamespace(is_multiuser=True), None, (), None, None, None, None)  # type: ignore[arg-type]
+    pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
     domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY, key=key)  # type: ignore[arg-type]
     domain.members = {IDLE: seen_at, OTHER: math.inf}
     domain.handshakes[IDLE] += is_connecting
@@ -64,7 +42,7 @@ async def test_it_leaves_a_domain_of_another_key(key: str, seen_at: float, is_co
 async def test_it_lets_its_domain_be_drained(has_channel: bool, autojump_clock: trio.testing.MockClock) -> None:
     """A client whose sentinel did not start in a worn server came back to it each second, for ever, so that mpsd never replaced
     the server."""
-    pool = Pool(SimpleNamespace(is_multiuser=True), None, (), None, None, None, None)  # type: ignore[arg-type]
+    pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
     domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
     domain.join(IDLE, 1000)
     with domain.handshake(IDLE):
@@ -86,6 +64,7 @@ async def test_it_keeps_no_domain_that_its_clients_have_left(has_channel: bool, 
         domain.attach(process)
     await trio.sleep(60.0)
     domain.asked_at = trio.current_time()
+    domain.forget_absent()
     upkeep = Upkeep(Pool(None, None, (), None, None, None, None), 1.0, None)  # type: ignore[arg-type]
     assert upkeep._is_drained(domain, trio.current_time()) is not has_channel
     assert bool(domain.occupancy) is has_channel

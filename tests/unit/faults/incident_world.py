@@ -49,6 +49,7 @@ class IncidentWorld:
             clock=self.now_ns, watches_since=watches_since,
         )
         self.incidents.revised.subscribe(self.told.append)
+        self.pool.member_forgotten.subscribe(self.incidents.forgotten)
 
     async def _guard(self, process: ProcessId, base: int, length: int) -> bool:
         return False
@@ -81,6 +82,12 @@ class IncidentWorld:
             each.leave(process)
         domain.join(process)
         self.incidents.arrived(process, domain)
+
+    def forget_absent(self) -> None:
+        """Ask each server, and forget who is not there any more."""
+        for domain in self.pool.domains.values():
+            domain.asked_at = trio.current_time()
+        self.pool.forget_absent()
 
     def end(self, process: ProcessId, ending: ProcessExit | None = EXITED) -> None:
         for domain in self.pool.domains.values():

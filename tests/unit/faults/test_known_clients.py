@@ -150,9 +150,13 @@ def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others,
     parties.note_servers("d", [1])
     for each in others:
         parties.meet(each, "d")
+        parties.serve(each, "d")
         parties.leave(each)
+    parties.meet(B, "d")  # it only connects
+    parties.part(B, "d")
     clock.go(3600)
     parties.meet(A, "d")
+    parties.serve(A, "d")
     parties.note_servers("d", servers)
     assert parties.are_of_one("d") is are_of_one
     assert parties.are_of_one("e")
@@ -162,20 +166,22 @@ def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others,
 
 def test_who_is_there_counts_for_new_servers_too(clock):
     parties = KnownClients(lambda process: OWNERS[process.pid], clock)
-    parties.meet(A, "e")
-    parties.meet(A, "d")
-    parties.meet(B, "d")
-    parties.renew("d")
+    for each in (A, B):
+        parties.meet(each, "d")
+    parties.renew("d", [A, B])
     parties.note_servers("d", [1])
-    parties.note_servers("d", [2])
+    parties.note_servers("d", [2], [A, B])
+    parties.note_servers("e", [3])
+    parties.note_servers("e", [4], [A])
     assert (parties.are_of_one("d"), parties.are_of_one("e")) == (False, True)
 
 
 def test_the_domains_that_are_there_are_remembered(parties):
     """However many come and go: a user can have mpsd start domains, and so had it forget whom the first one has served."""
     parties = KnownClients(lambda process: OWNERS.get(process.pid, Party(process, 1000, "x")), lambda: 0)
-    parties.meet(A, "d")
-    parties.meet(B, "d")
+    for each in (A, B):
+        parties.meet(each, "d")
+        parties.serve(each, "d")
     for number in range(1000):
         parties.meet(ProcessId(number, 7), f"d{number}")
         parties.renew(f"d{number}")

@@ -1,7 +1,6 @@
 """GPU work of a client that has ended, which any process with its descriptors keeps running: whom its fault accuses."""
 
 import signal
-from types import SimpleNamespace
 
 import pytest
 import trio
@@ -88,6 +87,7 @@ async def test_a_sentinel_convicts_no_client_of_what_an_ended_one_of_another_use
     domain = world.domain()
     async with running(world.incidents.run):
         [gone] = world.arrive(domain, ended)
+        world.incidents.served(gone, domain)
         world.end(gone)
         await trio.sleep(60)
         [victim] = world.arrive(domain, 201)
@@ -102,19 +102,21 @@ async def test_a_sentinel_convicts_no_client_of_what_an_ended_one_of_another_use
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_path, autojump_clock, has_ended):
-    """For as long as it lived, no client that was alone there was convicted; where it was killed at the time of a fault, the
-    fault was of the class host, and none was suspected."""
+@pytest.mark.parametrize("is_new_server", [False, True])
+async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_path, autojump_clock, is_new_server, has_ended):
+    """For as long as it lived, no client that was alone there was convicted, nor, for one mere connection to an idle domain,
+    as long as the server there lived; where it was killed at the time of a fault, the fault was of the class host, and none was
+    suspected."""
     world = IncidentWorld(tmp_path, describe=of_users)
-    world.pool.settings = SimpleNamespace(is_multiuser=False)
     domain, idle, client = world.domain(), ProcessId(101, 7), ProcessId(201, 7)
     async with running(world.incidents.run):
-        for process, uid, server in ((idle, ATTACKER, SERVER_PIDS[0]), (client, USER, SERVER_PIDS[1])):
+        for process, uid, server in ((idle, ATTACKER, SERVER_PIDS[0]), (client, USER, SERVER_PIDS[is_new_server])):
             domain.join(process, uid)
             world.incidents.arrived(process, domain)
             domain.servers = {server: ServerView(server, uid, "ACTIVE", (client.pid,)[: uid == USER], domain.name, domain.gpus)}
             world.pool.notify()
             await trio.sleep(60)
+            world.forget_absent()
         if has_ended:
             world.end(idle, ProcessExit(signal.SIGKILL, 0))
         world.xid(31, domain.name)
@@ -126,7 +128,6 @@ async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_p
 async def test_a_client_that_ended_stays_a_suspect_while_another_user_waits_for_the_domain(tmp_path, autojump_clock):
     """As in EXCLUSIVE_PROCESS mode.  It was in no list then: only its neighbour and the client that waited were suspects."""
     world = IncidentWorld(tmp_path, describe=of_users)
-    world.pool.settings = SimpleNamespace(is_multiuser=False)
     domain, culprit, neighbour, waiting = world.domain(), ProcessId(101, 7), ProcessId(102, 7), ProcessId(201, 7)
 
     def serve(*pids: int) -> None:

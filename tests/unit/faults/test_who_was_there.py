@@ -37,15 +37,15 @@ async def test_who_has_just_gone_was_there(world, autojump_clock, seconds, is_co
 
 
 async def test_a_process_that_has_only_connected_was_not_there(world, autojump_clock):
-    """It has no context, and stays a member until it ends: thousands of one user's were stored with each fault, a megabyte."""
+    """It has no context.  Thousands of one user's were stored with each fault, a megabyte."""
     domain = world.domain()
     _, listed, attached, logged = world.arrive(domain, 101, 102, 103, 104)
     domain.attach(attached)
-    await trio.sleep(60)
-    new = world.arrive(domain, 105)[0]
-    domain.asked_at = trio.current_time()
     world.lists(domain, listed.pid)
     domain.hear(ContextOpened(next(iter(domain.servers)), logged.pid))
+    await trio.sleep(60)
+    new = world.arrive(domain, 105)[0]
+    world.forget_absent()
     world.say_fault(domain)
     assert world.last.suspects == (listed, attached, logged, new)
 
@@ -185,31 +185,30 @@ async def test_an_xid_of_who_has_no_context_in_a_contained_domain_is_not_of_it(w
 
 
 async def test_an_xid_of_who_is_a_member_only_is_not_of_the_domain(world, autojump_clock):
-    """A process that connects once stays a member until it ends, also when another user has the domain.  By a memory fault past
-    MPS it had that user's clients taken for lost: mpsd killed services' actives at work, and so ended all others there."""
+    """By a memory fault past MPS it had the clients of another user, who had the domain since, taken for lost: mpsd killed
+    services' actives at work, and so ended all others there."""
     domain = world.domain()
     (idle,) = world.arrive(domain, 101)
     assert world.incidents.domain_of_pid(idle.pid) is domain  # on its way in
     await trio.sleep(11)
-    domain.asked_at = trio.current_time()
-    assert world.incidents.domain_of_pid(idle.pid) is None
     with domain.handshake(idle):
+        world.forget_absent()
         assert world.incidents.domain_of_pid(idle.pid) is domain
+    await trio.sleep(11)
+    world.forget_absent()
+    assert world.incidents.domain_of_pid(idle.pid) is None
 
 
-@pytest.mark.parametrize(("uid", "is_counted"), [(1001, False), (1000, True)], ids=["another user's", "its own user's"])
-async def test_an_xid_of_who_has_left_another_users_domain_is_not_of_it(world, autojump_clock, uid, is_counted):
+@pytest.mark.parametrize(("seconds", "is_counted"), [(11, False), (9, True)])
+async def test_an_xid_of_who_was_in_a_domain_is_not_of_it(world, autojump_clock, seconds, is_counted):
     """It had only connected to it before.  Where that domain was silent, as beside a frozen client, it moved, met a memory
     fault, and had the clients there taken for lost."""
-    world.pool.settings = SimpleNamespace(is_multiuser=False)
     first, second = world.domain(), world.domain("d2")
-    idle, client = ProcessId(101, 7), ProcessId(201, 7)
-    for process, its_uid in ((idle, 1000), (client, uid)):
-        first.join(process, its_uid)
-        world.incidents.arrived(process, first)
-        await trio.sleep(11)
+    idle, client = world.arrive(first, 101, 201)
     first.attach(client)
+    await trio.sleep(seconds)
     world.lists(first, client.pid)
+    world.forget_absent()
     first.silenced.set()
     world.move(idle, second)
     assert world.incidents.domain_of_pid(idle.pid) is (first if is_counted else second)
@@ -218,21 +217,20 @@ async def test_an_xid_of_who_has_left_another_users_domain_is_not_of_it(world, a
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_a_proof_against_who_was_placed_there_once_ends_nothing_there(world, autojump_clock, has_ended):
     """mpsd listens to its VA spaces, also to one past MPS.  Its fault there is its own, and of no domain of another user."""
-    world.pool.settings = SimpleNamespace(is_multiuser=False)
-    domain, idle, client = world.domain(), ProcessId(101, 7), ProcessId(201, 7)
+    domain = world.domain()
+    idle, client = world.arrive(domain, 101, 201)
     told = []
     world.incidents.observed.subscribe(lambda seen: told.append((seen.domain, seen.process)))
-    for process, uid in ((idle, 1000), (client, 1001)):
-        domain.join(process, uid)
-        world.incidents.arrived(process, domain)
     domain.attach(client)
+    world.prove(idle, domain=domain.name)
+    await trio.sleep(11)
+    world.forget_absent()
     if has_ended:
         world.end(idle)
     world.prove(idle, domain=domain.name)
     world.prove(client, domain=domain.name)
-    domain.joined_uid = 1000
-    world.prove(idle, domain=domain.name)
-    assert [each for each in told if each[1]][-3:] == [("", idle), ("default", client), ("default", idle)]
+    world.see(Source.PROCESS, domain.name, process=idle, fault_class=FaultClass.HOST)
+    assert told == [("default", idle), ("", idle), ("default", client), ("", idle)]
 
 
 async def test_an_xid_that_names_the_sentinels_client_is_of_its_domain(world):

@@ -45,6 +45,8 @@ class NobodyApart:
 
     def arrived(self, process: ProcessId, domain: Domain, is_again: bool = False) -> None: ...
 
+    def served(self, process: ProcessId, domain: Domain) -> None: ...
+
     def hung_up(self, process: ProcessId) -> None: ...
 
 
@@ -72,8 +74,8 @@ class HopefulPool:
         self.waits = PlacementWaits()
         self.stopping = trio.Event()
 
-    def watch(self, domain, process):
-        pass
+    def attach(self, domain, process):
+        domain.attach(process)
 
     def place_now(self, ask, process):
         self.domain.join(process)
@@ -126,9 +128,11 @@ async def test_a_domain_is_not_empty_while_a_client_waits_for_its_sentinel(autoj
     async with running(shared._once, SimpleNamespace(process=process, credentials=Credentials(1, 0, 0))):
         await trio.testing.wait_all_tasks_blocked()
     assert seen == [1]
+    domain.forget_absent()
     assert domain.occupancy == 1, "for as long as it may connect again"
     await trio.sleep(60.0)
     domain.asked_at = trio.current_time()
+    domain.forget_absent()
     assert domain.occupancy == 0
 
 

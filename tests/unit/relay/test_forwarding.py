@@ -1,6 +1,5 @@
 """The relay's copying, on real sockets: bytes, descriptors, credentials, and how each end ends."""
 
-import array
 import os
 import resource
 import socket
@@ -95,7 +94,7 @@ async def test_descriptors_pass_and_are_not_leaked(ends):
     reader, writer = os.pipe()
 
     async def talk(client, domain):
-        client.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writer]))])
+        socket.send_fds(client, [b"x"], [writer])
         got = await message.receive(domain)
         os.write(got.descriptors[0], b"hello")
         got.close()
@@ -141,14 +140,23 @@ async def test_a_message_without_a_sender_is_never_mpsds_own(ends, speaker):
         assert (await message.receive(domain)).credentials == Credentials(os.getpid(), 65534, 65534)
 
 
-async def test_descriptors_from_a_domain_end_the_way_back(ends):
-    async def talk(client, domain):
-        domain.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [domain.fileno()]))])
-        (await message.receive(client)).close()
-        client.close()
-
-    _, link = await through(ends, talk)
-    assert link.transcript is None
+@pytest.mark.parametrize("is_by_domain", [False, True])
+async def test_descriptors_are_noted_before_they_pass_and_from_a_domain_end_the_way_back(ends, is_by_domain):
+    """From then on the client may have a channel to a server, whatever it does to its connection."""
+    client, link_client, link_domain, domain = ends
+    link, told = Forwarding(link_client, PRIVILEGED), []
+    link.note_descriptors(lambda: told.append("passed"))
+    sender, receiver = (domain, client) if is_by_domain else (client, domain)
+    async with running(link.run, link_domain, PATIENCE, well):
+        client.send(b"hello")
+        await message.receive(domain)
+        assert not told
+        socket.send_fds(sender, [b"x"], [sender.fileno()])
+        (await message.receive(receiver)).close()
+        assert told == ["passed"]
+    assert (link.transcript is None) is is_by_domain
+    link.note_descriptors(lambda: told.append("to be replayed to another domain"))
+    assert len(told) == 2
 
 
 async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
@@ -290,8 +298,7 @@ async def test_a_message_waits_for_room_for_its_descriptors(ends, autojump_clock
     """While mpsd could open no more files, it dropped the connection, and the client ran without MPS."""
     client, link_client, *_ = ends
     socket.send_fds(client, [b"words"], [0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    came = []
+    (soft, hard), came = resource.getrlimit(resource.RLIMIT_NOFILE), []
 
     async def look():
         came.append(await message.look_at(link_client))
@@ -363,7 +370,6 @@ async def test_the_kernels_own_are_closed_too(ends):
     socket.send_fds(client, [b"words"], [fd])
     os.close(fd)
     came = await message.receive(link_client)
-    assert came is not None
     [received] = came.descriptors
     came.close()
     with trio.fail_after(PATIENCE):
