@@ -78,7 +78,7 @@ class Assignment(Struct):
     reader: ClientFacts
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
     _ends: trio.Semaphore = field(default_factory=partial(trio.Semaphore, _ENDS))
-    _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process with the same lease or cgroup
+    _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for a process, or the next with a lease or cgroup
 
     def wish(self, process: ProcessId, uid: int | None, domain: str) -> None:
         """Request a domain for the next process with the same lease; without a lease, of that user in the same cgroup.
@@ -88,6 +88,13 @@ class Assignment(Struct):
         while len(self._wishes) >= _MOST_WISHES:
             del self._wishes[next(iter(self._wishes))]
         self._wishes[self._likeness(process, uid)] = domain
+
+    def _wish_for(self, process: ProcessId | None, uid: int) -> str:
+        """Return the request for the process, which keeps it: mpsd may forget where it was before it asks for a context."""
+        wish = self._wishes.pop(process, "") or self._wishes.pop(self._likeness(process, uid), "")
+        if wish and process is not None:
+            self._wishes[process] = wish
+        return wish
 
     def _likeness(self, process: ProcessId | None, uid: int | None) -> object:
         grant = self.admission.grant_of(process) if process else None
@@ -219,7 +226,7 @@ class Assignment(Struct):
             key = self.separation.key_of(caller.process, is_grouped=grant.domain is DomainPolicy.GROUP) or key
         uid = caller.credentials.uid
         if not wish and self._wishes and self.pool.home_of(caller.process) is None:
-            wish = self._wishes.pop(self._likeness(caller.process, uid), "")
+            wish = self._wish_for(caller.process, uid)
         gpus = self._gpus_of(caller, grant)
         return PlacementRequest(uid, gpus, key, wish, named=named(caller.facts.variables.get(DEVICES_VARIABLE, ""), gpus))
 
