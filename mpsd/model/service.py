@@ -39,7 +39,7 @@ class Order(StrEnum):
     STANDBY = "standby"  # stay ready to take over
     SERVE = "serve"  # it is the arena's writer, of the generation in the instruction
     YIELD = "yield"  # stop writing, and report it
-    LEAVE = "leave"  # it is fenced, or a fault has destroyed its context: it has to end, and may be started again
+    LEAVE = "leave"  # it is fenced, was asked to, or a fault has destroyed its context: it has to end, and may be started again
 
 
 class Cause(StrEnum):
@@ -183,7 +183,7 @@ class Loss(Struct, frozen=True):
 
 class HandedOver(Struct, frozen=True):
     from_pid: int
-    to_pid: int
+    to_pid: int | None  # None: no member was ready when the active left
     seconds: float
 
 

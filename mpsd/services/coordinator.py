@@ -145,8 +145,9 @@ class Coordinator:
         if decisions and isinstance(decisions[0], Refuse):
             return decisions[0].why
         instance = record.instances.get(event.process) if isinstance(event, Fenced) else None
-        if instance is not None and before.phase is Phase.FENCING:
-            instance.dismissed = instance.dismissed or "it was fenced"
+        if instance is not None and record.service.member(instance.process) is None:
+            why_not = "it was fenced" if before.phase is Phase.FENCING else "it was asked to leave"
+            instance.dismissed = instance.dismissed or why_not
         with self.parts.outbox.hold():
             note_times(record, before, event, happened_ns, self.parts.clock_ns(), self.parts.clock())
             self.events.tell(record, before, event, why)

@@ -12,6 +12,8 @@ def cause_of(event: Event, before: Service, after: Service) -> Cause:
     """Return why the writer's term has ended."""
     if isinstance(event, Elapsed):
         return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
+    if isinstance(event, Asked) and event.is_leave:
+        return Cause.ENDED  # the next member begins when it can: its start is no part of the times of a handover
     member = before.member(before.writer)
     if after.phase is Phase.YIELDING and not isinstance(event, Asked):
         return Cause.CONTAINED

@@ -248,14 +248,19 @@ class ServiceRequests:
         move = None if record.move is None else record.move.view_at(trio.current_time())
         return replace(view(record), replica=self.replicas.view(record.arena.id), move=move)
 
-    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
-        """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""
+    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float, from_pid: int | None = None) -> HandedOver:
+        """Return when the next member serves.  from_pid: the active's, if it is to leave: then no member need be ready.
+
+        Raises ArenaBusy if no member can, or not in time; BadRequest."""
         coordinator, record = self.coordinator, self._find(arena_id)
         name, began, from_ = record.arena.name, trio.current_time(), record.service.writer
         to = next((each.process for each in record.service.members if each.process.pid == to_pid), None)
         if to_pid is not None and to is None:
             raise BadRequest(f"pid {to_pid} is not a member of service {name}")
-        if refused := coordinator.tell(record, Asked(to), coordinator.parts.clock_ns()):
+        if from_pid is not None and (to is not None or from_ is None or from_.pid != from_pid):
+            raise BadRequest(f"pid {from_pid} is not the active of service {name}, or `to_pid` is given too")
+        asked = Asked(to, is_leave=from_pid is not None)
+        if refused := coordinator.tell(record, asked, coordinator.parts.clock_ns()):
             raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
         assert from_ is not None, "it serves"
         with trio.move_on_after(wait_seconds):
@@ -263,8 +268,8 @@ class ServiceRequests:
                 writer, phase = record.service.writer, record.service.phase
                 if phase is Phase.SERVING and writer == from_:
                     raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} continues, as no member is ready")
-                if phase is Phase.SERVING and writer is not None:
-                    return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
+                if (phase is Phase.SERVING and writer is not None) or (writer is None and asked.is_leave):
+                    return HandedOver(from_.pid, writer.pid if writer else None, trio.current_time() - began)
                 await record.changed.wait()
         raise ArenaBusy(f"service {name} is not handed over yet: it is {record.service.phase}")
 

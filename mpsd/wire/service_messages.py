@@ -72,6 +72,9 @@ class Handover(Struct, frozen=True):
     name: Annotated[str, _NAME, "of the service"]
     to_pid: Annotated[int | None, maybe(PID), "the member that is to serve; nil: the next"] = None
     wait_seconds: Annotated[float, PATIENCE, "how long you wait until it serves"] = 30.0
+    from_pid: Annotated[
+        int | None, maybe(PID), "the active, if it is to leave, whether or not a standby is ready; nil: it stays as a standby"
+    ] = None
 
 
 class MoveService(Struct, frozen=True):

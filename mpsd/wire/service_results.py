@@ -156,7 +156,7 @@ SERVICE = Result(
 HANDED_OVER = Result(
     "HandedOver", "A handover.",
     Field("from_pid", WHOLE, "the previous active"),
-    Field("to_pid", WHOLE, "the new active"),
+    Field("to_pid", maybe(WHOLE), "the new active; nil: the active has left, and no standby was ready"),
     Field("seconds", NUMBER, "how long it took"),
 )  # fmt: skip
 

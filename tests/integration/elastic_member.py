@@ -2,8 +2,8 @@
 
     elastic_member.py NAME REPORT LOAD
 
-LOAD has the fraction of time in which it works, now.  Each step adds its number to REPORT before it is published: one that was
-not published is done again.
+LOAD has the fraction of time in which it works, now.  Each step adds its number to REPORT when it begins: one that was not
+published is done again.
 """
 
 import os
@@ -26,9 +26,9 @@ def serve(term: Term, report: Path, load: Path) -> None:
         while not term.is_over:
             busy = float(load.read_text())
             with term.at_work():
-                time.sleep(CYCLE_SECONDS * busy)
                 n += 1
                 file.write(f"{n}\n")
+                time.sleep(CYCLE_SECONDS * busy)
             term.publish(n=n)
             time.sleep(CYCLE_SECONDS * (1.0 - busy))
 

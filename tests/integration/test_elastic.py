@@ -22,7 +22,7 @@ SHARE = 33.0
 STEP_PERCENT = 2.5  # a client has whole pairs of SMs
 MOVE_SECONDS = 60.0
 END_SECONDS = 60.0
-CONFIG = "[services]\nmost_promotions = 1000\n[admission]\nsm_oversubscription = 3.0\nmove_cost_seconds = 1.0\n"
+CONFIG = "[services]\nmost_promotions = 1000\n[admission]\nmove_cost_seconds = 1.0\nsm_oversubscription = "
 
 
 class Pool:
@@ -117,13 +117,16 @@ class Pool:
             assert steps[0] == 1
             assert {after - before for before, after in pairwise(steps)} <= {0, 1}
 
+    def starter_output(self, name: str) -> str:
+        return self._file(name, "starter").read_text()
+
     def _file(self, name: str, kind: str) -> Path:
         return self.machine.place / f"{name}.{kind}"
 
 
 @contextmanager
-def begun(machine: Machine, chat: float) -> Iterator[Pool]:
-    machine.configure(CONFIG)
+def begun(machine: Machine, chat: float, oversubscription: float = 3.0) -> Iterator[Pool]:
+    machine.configure(f"{CONFIG}{oversubscription:g}\n")
     machine.start()
     pool = Pool(machine)
     try:
@@ -136,7 +139,7 @@ def begun(machine: Machine, chat: float) -> Iterator[Pool]:
         for name, starter in pool.starters.items():
             starter.kill()
             starter.wait()
-            print(name, (machine.place / f"{name}.starter").read_text())  # shown where the test fails
+            print(name, pool.starter_output(name))  # shown where the test fails
         print({name: each.share for name, each in pool.services().items()})
 
 
@@ -151,6 +154,19 @@ def test_need_shifts_and_shares_follow(machine: Machine) -> None:
         for name in LEVELS:
             pool.wait_for_steps(name, 5)
         pool.end()
+
+
+def test_no_step_is_lost_where_two_members_do_not_fit(machine: Machine) -> None:
+    """The active ends before its successor starts, but not before its step does."""
+    with begun(machine, 0.1, oversubscription=1.0) as pool:
+        expected = {"chat": 16.5, "batch-a": 41.2, "batch-b": 41.2}
+        wait_for("the shares", lambda: pool.wait_until_settled() == expected, 2 * MOVE_SECONDS)
+        for name in LEVELS:
+            pool.wait_for_steps(name, 5)
+            assert "so member 1 is ended first" in pool.starter_output(name)
+        pool.end()
+        lost = {name: len(steps) - len(set(steps)) for name in LEVELS if (steps := pool.steps(name))}
+        assert lost == dict.fromkeys(LEVELS, 0)
 
 
 def test_a_steady_load_moves_nothing(machine: Machine) -> None:

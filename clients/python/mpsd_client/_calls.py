@@ -332,10 +332,13 @@ def service_list(limit: int | None = None) -> Call[Page[values.Service]]:
     return _page("service.list", values.Service, limit=limit)
 
 
-def service_handover(name: str, to_pid: int | None = None, wait_seconds: float = 30.0) -> Call[values.HandedOver]:
+def service_handover(
+    name: str, to_pid: int | None = None, *, wait_seconds: float = 30.0, from_pid: int | None = None,
+) -> Call[values.HandedOver]:
     """Let another member serve. name: of the service. to_pid: the member that is to serve; None: the next. wait_seconds: how
-    long you wait until it serves."""
-    return _call("service.handover", values.HandedOver, name=name, to_pid=to_pid, wait_seconds=wait_seconds)
+    long you wait until it serves. from_pid: the active, if it is to leave, whether or not a standby is ready; None: it
+    stays as a standby."""
+    return _call("service.handover", values.HandedOver, name=name, to_pid=to_pid, wait_seconds=wait_seconds, from_pid=from_pid)
 
 
 def service_move(name: str, gpu: str, wait_seconds: float = 600.0) -> Call[values.Service]:

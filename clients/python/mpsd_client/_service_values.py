@@ -170,5 +170,5 @@ class HandedOver:
     """A handover."""
 
     from_pid: int  # the previous active
-    to_pid: int  # the new active
+    to_pid: int | None  # the new active; None: the active has left, and no standby was ready
     seconds: float  # how long it took

@@ -174,12 +174,14 @@ async def handover(call: Call[Handover]) -> Map:
     ask = call.ask
     arena = find_named(arenas_of(call.services), ask.name)
     _check_reach(call, arena)
-    return service_results.HANDED_OVER.of(await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds))
+    done = await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds, ask.from_pid)
+    return service_results.HANDED_OVER.of(done)
 
 
 def told_handover(result: Map) -> str:
     """Describe the result for the audit."""
-    return f"pid {result['from_pid']} to pid {result['to_pid']} in {result['seconds']:.3f} s"
+    to = "no standby" if result["to_pid"] is None else f"pid {result['to_pid']}"
+    return f"pid {result['from_pid']} to {to} in {result['seconds']:.3f} s"
 
 
 def _check_share(call: Call[MoveService], process: ProcessId, view: ServiceView, gpu: str) -> None:

@@ -25,6 +25,7 @@ after `Fenced`.
 | the vault has lost the arena | continues, also after a request to yield | cannot succeed an active that still has the memory |
 | the same, in MOVING | | no member any more: it would begin anew, and the last barrier is in the newest image |
 | it is too slow to take the last barrier before a move | continues | |
+| it is asked to leave | asked to yield, also without a ready standby; no member any more then | |
 
 A process that writes the arena without a promotion is its `holder`: an earlier mpsd may have promoted it, or it opened the
 arena by itself.  While it writes, no member is promoted, and nothing ends it; when it joins, it serves.
@@ -176,6 +177,9 @@ def _note(service: Service, event: Event, at: float, limits: PromotionLimits) ->
             return _with(service, *(replace(each, is_closing=True) for each in service.members if each.domain == domain))
         case Ended(process):
             return _without(service, process)
+        case Asked(is_leave=True):
+            why = _why_no_handover(service)  # no promotion need follow
+            return Refuse(why) if why else replace(service, wish=service.writer)
         case Asked(to, is_move):
             return _note_move(service, at, limits) if is_move else _note_wish(service, to, at, limits)
         case Taken(process):
@@ -324,9 +328,10 @@ def _should_move(service: Service, writer: ProcessId, at: float, limits: Promoti
 
 
 def _released(service: Service, writer: ProcessId) -> Service:
-    """Remove the writer.  One that yielded stays a member and has to warm again; one that was ended is no longer a member."""
+    """Remove the writer.  One that yielded stays a member and has to warm again; one that was ended, or was asked to leave, is
+    no longer a member."""
     member, is_asked = service.member(writer), service.phase is Phase.YIELDING
-    if service.phase is Phase.FENCING:
+    if service.phase is Phase.FENCING or (is_asked and service.wish == writer):
         service = _without(service, writer)
     elif member is not None and member.standing is not MemberState.FAULTED:
         service = _with(service, replace(member, standing=MemberState.WARMING))

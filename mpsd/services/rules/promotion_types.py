@@ -47,11 +47,12 @@ class Service(Struct, frozen=True):
 
     members: in the order in which they joined.  writer: the process that may still write, also while it is fenced, and
     after it has left the service.  holder: a process outside the service that writes the arena; promotions wait for its
-    end.  wish: the requested successor.  is_lost: the last active was lost, so the next promotion counts.  is_empty: the
-    vault has lost the arena's memory, and no writer has given it again.  promotions: the times of those that count.
-    promoted_at: the time of the last promotion.  not_before: until then members with precedence may still join.  retry_at:
-    when to repeat a promotion that the vault refused.  deadline: when Elapsed is due.  until_done: an active that stops
-    unasked has done the work.  is_done: one has, and no member has joined since.  move: NONE in all phases but YIELDING.
+    end.  wish: the requested successor; the writer: it is to leave.  is_lost: the last active was lost, so the next
+    promotion counts.  is_empty: the vault has lost the arena's memory, and no writer has given it again.  promotions: the
+    times of those that count.  promoted_at: the time of the last promotion.  not_before: until then members with
+    precedence may still join.  retry_at: when to repeat a promotion that the vault refused.  deadline: when Elapsed is
+    due.  until_done: an active that stops unasked has done the work.  is_done: one has, and no member has joined since.
+    move: NONE in all phases but YIELDING.
     """
 
     phase: Phase = Phase.IDLE
@@ -126,10 +127,12 @@ class Silent(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """A handover was requested; to: None: to the next standby.  is_move: to the replica on another GPU."""
+    """A handover was requested; to: None: to the next standby.  is_move: to the replica on another GPU.  is_leave: the writer
+    is to end, whether or not a standby is ready."""
 
     to: ProcessId | None = None
     is_move: bool = False
+    is_leave: bool = False
 
 
 class Taken(Struct, frozen=True):

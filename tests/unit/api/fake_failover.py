@@ -98,7 +98,7 @@ class FakeFailover:
         view = self.views.get(arena_id)
         return [each.process for each in view.members] if view else []
 
-    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
+    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float, from_pid: int | None = None) -> HandedOver:
         writer = self._view(arena_id).writer
         if writer is None:
             raise ArenaBusy("the service is idle")

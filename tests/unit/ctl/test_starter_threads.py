@@ -14,6 +14,7 @@ from mpsctl.starter.children import Child, Place
 from mpsctl.starter.ending import Manner
 from mpsctl.starter.plan import Make
 from mpsctl.starter.runner import Starter
+from mpsd_client import values
 
 from tests.unit.ctl.console import Terminal
 
@@ -69,6 +70,29 @@ def test_the_end_of_a_child_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     group.stop(1, "the service ends")
     assert ended.get(timeout=WAITS_SECONDS) is child
     assert child.is_stopping
+
+
+@pytest.mark.parametrize("why", ["", "pid 586 continues"], ids=["it yields", "it does not yield in time"])
+def test_an_active_that_makes_way_yields_before_it_is_ended(why: str) -> None:
+    """A standby need not: it writes nothing."""
+    told, asked = SimpleQueue[Any](), list[tuple[object, ...]]()
+
+    def hand_over(service: str, *, from_pid: int) -> str:
+        asked.append((service, from_pid, child.has_ended.is_set()))
+        return why
+
+    place = Place("llm", ["sleep", "1000"], os.environ, None, 1)
+    connection: Any = SimpleNamespace(connect=lambda: (_ for _ in ()).throw(OSError("no mpsd")), hand_over=hand_over)
+    group = ChildGroup(connection, place, Manner(0.1, 0.1), Reports(), told.put)  # type: ignore[arg-type]
+    for is_writer in (False, True):
+        ended = SimpleQueue[Child]()
+        child = group.children[1] = place.begin(1, Make(), None, lambda child, _, to=ended: to.put(child), lambda *_: None)  # type: ignore[misc]
+        child.member = values.Member(586, 5, "d1", 0, "ready", is_writer, True, 1.0)
+        group.stop(1, "its successor has no room", yields=True)
+        assert ended.get(timeout=WAITS_SECONDS) is child
+        trouble = told.get(timeout=WAITS_SECONDS).trouble
+        assert asked == [("llm", 586, False)] * is_writer
+        assert (f"may lose a step: {why}" in trouble) == bool(is_writer and why)
 
 
 def test_a_handover_that_cannot_be_asked_for_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

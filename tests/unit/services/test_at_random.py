@@ -143,8 +143,9 @@ async def live(machine: World, steps: int) -> None:
             if domain not in machine.torn:
                 await machine.join(domain)
         if machine.chance.random() < 0.1 and 1 in machine.coordinator.records:
+            writer = machine.coordinator.records[1].service.writer
             with suppress(MpsdError):
-                await machine.failover.handover(1, None, 0)
+                await machine.failover.handover(1, None, 0, machine.chance.choice([None, writer and writer.pid]))
         await machine.act(0.6)
         machine.check()
         await trio.sleep(machine.chance.choice([0.0, 0.001, 0.02, 0.13, 1.0, 3.0]))

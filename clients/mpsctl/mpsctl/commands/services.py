@@ -208,7 +208,7 @@ def hand_over(session: Session) -> int:
     asked = session.asked
     wait = _WAITS_SECONDS if asked.wait is None else asked.wait
     session.mpsd.timeout_seconds = wait + _MARGIN_SECONDS
-    done = session.ask(calls.service_handover(asked.name, asked.to, wait))
+    done = session.ask(calls.service_handover(asked.name, asked.to, wait_seconds=wait))
     said = f"pid {done.to_pid} serves in place of pid {done.from_pid}, after {reports.milliseconds(done.seconds * 1000)}"
     session.out.document(done, lambda: said)
     return 0

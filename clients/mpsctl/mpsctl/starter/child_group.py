@@ -110,11 +110,12 @@ class ChildGroup:
                 late = "has not joined after {:.0f} s: does its program make a Service and open it?"
             self._tell_of(child, "not_joined", late.format(MISSED_SECONDS))
 
-    def stop(self, number: int, why: str) -> None:
+    def stop(self, number: int, why: str, *, yields: bool = False) -> None:
         """Begin to end a child.  A Stopped follows, and an Ended if the child has ended; neither without a thread for this
-        process: the next call tries again."""
+        process: the next call tries again.  yields: an active first hands over, so that its step is not lost."""
         child = self.children[number]
-        end = lambda: self._put(Stopped(child, ending.end(child, self._mpsd.connect, self._manner)))  # noqa: E731
+        pid = child.member.pid if yields and child.member is not None and child.member.is_writer else None
+        end = lambda: self._put(Stopped(child, self._end(child, pid)))  # noqa: E731
         try:
             threading.Thread(target=end, daemon=True).start()
         except RuntimeError as exc:
@@ -122,6 +123,17 @@ class ChildGroup:
             return
         child.is_stopping = True
         self._tell_of(child, "stopping", f"is ended: {why}", why=why)
+
+    def _end(self, child: Child, active_pid: int | None) -> str:
+        """End a child; this takes seconds.  active_pid: it is the active, which yields and leaves first.  Return what went
+        wrong; empty if nothing did."""
+        lost = ""
+        if active_pid is not None:
+            if why := self._mpsd.hand_over(self._place.name, from_pid=active_pid):
+                lost = f"has not yielded, and may lose a step: {why}"
+            else:
+                child.has_ended.wait(self._manner.drain_seconds)  # mpsd has ordered it to leave
+        return "; ".join(filter(None, (lost, ending.end(child, self._mpsd.connect, self._manner))))
 
     def kill(self) -> None:
         for child in self.children.values():

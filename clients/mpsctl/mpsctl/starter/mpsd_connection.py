@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mpsd_client import Call, Client, Disconnected, Page, ProtocolError
+from mpsd_client import Call, Client, Disconnected, Page, ProtocolError, Refused, calls
 
 from mpsctl.session import NoMpsd, Session
 
 T = TypeVar("T")
 _ANSWER_SECONDS = 5.0  # short, because signals wait for the answer
+_HANDOVER_SECONDS = 60.0
 NO_ANSWER = (NoMpsd, Disconnected, ProtocolError, OSError)  # OSError: TimeoutError, and a lack of memory or descriptors
 
 
@@ -32,6 +33,17 @@ class MpsdConnection:
     def connect(self) -> Client:
         """Return a new connection, for use by another thread.  Raises NoMpsd."""
         return self.session.new_connection()
+
+    def hand_over(self, service: str, *, to_pid: int | None = None, from_pid: int | None = None) -> str:
+        """Ask for a handover to a member, or from the active, which has to leave then; on a new connection.  Wait until it is
+        over.  Return why there was none; empty if there was."""
+        try:
+            with self.connect() as mpsd:
+                mpsd.timeout_seconds = 2 * _HANDOVER_SECONDS
+                mpsd.ask(calls.service_handover(service, to_pid, wait_seconds=_HANDOVER_SECONDS, from_pid=from_pid))
+        except (*NO_ANSWER, Refused) as exc:
+            return str(exc)
+        return ""
 
     def _try(self, asked: Callable[[], T]) -> T:
         try:

@@ -95,7 +95,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class MakeWay:
-    """Stop this member if that makes room for its successor."""
+    """Stop this member if that makes room for its successor.  An active yields first."""
 
     number: int
 

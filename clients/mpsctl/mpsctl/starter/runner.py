@@ -24,7 +24,7 @@ from mpsctl.starter import leftovers, reservations
 from mpsctl.starter.child_group import ChildGroup, Ended, Muted, Stopped
 from mpsctl.starter.children import Child, Place
 from mpsctl.starter.follower import Gone, Here, Seen, Stopping, follow
-from mpsctl.starter.mpsd_connection import NO_ANSWER, Away, MpsdConnection
+from mpsctl.starter.mpsd_connection import Away, MpsdConnection
 from mpsctl.starter.plan import (
     SERVING,
     Deed,
@@ -48,7 +48,6 @@ from mpsctl.starter.signals import heard
 _TICK_SECONDS = 1.0  # how often the main thread checks for due work without an event
 _SETTLE_SECONDS = 5.0  # after mpsd was away: time for the members to join again
 _AGAIN_SECONDS = 10.0  # from a refused handover, or lease, to the next attempt
-_HANDOVER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +359,7 @@ class Starter:
             why = self._room.why
             text = f"no room for one more, so member {number} is ended first: {why}"
             self._reporter.report("no_room", text, member=number, why=why)
-            self._children.stop(number, "its successor has no room as long as it runs")
+            self._children.stop(number, "its successor has no room as long as it runs", yields=True)
 
     def _tell_of_room(self, event: str, text: str, why: str) -> None:
         if self._room.is_news(why):
@@ -372,17 +371,8 @@ class Starter:
             self._free_at = float("inf")
             text = f"member {number} (pid {member.pid}) is to take over"
             self._reporter.report("handover", text, member=number, pid=member.pid)
-            ask = lambda: self._news.put(self._ask_handover(member.pid))  # noqa: E731
+            ask = lambda: self._news.put(_HandedOver(self._mpsd.hand_over(self._name, to_pid=member.pid)))  # noqa: E731
             try:
                 threading.Thread(target=ask, daemon=True).start()
             except RuntimeError as exc:  # no thread is left for this process
                 self._news.put(_HandedOver(str(exc)))
-
-    def _ask_handover(self, pid: int) -> _HandedOver:
-        try:
-            with self._mpsd.connect() as mpsd:
-                mpsd.timeout_seconds = 2 * _HANDOVER_SECONDS
-                mpsd.ask(calls.service_handover(self._name, pid, _HANDOVER_SECONDS))
-        except (*NO_ANSWER, Refused) as exc:
-            return _HandedOver(str(exc))
-        return _HandedOver()

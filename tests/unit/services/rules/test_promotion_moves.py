@@ -108,9 +108,9 @@ def test_no_member_begins_anew_after_the_last_barrier() -> None:
 # -- every order of events -----------------------------------------------------------------------------------------------
 
 EVENTS: tuple[Event, ...] = (
-    MOVE, Asked(), Taken(A), Taken(B), Unmoved(), Elapsed(), Emptied(), Filled(), Ready(A), Ready(B), Ready(C), Promoted(A),
-    Promoted(B), Fenced(A), Fenced(B), Fenced(C), Failed(A), Failed(B), Ended(A), Ended(B), Silent(A), Faulted("a"),
-    Faulted("b"),
+    MOVE, Asked(), Asked(is_leave=True), Taken(A), Taken(B), Unmoved(), Elapsed(), Emptied(), Filled(), Ready(A), Ready(B),
+    Ready(C), Promoted(A), Promoted(B), Fenced(A), Fenced(B), Fenced(C), Failed(A), Failed(B), Ended(A), Ended(B), Silent(A),
+    Faulted("a"), Faulted("b"),
 )  # fmt: skip
 LATE = NOW + 100  # after each deadline
 
