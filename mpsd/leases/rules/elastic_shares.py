@@ -51,12 +51,10 @@ class Elastic(Struct, frozen=True):
 
 
 class Weighed(Struct, frozen=True):
-    """A deal with the reason for it.  gain, cost: of the best deal, in percent-seconds."""
+    """A deal with the reason for it."""
 
     deal: Deal
     is_new: bool
-    gain: float
-    cost: float
     why: str
 
 
@@ -108,8 +106,8 @@ def weigh(group: Group, settings: Elastic) -> Weighed:
     elif gained <= lost:
         why = f"a move does not pay: {facts}"
     else:
-        return Weighed(wanted, True, gained, lost, facts)
-    return Weighed({member.lease_id: member.in_force for member in group.members}, False, gained, lost, why)
+        return Weighed(wanted, True, facts)
+    return Weighed({member.lease_id: member.in_force for member in group.members}, False, why)
 
 
 def aim(group: Group, settings: Elastic) -> dict[int, float]:

@@ -172,8 +172,9 @@ def test_the_measured_cost_of_a_move_replaces_the_general_one() -> None:
     still = weigh(group(interactive(1, 50, 0.2), batch(2, 50)), slow)
     assert (still.is_new, still.deal) == (False, {1: 50, 2: 50})
     assert "does not pay" in still.why
-    moved = weigh(group(interactive(1, 50, 0.2, move_seconds=0.008), batch(2, 50, move_seconds=0.008)), slow)
-    assert (moved.is_new, moved.cost) == (True, pytest.approx(0.8))
+    of = group(interactive(1, 50, 0.2, move_seconds=0.008), batch(2, 50, move_seconds=0.008))
+    moved = weigh(of, slow)
+    assert (moved.is_new, cost(of, moved.deal, slow)) == (True, pytest.approx(0.8))
 
 
 @pytest.mark.parametrize(("busy", "is_new"), [(0.60, False), (0.62, False), (0.70, False), (0.78, True), (0.5, True)])
