@@ -61,14 +61,12 @@ class Weighed(Struct, frozen=True):
 class FeedbackPlace(Struct, frozen=True):
     """The place of a lease in the feedback queue.
 
-    busy: the fraction of its share that it used lately.  spent, rested: seconds in a row at this level in which it was busy, or
-    idle.  since: the time of the last boost.
+    spent, rested: seconds in a row at this level in which it was busy, or idle.  since: the time of the last boost.
     """
 
     home: int
     level: int
     since: float
-    busy: float | None = None
     spent: float = 0.0
     rested: float = 0.0
 
@@ -80,14 +78,14 @@ def begin(level: str, now: float) -> FeedbackPlace:
 def feed(standing: FeedbackPlace, busy: float, seconds: float, now: float, settings: Elastic) -> FeedbackPlace:
     """Return the new place after `seconds` in which the lease's clients used this fraction of their shares."""
     if now - standing.since >= settings.boost_seconds:
-        return FeedbackPlace(standing.home, standing.home, now, busy)
+        return FeedbackPlace(standing.home, standing.home, now)
     spent = standing.spent + seconds if busy >= settings.busy else 0.0
     rested = standing.rested + seconds if busy <= settings.idle else 0.0
     if standing.level == INTERACTIVE and spent >= settings.allotment_seconds:
-        return FeedbackPlace(standing.home, BATCH, standing.since, busy)
+        return FeedbackPlace(standing.home, BATCH, standing.since)
     if standing.level == BATCH and rested >= settings.rest_seconds:
-        return FeedbackPlace(standing.home, INTERACTIVE, standing.since, busy)
-    return replace(standing, busy=busy, spent=spent, rested=rested)
+        return FeedbackPlace(standing.home, INTERACTIVE, standing.since)
+    return replace(standing, spent=spent, rested=rested)
 
 
 def deal(group: Group, settings: Elastic) -> Deal:
