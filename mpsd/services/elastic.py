@@ -107,10 +107,9 @@ class ElasticShares:
 
     def _measure(self, record: ServiceRecord) -> None:
         now, work, generation = trio.current_time(), self._work_of(record), record.arena.generation
-        usage = self._usage.get(record)
-        if usage is None:
-            place = elastic_shares.begin(record.settings.elastic.value, now)
-            usage = self._usage[record] = _Usage(generation, place)
+        usage, first = self._usage.get(record), elastic_shares.begin(record.settings.elastic.value, now)
+        if usage is None or usage.place.home != first.home:
+            usage = self._usage[record] = _Usage(generation, first)
         if (last := record.last) is not None and last.cause is Cause.ASKED and last.promote_ms is not None:
             usage.move_seconds = ((last.fence_ms or 0.0) + last.promote_ms) / 1000
         if usage.generation != generation or work is None or (usage.samples and work.seconds < usage.samples[-1][1]):

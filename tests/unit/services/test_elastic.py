@@ -169,6 +169,15 @@ async def test_a_steady_load_moves_nothing(load: Load, autojump_clock: MockClock
         assert load.why() == "stands still: no share would change by 5 % or more"
 
 
+async def test_a_changed_level_counts_from_then_on(load: Load, autojump_clock: MockClock) -> None:
+    async with load.machine.mpsd():
+        await load.begin()
+        await load.work(1)
+        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), elastic=Elasticity.BATCH))
+        await load.work(8)
+        assert (load.machine.coordinator.records[CHAT].share.level, load.shares()) == ("batch", [33.0] * 3)
+
+
 async def test_one_that_says_nothing_moves_nothing(load: Load, autojump_clock: MockClock) -> None:
     """A program that never calls at_work has no time of work in its state: it must not count as idle."""
     async with load.machine.mpsd():
