@@ -30,6 +30,14 @@ class Load:
             self.machine.failover.change(arena_id, ServiceSettings(standbys=0, sm_percent=33.0, elastic=level))
             await self.serve(arena_id)
 
+    def change(self, arena_id: int, **settings: object) -> None:
+        self.machine.failover.change(arena_id, replace(self.machine.failover.settings(arena_id), **settings))
+
+    async def carry_out(self) -> None:
+        """Move all services to their last shares, as their starters do."""
+        for arena_id in LEVELS:
+            await self.serve(arena_id)
+
     async def stand_by(self, arena_id: int) -> ProcessId:
         """Start another process, which could serve the arena."""
         machine = self.machine
@@ -82,6 +90,11 @@ class Load:
                 self.worked_ns[arena_id] += round(busy * 1e8)
             self.write()
 
+    async def rest(self) -> None:
+        """Let the interactive service need little for as long as a deal takes."""
+        self.busy[CHAT] = 0.2
+        await self.work(8)
+
     def shares(self) -> list[float]:
         return [self.machine.coordinator.records[each].share.sm_percent for each in LEVELS]
 
@@ -114,11 +127,9 @@ async def test_shares_follow_need_and_come_back(load: Load, autojump_clock: Mock
     """A quiet time, then a burst.  Each move waits for the starters' handovers."""
     async with load.machine.mpsd():
         await load.begin()
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
-        for arena_id in LEVELS:
-            await load.serve(arena_id)
+        await load.carry_out()
         load.busy[CHAT] = 1.0
         await load.work(8)
         assert load.shares() == pytest.approx([49.5, 24.7, 24.7], abs=0.11)
@@ -132,16 +143,14 @@ async def test_the_next_members_go_where_the_former_ones_are(load: Load, autojum
     async with machine.mpsd():
         await load.begin()
         avoid = machine.enlisted.avoid
-        change, settings = machine.failover.change, machine.failover.settings
-        change(FIRST, replace(settings(FIRST), standbys=1))
+        load.change(FIRST, standbys=1)
         others = {}
         for arena_id, name in ((CHAT, "llm"), (FIRST, "first")):
             others[name] = machine.processes[machine.vault.made[arena_id].writer].domain
             standby = machine.process("")
             await machine.failover.enlist(name, OWNER, standby, OWNER)
             assert avoid(standby) == ({others[name]} if name == "first" else set())
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         successor, second = machine.process("next"), machine.process("")
         for each in (successor, second):
             await machine.failover.enlist("first", OWNER, each, OWNER)
@@ -151,8 +160,7 @@ async def test_the_next_members_go_where_the_former_ones_are(load: Load, autojum
 async def test_nothing_moves_before_the_starters_have_done_it(load: Load, autojump_clock: MockClock) -> None:
     async with load.machine.mpsd():
         await load.begin()
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         await load.serve(FIRST)
         load.busy[CHAT] = 1.0
         await load.work(30)
@@ -173,7 +181,7 @@ async def test_a_changed_level_counts_from_then_on(load: Load, autojump_clock: M
     async with load.machine.mpsd():
         await load.begin()
         await load.work(1)
-        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), elastic=Elasticity.BATCH))
+        load.change(CHAT, elastic=Elasticity.BATCH)
         await load.work(8)
         assert (load.machine.coordinator.records[CHAT].share.level, load.shares()) == ("batch", [33.0] * 3)
 
@@ -197,8 +205,7 @@ async def test_a_liar_only_takes_from_its_owner_and_sinks(load: Load, autojump_c
         await load.work(8)
         assert load.shares() == pytest.approx([49.5, 24.7, 24.7], abs=0.11)
         for _ in range(2):
-            for arena_id in LEVELS:
-                await load.serve(arena_id)
+            await load.carry_out()
             await load.work(14)
         assert load.machine.coordinator.records[CHAT].share.level == "batch"
         assert load.shares() == pytest.approx([33.0] * 3, abs=0.11)
@@ -207,13 +214,12 @@ async def test_a_liar_only_takes_from_its_owner_and_sinks(load: Load, autojump_c
 async def test_a_killed_mpsd_knows_what_it_has_dealt(load: Load, autojump_clock: MockClock) -> None:
     async with load.machine.mpsd():
         await load.begin()
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         dealt = load.shares()
-        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), heartbeat_seconds=5.0))
+        load.change(CHAT, heartbeat_seconds=5.0)
     async with load.machine.mpsd():
         assert load.shares() == dealt != [33.0] * 3
-        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), elastic=Elasticity.OFF))
+        load.change(CHAT, elastic=Elasticity.OFF)
     async with load.machine.mpsd():
         assert load.machine.coordinator.records[CHAT].share is None
 
@@ -226,8 +232,7 @@ async def test_a_deal_that_cannot_be_stored_is_none(load: Load, autojump_clock: 
             raise UnusablePath("the disk is full")
 
         monkeypatch.setattr(load.machine.coordinator.store, "deal", deal)
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         assert (load.shares(), load.moved(), load.why()) == ([33.0] * 3, [], "stands still: the disk is full")
 
 
@@ -243,8 +248,7 @@ async def test_a_restarted_mpsd_waits_for_a_move_under_way(load: Load, autojump_
     """The one that was killed had dealt; two starters have not moved their services yet when the next mpsd looks."""
     async with load.machine.mpsd():
         await load.begin()
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         dealt = load.shares()
         await load.serve(FIRST)
     async with load.machine.mpsd():
@@ -264,8 +268,7 @@ async def test_a_standby_with_the_old_share_is_no_move(load: Load, autojump_cloc
     async with load.machine.mpsd():
         await load.begin()
         standby = await load.stand_by(CHAT)
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         await load.serve(FIRST)
         await load.serve(SECOND)
         await load.serve(CHAT, standby)
@@ -279,8 +282,7 @@ async def test_one_that_nobody_moves_is_left_out(load: Load, autojump_clock: Moc
     """Its starter has died.  The others get what it cannot have, and it counts with all that it may have, until it is moved."""
     async with load.machine.mpsd():
         await load.begin()
-        load.busy[CHAT] = 0.2
-        await load.work(8)
+        await load.rest()
         await load.serve(FIRST)
         await load.serve(SECOND)
         await load.work(100)
@@ -288,8 +290,7 @@ async def test_one_that_nobody_moves_is_left_out(load: Load, autojump_clock: Moc
         await load.work(30)
         assert load.shares() == pytest.approx([16.5, 33.0, 33.0], abs=0.11)
         assert load.why().startswith("left out for now: service llm has not been moved")
-        for arena_id in LEVELS:
-            await load.serve(arena_id)
+        await load.carry_out()
         await load.work(8)
         assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
 
@@ -297,11 +298,9 @@ async def test_one_that_nobody_moves_is_left_out(load: Load, autojump_clock: Moc
 async def test_one_that_leaves_the_pool_gets_back_what_it_lent(load: Load, autojump_clock: MockClock) -> None:
     async with load.machine.mpsd():
         await load.begin()
-        load.busy[CHAT] = 0.2
-        await load.work(8)
-        for arena_id in LEVELS:
-            await load.serve(arena_id)
-        load.machine.failover.change(CHAT, replace(load.machine.failover.settings(CHAT), elastic=Elasticity.OFF))
+        await load.rest()
+        await load.carry_out()
+        load.change(CHAT, elastic=Elasticity.OFF)
         await load.work(8)
         batch = [load.machine.coordinator.records[each].share for each in (FIRST, SECOND)]
         assert [each.sm_percent for each in batch if each] == [33.0, 33.0]
@@ -312,9 +311,8 @@ async def test_a_tiny_share_is_more_than_nothing(load: Load, autojump_clock: Moc
     """A user may ask for any share above 0: it keeps more than nothing when it shrinks, and the others move beside it."""
     async with load.machine.mpsd():
         await load.begin()
-        change, settings = load.machine.failover.change, load.machine.failover.settings
-        change(CHAT, replace(settings(CHAT), sm_percent=percent))
-        change(FIRST, replace(settings(FIRST), elastic=Elasticity.INTERACTIVE))
+        load.change(CHAT, sm_percent=percent)
+        load.change(FIRST, elastic=Elasticity.INTERACTIVE)
         await load.serve(CHAT)
         load.busy[CHAT] = load.busy[FIRST] = 0.2
         await load.work(8)
