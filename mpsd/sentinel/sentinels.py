@@ -126,9 +126,11 @@ class Sentinels(Struct):
         """
         protection = self._protections.get(seen.domain)
         is_exception = seen.xid in ENDS_SERVER and meaning_of(seen.xid).fault_class is FaultClass.SM
-        if protection is not None and is_exception:
-            self._spawn(partial(self._end_silent, protection, seen.gpu, named_pid(seen.text)))
-        if protection is None or not is_exception or not protection.is_armed:
+        if protection is None or not is_exception or not (protection.watchers or protection.is_starting):
+            self.observed.emit(seen)
+            return
+        self._spawn(partial(self._end_silent, protection, seen.gpu, named_pid(seen.text)))
+        if not protection.is_armed:
             self.observed.emit(seen)
         elif protection.domain.state is DomainState.CONTAINED:
             self.observed.emit(replace(seen, is_contained=True))

@@ -142,3 +142,19 @@ async def test_an_exception_that_no_sentinel_reports_ends_it(
         await trio.sleep(1)
         assert not domain.ended, "its event can come later than the Xid"
     assert domain.ended == ended
+
+
+async def test_an_xid_starts_no_task_where_the_domain_has_no_sentinel() -> None:
+    """Each Xid of an SM started one that lasts two seconds, and a server with a failed kernel has one on each SM."""
+    domain, passed_on = SilentDomain(DomainState.READY, ""), []
+    domain.sentinels._protections["d2"].watchers.clear()
+    domain.sentinels.observed.subscribe(passed_on.append)
+    seen = replace(an_xid(43, pid=1), domain="d2", gpu="GPU-a")
+    async with trio.open_nursery() as nursery:
+        domain.sentinels._nursery = nursery
+        domain.sentinels.pass_on(seen)
+        assert (passed_on, len(nursery.child_tasks)) == ([seen], 0)
+        async with domain.sentinels._protections["d2"]._one_at_a_time:  # one is being started
+            domain.sentinels.pass_on(seen)
+            assert (passed_on, len(nursery.child_tasks)) == ([seen] * 2, 1)
+        nursery.cancel_scope.cancel()
