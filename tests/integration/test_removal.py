@@ -40,7 +40,8 @@ def test_a_refused_removal_leaves_the_service_as_it_was(
     tmp_path: Path, is_own: bool, is_active: bool, asked: list[str]
 ) -> None:
     """Every user can map a file of the installation: mpsd was stopped, and the package stayed."""
-    for name, text in (("systemctl", SYSTEMCTL), ("mpsctl", "#!/bin/sh\necho '[]'\n")):
+    # without the pauses between in-use's ten looks: the program that it finds runs throughout
+    for name, text in (("systemctl", SYSTEMCTL), ("mpsctl", "#!/bin/sh\necho '[]'\n"), ("sleep", "#!/bin/sh\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     notes = tmp_path / "notes"

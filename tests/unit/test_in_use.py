@@ -21,9 +21,14 @@ def test_the_name_of_a_process_does_not_control_roots_terminal(tmp_path: Path) -
     file = tmp_path / "file"
     file.write_bytes(bytes(mmap.PAGESIZE))
     words = [sys.executable, "-c", USER, str(file)]
+    (tmp_path / "bin").mkdir()
+    no_pause = tmp_path / "bin/sleep"  # between its ten looks
+    no_pause.write_text("#!/bin/sh\n")
+    no_pause.chmod(0o755)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "mapped\n"
-        found = subprocess.run([IN_USE, tmp_path], capture_output=True, text=True, check=False, timeout=60)
+        environ = {"PATH": f"{no_pause.parent}:/usr/bin:/bin"}
+        found = subprocess.run([IN_USE, tmp_path], env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert (found.returncode, found.stdout) == (1, "")
     assert found.stderr == f"pid {user.pid} (?]0;it\\033[2J) uses {tmp_path}\n"
