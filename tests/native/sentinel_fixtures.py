@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +35,14 @@ def shared_sm(machine: Machine) -> None:
     machine.knobs["MPSD_SIM_SM_SHARED"] = "1"
 
 
-def two_clients(mps: Machine, sentinel: Sentinel, mode: str, seconds: str = "1.5") -> tuple[Client, Client]:
-    victim = mps.client("counter", "--seconds", seconds, "--ms", "20")
+def counter(mps: Machine, **more: Any) -> Client:
+    victim = mps.client("counter", "--seconds", "60", "--until-release", "--ms", "20", **more)
     victim.wait_for("ready")
+    return victim
+
+
+def two_clients(mps: Machine, sentinel: Sentinel, mode: str) -> tuple[Client, Client]:
+    victim = counter(mps)
     culprit = mps.client("faulter", mode, "--gate", "--linger", "60")
     culprit.wait_for("ready")
     for each in (victim, culprit):
@@ -49,8 +55,8 @@ def hold(sentinel: Sentinel, count: int) -> bool:
 
 
 def lives_on(victim: Client) -> bool:
-    """Check that it ends by itself, and counted each kernel once."""
-    last = victim.end()
+    """Check that it goes on, ends by itself when it is released, and counted each kernel once."""
+    last = victim.released()
     return last["event"] == "end" and last["count"] == last["kernels"]
 
 

@@ -84,6 +84,19 @@ class Client:
         assert self.process.stdin
         self.process.stdin.close()
 
+    def goes_on(self) -> None:
+        """Wait until a counter has told of work that it began after this call."""
+        now = time.monotonic_ns()
+        while self.wait_for("tick")["monotonic_ns"] < now:
+            pass
+        self.wait_for("tick")
+
+    def released(self) -> dict[str, Any]:
+        """Let a counter with `--until-release` go on and then end; return its last report."""
+        self.goes_on()
+        self.open_gate()
+        return self.end()
+
     def end(self) -> dict[str, Any]:
         """Wait for its end, and return its last report."""
         while self.next_event():
@@ -164,7 +177,7 @@ class Machine:
         process = subprocess.Popen(
             [CLIENTS / name, *arguments, "--json"],
             env=self.library_environment(**more),
-            stdin=subprocess.PIPE if "--gate" in arguments else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if {"--gate", "--until-release"} & {*arguments} else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",

@@ -16,6 +16,7 @@ from tests.native.sentinel_fixtures import (  # noqa: F401
     armed_sentinel,
     built_sentinel,
     count_of_descriptors,
+    counter,
     hold,
     lives_on,
     shared_sm,
@@ -57,6 +58,8 @@ def dying_slowly(pid: int) -> Iterator[None]:
         yield
     finally:
         libc.ptrace(PTRACE_CONT, pid, None, None)
+        while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):  # its parent learns of the end after its tracer
+            pass
 
 
 def state(pid: int) -> str:
@@ -99,8 +102,7 @@ def test_the_kernels_of_a_culprit_that_hangs_are_held_beyond_its_death(mps: Mach
 
 def test_a_culprit_that_is_not_held_takes_its_co_runners_along(mps: Machine, sentinel: Sentinel) -> None:
     """It was not added, and its kernel hangs: its end takes the address space from under its warps."""
-    victim = mps.client("counter", "--seconds", "60", "--ms", "20")
-    victim.wait_for("ready")
+    victim = counter(mps)
     culprit = mps.client("faulter", "stack_overflow", "--linger", "60")
     assert sentinel.comes(CONTAINED)
     culprit.kill()
@@ -113,7 +115,7 @@ def test_a_culprit_that_is_not_held_takes_its_co_runners_along(mps: Machine, sen
 @pytest.mark.parametrize("mode", ["misaligned", "stack_overflow"])
 def test_nobody_hangs_whose_block_shared_the_sm_of_a_failed_warp(mps: Machine, sentinel: Sentinel, mode: str) -> None:
     """No resume continues such a block (measured): then all end as without a sentinel."""
-    victim, culprit = two_clients(mps, sentinel, mode, "60")
+    victim, culprit = two_clients(mps, sentinel, mode)
     culprit.open_gate()
     failed = sentinel.comes(FAILED)
     assert failed
@@ -125,7 +127,7 @@ def test_nobody_hangs_whose_block_shared_the_sm_of_a_failed_warp(mps: Machine, s
 @pytest.mark.usefixtures("shared_sm")
 def test_a_failed_containment_is_told_before_the_sentinels_client_has_ended(mps: Machine, sentinel: Sentinel) -> None:
     """The others fail meanwhile (120 ms, H200), and after a contained exception only the culprit does."""
-    _victim, culprit = two_clients(mps, sentinel, "misaligned", "60")
+    _victim, culprit = two_clients(mps, sentinel, "misaligned")
     (armed,) = sentinel.of(ARMED)
     with dying_slowly(armed.pid):
         culprit.open_gate()
@@ -145,7 +147,7 @@ def test_blocks_that_share_an_sm_with_a_trap_continue(mps: Machine, sentinel: Se
 
 
 def test_a_memory_fault_is_not_contained(mps: Machine, sentinel: Sentinel) -> None:
-    victim, culprit = two_clients(mps, sentinel, "oob_write", "60")
+    victim, culprit = two_clients(mps, sentinel, "oob_write")
     culprit.open_gate()
     assert culprit.wait_for("result")["code"] == 700
     assert victim.end()["code"] == 700
@@ -166,8 +168,7 @@ def test_the_server_takes_nobody_after_an_exception_until_all_have_ended(mps: Ma
 
 
 def test_an_end_before_any_exception_harms_nobody(mps: Machine, sentinel: Sentinel) -> None:
-    victim = mps.client("counter", "--seconds", "0.5")
-    victim.wait_for("ready")
+    victim = counter(mps)
     client = sentinel.of(ARMED)[0].pid
     assert state(client) == "T"
     sentinel.end()
@@ -179,7 +180,7 @@ def test_an_end_before_any_exception_harms_nobody(mps: Machine, sentinel: Sentin
 
 @pytest.mark.parametrize("after", [False, True], ids=["before an exception", "after one"])
 def test_a_killed_watcher_leaves_what_there_is_without_a_sentinel(mps: Machine, sentinel: Sentinel, after: bool) -> None:
-    victim, culprit = two_clients(mps, sentinel, "trap", "60")
+    victim, culprit = two_clients(mps, sentinel, "trap")
     client = sentinel.of(ARMED)[0].pid
     if after:
         culprit.open_gate()
@@ -201,7 +202,7 @@ def test_a_client_that_somebody_continues_is_reported(mps: Machine, sentinel: Se
 
 
 def test_the_next_peer_gets_every_report_and_goes_on(mps: Machine, sentinel: Sentinel) -> None:
-    victim, culprit = two_clients(mps, sentinel, "misaligned", "60")
+    victim, culprit = two_clients(mps, sentinel, "misaligned")
     culprit.open_gate()
     assert sentinel.comes(CONTAINED)
     assert hold(sentinel, 2)
@@ -277,7 +278,7 @@ def test_only_devices_are_held_not_what_has_their_names(mps: Machine, sentinel: 
 
 def test_a_new_peer_has_room_for_all_reports(mps: Machine, sentinel: Sentinel) -> None:
     """A peer without room would lose its connection, as often as it connects: mpsd would take the sentinel for ended."""
-    _, culprit = two_clients(mps, sentinel, "trap", "60")
+    _, culprit = two_clients(mps, sentinel, "trap")
     culprit.open_gate()
     assert hold(sentinel, 2)
     for round_ in range(1, 7):
@@ -306,8 +307,7 @@ def test_the_client_is_of_the_servers_user(mps: Machine, program: None) -> None:
         assert f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in Path(f"/proc/{armed.pid}/status").read_text()
         assert os.stat(f"/proc/{armed.pid}/maps").st_uid == 0, "its user may not look into it"
         assert os.stat(f"/proc/{mps.server()}").st_uid == USER
-        victim = mps.client("counter", "--seconds", "1.5", "--ms", "20", uid=USER)
-        victim.wait_for("ready")
+        victim = counter(mps, uid=USER)
         culprit = mps.client("faulter", "misaligned", "--gate", "--linger", "60", uid=USER)
         culprit.wait_for("ready")
         for each in (victim, culprit):
@@ -331,7 +331,7 @@ def children(pid: int) -> list[str]:
 @pytest.mark.parametrize("modes", list(itertools.product(("misaligned", "trap"), repeat=2)))
 def test_a_second_exception_in_the_same_server_ends_all(mps: Machine, sentinel: Sentinel, modes: tuple[str, str]) -> None:
     """After its RESUME long kernels hang (16 of 16, H200).  Each has its own program counter."""
-    victim, first = two_clients(mps, sentinel, modes[0], "60")
+    victim, first = two_clients(mps, sentinel, modes[0])
     second = mps.client("faulter", modes[1], "--gate", "--linger", "60")
     second.wait_for("ready")
     sentinel.add(second.pid)
@@ -363,7 +363,7 @@ def test_one_process_holds_each_client(mps: Machine, sentinel: Sentinel) -> None
 @pytest.mark.usefixtures("stuck_sm")
 def test_an_exception_that_does_not_end_ends_all_soon(mps: Machine, sentinel: Sentinel) -> None:
     """The whole GPU would stand still until Xid 109, 4.5 s later (once of 67, H200)."""
-    victim, culprit = two_clients(mps, sentinel, "trap", "60")
+    victim, culprit = two_clients(mps, sentinel, "trap")
     culprit.open_gate()
     failed = sentinel.comes(FAILED)
     assert failed
@@ -379,5 +379,5 @@ def test_a_stall_is_as_long_as_the_sequence(mps: Machine, sentinel: Sentinel) ->
     assert contained
     (fault,) = sentinel.of(FAULT)
     assert contained.time_ns - fault.time_ns >= 10_000_000
-    assert victim.end()["worst_ms"] >= 10
+    assert victim.released()["worst_ms"] >= 10
     assert time.monotonic_ns() > contained.time_ns

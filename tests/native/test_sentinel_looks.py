@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks
 @pytest.mark.usefixtures("shared_sm")
 def test_all_looks_are_told_also_where_containment_fails(mps: Machine, sentinel: Sentinel) -> None:
     """The program ended after 10 ms: on a busy machine before all looks had come, and no culprit was named."""
-    victim, culprit = two_clients(mps, sentinel, "misaligned", "60")
+    victim, culprit = two_clients(mps, sentinel, "misaligned")
     crowded = subprocess.Popen([sys.executable, "-c", MAPS_MUCH], stdout=subprocess.PIPE)  # so that the look takes long
     mps.started.append(crowded)  # type: ignore[arg-type]
     assert crowded.stdout

@@ -49,7 +49,7 @@ def test_a_trap_on_all_sms_is_resumed_until_all_its_blocks_have_ended(mps: Machi
 @pytest.mark.usefixtures("fixed_addresses")
 def test_a_second_failed_warp_on_all_sms_ends_all(mps: Machine, sentinel: Sentinel) -> None:
     """With the same program counter it passed for the first: after RESUME a client with long kernels hangs."""
-    victim, first = two_clients(mps, sentinel, "misaligned", "60")
+    victim, first = two_clients(mps, sentinel, "misaligned")
     second = mps.client("faulter", "misaligned", "--gate", "--linger", "60")
     second.wait_for("ready")
     first.open_gate()
