@@ -62,6 +62,11 @@ def parse(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parse(path)))
+
+
 def package_of(path: Path) -> str:
     """The name of the package, or of the module, directly under mpsd."""
     return path.parts[1].removesuffix(".py")
@@ -78,6 +83,7 @@ def is_pure(path: Path) -> bool:
     )
 
 
+@functools.cache
 def module_of(name: str) -> Path:
     """The file of a dotted name: of the module itself, or of the module that has the name."""
     while not ((path := Path(*name.split("."))).with_suffix(".py") in MODULES or path / "__init__.py" in MODULES):
@@ -87,7 +93,7 @@ def module_of(name: str) -> Path:
 
 def imported(path: Path) -> Iterator[str]:
     """Dotted names of everything imported anywhere in a module; `from mpsd import x` gives mpsd.x."""
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +167,7 @@ def test_signals_go_by_pidfd() -> None:
     assert not [
         f"{path}:{node.lineno}"
         for path in (*MODULES, *clients)
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os"
         if node.attr == "kill" or (node.attr == "killpg" and path in MODULES)
     ]
@@ -173,7 +179,7 @@ def test_mpsd_executes_no_program_while_it_serves_clients() -> None:
     before = {Path("mpsd/host/inspector_process.py"), Path("mpsd/check/probes.py"), Path("mpsd/sentinel/self_test.py")}
     before.add(Path("mpsd/images/sending.py"))  # a program of the user
     names = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen", "Popen", "run_process", "open_process")
-    attributes = ((path, node) for path in MODULES for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute))
+    attributes = ((path, node) for path in MODULES for node in nodes(path) if isinstance(node, ast.Attribute))
     found = {path for path, node in attributes if node.attr in names}
     using = {path for path, name in imports() if name.split(".")[0] in ("subprocess", "multiprocessing")}
     assert (found | using) & set(MODULES) == before
@@ -188,7 +194,7 @@ def test_what_can_wait_is_read_by_a_process_that_can_be_killed() -> None:
 def read_of_processes() -> Iterator[tuple[Path, int, str]]:
     """The names in `f"/proc/{pid}/NAME"`, and those that processes.py gives to its one reading function."""
     for path in MODULES:
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             match node:
                 case ast.JoinedStr(values=[ast.Constant("/proc/"), _, ast.Constant(str(rest)), *_]) if rest != "/":
                     yield path, node.lineno, rest.split("/")[1]
@@ -218,7 +224,7 @@ def test_no_function_is_too_long() -> None:
     assert not [
         f"{path}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for path in MODULES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno >= MOST_FUNCTION_LINES

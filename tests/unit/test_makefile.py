@@ -46,15 +46,22 @@ def test_each_step_that_takes_seconds_says_its_name_first(target: str) -> None:
     assert [line for line in steps if ".ci/step" not in line] == []
 
 
-def test_a_step_counts_its_seconds_on_a_terminal_alone() -> None:
+def test_a_step_counts_its_seconds_on_a_terminal_alone(tmp_path: Path) -> None:
     """And ends with the status of its command."""
-    words = [str(ROOT / ".ci/step"), "compiling", "sh", "-c", "sleep 2.5; echo done; exit 3"]
+    sleep, seen = tmp_path / "sleep", tmp_path / "seen"
+    sleep.write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
+    sleep.chmod(0o755)
+    waits = f"until [ -e {seen} ]; do sleep; done; echo done; exit 3"
+    words = [str(ROOT / ".ci/step"), "compiling", "sh", "-c", waits]
     ours, theirs = pty.openpty()
-    with subprocess.Popen(words, stdout=theirs, stderr=theirs) as process:
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with subprocess.Popen(words, stdout=theirs, stderr=theirs, env=environ) as process:
         shown = ""
         while "  2 s" not in shown or "done" not in shown:
             assert select.select([ours], [], [], 20)[0], shown
             shown += os.read(ours, 4096).decode()
+            if "  2 s" in shown:
+                seen.touch()
         assert process.wait(20) == 3
     os.close(ours)
     os.close(theirs)

@@ -15,7 +15,7 @@ from mpsd.images.imager import serving
 from mpsd.images.imager.requests import Request
 from mpsd.images.rules.refusals import NoSuchImage
 
-# The module of the driver is one that waits for ever.
+# The module of the driver is one that waits for ever; the imager waits for it a moment.
 WAITS = """
 import sys, threading, types
 device = sys.modules["mpsd.images.imager.device"] = types.ModuleType("device")
@@ -24,6 +24,8 @@ def prepare():
     threading.Event().wait()
 device.prepare = prepare
 sys.modules["mpsd.images.imager.restoring"] = types.ModuleType("restoring")
+from mpsd.images.imager import warming
+warming.END_SECONDS = 0.1
 from mpsd.images.imager.__main__ import run
 run()
 """
