@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -121,6 +122,7 @@ def test_a_death_at_any_call_leaves_every_image_whole_or_absent(step: Step, tmp_
         is_cut = die_in(step, path, deadly)
         with Images.open(path) as images:
             check_whole(images, allowed)
+        shutil.rmtree(path)
     assert deadly > (35 if step is take_second else 20)
 
 
@@ -199,6 +201,7 @@ def test_a_failure_of_any_call_leaves_every_image_whole_or_absent(
         is_cut = fail_in(take_second, path, number, how)
         with Images.open(path) as images:
             check_whole(images, allowed)
+        shutil.rmtree(path)
     assert number > 35
 
 
