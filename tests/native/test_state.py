@@ -80,7 +80,7 @@ def test_a_killed_writer_leaves_what_it_had_told(program: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.deadline(240)
-@pytest.mark.parametrize("seed", seeds(1, 2))
+@pytest.mark.parametrize("seed", seeds(0, 1))
 @pytest.mark.parametrize("record_bytes", [64, 4096])
 def test_a_thousand_killed_writers(program: Program, record_bytes: int, seed: int) -> None:
     killed, in_the_middle = program("crowd", "plain", record_bytes, 1000, "kills", seed, seconds=220)
@@ -97,7 +97,7 @@ def test_whatever_is_written_there_a_reader_ends_with_an_error_or_an_honest_reco
 
 @pytest.mark.slow
 @pytest.mark.deadline(120)
-@pytest.mark.parametrize("seed", seeds(1, 3))
+@pytest.mark.parametrize("seed", seeds(0, 2))
 def test_hostile_writers_for_long(program: Program, seed: int) -> None:
     damaged, *others = program("hostile", "memory", seed, 60_000, 5, seconds=110)
     assert damaged > 30_000
