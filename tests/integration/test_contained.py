@@ -73,7 +73,7 @@ XID = {"MPSD_SIM_CONTAINED_XID": "1"}
 ORDERS = {
     "both": {},
     "Xid first": {"MPSD_SIM_SM_EVENT_DELAY_MS": "60"},
-    "Xid late": {"MPSD_SIM_XID_DELAY_MS": "1000"},
+    "Xid late": {"MPSD_SIM_XID_DELAY_MS": "300"},
 }
 
 
