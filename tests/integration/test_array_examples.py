@@ -58,6 +58,7 @@ def is_continued(machine: Machine, words: list[str], steps: int) -> None:
     assert run(machine, words, *killed, *to_the_end)[1] == run(machine, words, *whole, *to_the_end)[1]
 
 
+@pytest.mark.slow
 def test_cupys_arrays_outlive_their_process(machine: Machine) -> None:
     pytest.importorskip("numpy")
     is_continued(machine, [str(EXAMPLES / "with_cupy.py")], 20)

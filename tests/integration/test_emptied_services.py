@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from mpsd.images.store import Images
 from tests.integration.process import wait_for
 from tests.integration.test_image_deaths import deadly_program
@@ -48,6 +50,7 @@ def test_a_standby_that_has_mapped_the_lost_memory_begins_with_the_newest_image(
     assert adopted["names"] == ["words"]
 
 
+@pytest.mark.slow
 def test_a_member_that_finds_the_emptied_arena_open_begins_with_the_newest_image(cast: Cast) -> None:
     """`open` restores an arena only once all processes have closed it, and a killed active has it open until it is fenced."""
     active = begin(cast)
@@ -57,6 +60,7 @@ def test_a_member_that_finds_the_emptied_arena_open_begins_with_the_newest_image
     check(cast, active, standby)
 
 
+@pytest.mark.slow
 def test_a_member_that_cannot_restore_the_image_does_not_begin_anew(cast: Cast, tmp_path: Path) -> None:
     """Its imager is killed, and it fails; the next member begins with the image."""
     deadly = {"MPSD_IMAGER": str(deadly_program(tmp_path)), "DEADLY_CALL": "make.1", "DEADLY_VICTIMS": "imager"}

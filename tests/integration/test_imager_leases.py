@@ -35,6 +35,7 @@ def test_an_imager_does_not_wait_for_the_place_of_the_program_that_started_it(
         assert digests(images, images.find("kept")) == said["expected"]
 
 
+@pytest.mark.slow
 def test_an_imager_takes_a_place_of_its_programs_lease_where_one_is_free(
     programs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

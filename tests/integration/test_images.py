@@ -166,7 +166,7 @@ def test_a_fault_of_the_domain_costs_no_complete_image(vault: Machine, tmp_path:
             assert digests(images, images.find(name)) == said["expected"]
 
 
-@pytest.mark.parametrize("ending", ["leave", "seal"])
+@pytest.mark.parametrize("ending", ["leave", pytest.param("seal", marks=pytest.mark.slow)])
 def test_an_operator_takes_an_image_of_an_arena_without_a_writer(vault: Machine, tmp_path: Path, ending: str) -> None:
     [filled] = run(vault, "fill", f"idle-{ending}", ending)
     done = mpsctl(vault, "image", "take", f"idle-{ending}", "--directory", str(tmp_path), "--name", "first", "--json")

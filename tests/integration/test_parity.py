@@ -93,6 +93,7 @@ def test_each_arena_is_rebuilt_with_all_that_it_had(three_gpus: Machine, tmp_pat
     assert found["expected"] == expected[names[0]], "a program can use it while it is rebuilt"
 
 
+@pytest.mark.slow
 @pytest.mark.root  # leases
 def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> None:
     """The arena is rebuilt on another GPU, of what the others' GPUs have, while mpsd gives nobody the lost one.
@@ -120,6 +121,7 @@ def test_the_gpu_of_an_arena_is_lost(three_gpus: Machine, tmp_path: Path) -> Non
         assert found["expected"] == said["expected"][name]
 
 
+@pytest.mark.slow
 def test_a_stripe_that_cannot_be_rebuilt_says_so(three_gpus: Machine, tmp_path: Path) -> None:
     """Another arena was written there after the barrier.  What is left can be had."""
     [said] = run(three_gpus, "append", str(tmp_path), "-3", "1")

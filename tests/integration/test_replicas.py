@@ -164,6 +164,7 @@ def fail(machine: Machine, gpu: str, xid: int) -> None:
     assert machine.run("xid", gpu, str(xid), program=TOOL).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_replica_follows_and_its_lag_is_visible(cast: Cast) -> None:
     machine = cast.machine
     _, standby = cast.pair()
@@ -188,7 +189,7 @@ def test_a_replica_follows_and_its_lag_is_visible(cast: Cast) -> None:
     assert not standby.all("term")
 
 
-@pytest.mark.parametrize("xid", [79, 48])
+@pytest.mark.parametrize("xid", [79, pytest.param(48, marks=pytest.mark.slow)])
 def test_the_replica_serves_when_the_gpu_is_lost(cast: Cast, xid: int) -> None:
     machine = cast.machine
     active, standby = cast.pair()
@@ -213,7 +214,7 @@ def test_the_replica_serves_when_the_gpu_is_lost(cast: Cast, xid: int) -> None:
     assert not machine.bugs()
 
 
-@pytest.mark.parametrize("verb", ["drain", "lose"])
+@pytest.mark.parametrize("verb", ["drain", pytest.param("lose", marks=pytest.mark.slow)])
 def test_the_replica_serves_after_the_active_on_a_gpu_that_nvml_reports(cast: Cast, verb: str) -> None:
     """`nvidia-smi drain`, or a GPU that NVML has lost: the active goes on as long as it can, and no member follows it there."""
     machine = cast.machine
@@ -230,6 +231,7 @@ def test_the_replica_serves_after_the_active_on_a_gpu_that_nvml_reports(cast: Ca
     assert not machine.bugs()
 
 
+@pytest.mark.slow
 def test_the_service_returns_to_the_first_gpu_when_the_second_one_is_lost(cast: Cast) -> None:
     machine = cast.machine
     _, standby = cast.pair()

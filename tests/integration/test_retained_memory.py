@@ -101,6 +101,7 @@ def test_it_is_free_where_the_domain_ended_while_no_mpsd_ran(machine: Machine) -
     counter(machine, "failing").ready()
 
 
+@pytest.mark.slow
 def test_it_is_free_after_an_end_without_an_exception(machine: Machine) -> None:
     started(machine, LEAVE)
     lease(machine, "a", 1 << 30)
@@ -110,6 +111,7 @@ def test_it_is_free_after_an_end_without_an_exception(machine: Machine) -> None:
     counter(machine, "a").ready()
 
 
+@pytest.mark.slow
 def test_a_client_that_was_killed_has_its_place_until_mpsd_has_released_it(machine: Machine) -> None:
     """mpsd keeps its GPU context for its co-runners.  The next client got the same memory at once, and so did each after it."""
     machine.start()

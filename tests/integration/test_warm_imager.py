@@ -87,6 +87,7 @@ def sockets(pid: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_an_imager_does_not_end_while_its_context_is_made(machine: Machine) -> None:
     """The vendor's daemon may hang after such an end."""
     machine.misbehave("slow@attach=4000")

@@ -124,6 +124,7 @@ def test_no_program_that_requires_a_domain_of_its_own_shares_one(mpsd: Mpsd, run
     assert run("shim_found", "run", MPSD_LEASE_DOMAIN=domain).stdout == "PASS\n"
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_lease_ends_however_slow_the_answers_are(mpsd: Mpsd, run: Run) -> None:  # noqa: F811
     """Forty of them were waited for, each for up to 5 s."""
     mpsd.results["lease.create"], mpsd.seconds = QUEUED, 1.0

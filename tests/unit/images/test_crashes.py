@@ -188,7 +188,8 @@ def fail_in(step: Step, path: Path, number: int, how: Callable[[Callable[[], obj
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("how", [interrupted, *(pytest.param(each, marks=pytest.mark.slow) for each in (broken, refused))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [interrupted, broken, refused])
 def test_a_failure_of_any_call_leaves_every_image_whole_or_absent(
     how: Callable[[Callable[[], object]], None], tmp_path: Path
 ) -> None:
