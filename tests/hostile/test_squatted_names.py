@@ -8,6 +8,7 @@ import pytest
 from mpsd_client import Refused, calls
 from mpsd_client._restoring import is_missing
 
+from tests.hostile.test_containers import container
 from tests.integration.machine import ROOT, UIDS, Machine
 
 VICTIM, SQUATTER = UIDS
@@ -57,16 +58,29 @@ def test_a_starter_does_not_obey_a_squatter(shared: Machine) -> None:
     with shared.mpsd(SQUATTER) as squatter:
         squatter.ask(calls.arena_create("served", "0", BYTES, mode=0o666))
         squatter.ask(calls.service_change("served", standbys=8))
-    words = ["-m", "mpsctl", "service", "run", "served", "--json", "--standbys", "0", "--", "/bin/sleep", "600"]
-    starter = subprocess.Popen([sys.executable, *words], env=shared.variables, stdout=subprocess.PIPE, text=True)
+    check_not_obeyed(shared, "served", f"belongs to user {SQUATTER}, and you are user 0: name it {SQUATTER}:served")
+
+
+def test_a_starter_of_roots_does_not_obey_root_of_a_container(shared: Machine) -> None:
+    """Both have uid 0.  It started nine members, each with a lease of root's for as much as the container wanted."""
+    with container(shared, 0) as inside:
+        made = inside.ask(calls.arena_create("there", "0", BYTES), calls.service_change("there", standbys=8, sm_percent=90))
+        assert made == ["done"] * 2
+        check_not_obeyed(shared, "there", "was made in another container: name it 0:there")
+
+
+def check_not_obeyed(machine: Machine, name: str, why: str) -> None:
+    """Check that a starter of root's reports why the service is not its own, and starts no member."""
+    words = ["-m", "mpsctl", "service", "run", name, "--json", "--standbys", "0", "--", "/bin/sleep", "600"]
+    starter = subprocess.Popen([sys.executable, *words], env=machine.variables, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     try:
         events = (json.loads(line) for line in starter.stdout)
         said = []
-        while "belongs to user" not in str(said[-1:]):
+        while "name it" not in str(said[-1:]):
             said.append(next(events))
-        assert f"name it {SQUATTER}:served" in str(said[-1])
-        assert "wanted" not in {each["event"] for each in said}
+            assert said[-1]["event"] not in ("wanted", "started")
+        assert why in str(said[-1])
     finally:
         starter.terminate()
         starter.wait(60)

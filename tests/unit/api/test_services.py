@@ -85,6 +85,17 @@ async def test_roots_arena_needs_no_owner_and_ones_own_may_have_it(tmp_path: Pat
         assert (made["name"], made["owner_uid"]) == ("mine", 2000)
 
 
+async def test_an_operator_names_the_owner_of_a_service_that_root_of_a_container_made(tmp_path: Path) -> None:
+    """A starter of root's would obey it: the owner has root's uid."""
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.arenas.made[1] = replace(daemon.fakes.arenas.made[1], owner_uid=0, pid_namespace=77)
+        caller = await daemon.call_as(OPERATOR)
+        refused = (await caller.call("service.get", name="weights")).error
+        assert refused is not None
+        assert "made in another container: name it 0:weights to use it" in refused["message"]
+        assert (await caller.ask("service.get", name="0:weights"))["writer_pid"] == 586
+
+
 async def test_who_enlists_for_an_arena_that_is_anothers_alone_is_an_owner_to_be(tmp_path: Path) -> None:
     """For placement it counts as a member of another service: one user cannot keep another's clients out of domains."""
     async with open_daemon(tmp_path) as daemon:
