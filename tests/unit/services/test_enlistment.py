@@ -144,3 +144,19 @@ async def test_one_owners_services_have_so_many_members_together(machine, autoju
         await machine.failover.join(others.id, first, 0, 0.0)
         machine.failover.leave(1, second)
         await machine.failover.join(more.id, first, 0, 0.0)
+
+
+async def test_root_of_a_container_has_the_members_of_one_user(machine, autojump_clock, monkeypatch):
+    """Its arenas have the quotas of one user as well; root itself has no bound."""
+    monkeypatch.setattr("mpsd.services.requests.MOST_OF_OWNER", 1)
+    roots, one, two = (machine.vault.create(name) for name in ("roots", "one", "two"))
+    for arena, made_in in ((roots, None), (one, 7), (two, 7)):
+        machine.vault.made[arena.id] = replace(arena, owner_uid=0, pid_namespace=made_in)
+    async with machine.mpsd():
+        process = machine.process("a")
+        for arena in (roots, one, two):
+            machine.vault.open(process, arena.id)
+        await machine.failover.join(one.id, process, 0, 0.0)
+        with pytest.raises(TooMany, match="user 0 have 1 members"):
+            await machine.failover.join(two.id, process, 0, 0.0)
+        await machine.failover.join(roots.id, process, 0, 0.0)
