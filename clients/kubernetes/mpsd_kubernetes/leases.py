@@ -36,7 +36,8 @@ class Leases:
     def make(self, part: Part) -> str:
         """Make the lease of a container's part, and return its token.  Raises NoLease, MpsdError, OSError.
 
-        The kubelet allocates a device again only after its last container has ended, so its older leases are released.
+        The kubelet allocates a device again only after its last container has ended, or while an init container of the same pod
+        has yet to run, so its older leases are released.
         """
         token = secrets.token_hex(_TOKEN_BYTES)
         memory = {part.gpu: self.mib_per_percent * len(part.units) << 20} if self.mib_per_percent else None
