@@ -271,12 +271,12 @@ class Incidents:
     def note_of_gpu(self, gpu: str, text: str) -> None:
         """Add what followed from the failure of a GPU to its last own incident, unless that was before this mpsd."""
         last = self._history.last_of_gpu(gpu)
-        if last is None:
+        if last is None or len(last.deeds) >= MOST_DEEDS:
             return
         log.info("fault.deed", number=last.number, text=text)
         deed = Deed(self._clock(), text)
         changed = self._fusion.note(last.number, deed)  # empty: it was settled long ago
-        self._took(changed or [replace(last, revision=last.revision + 1, deeds=(*last.deeds, deed)[-MOST_DEEDS:])])
+        self._took(changed or [replace(last, revision=last.revision + 1, deeds=(*last.deeds, deed))])
 
     def _took(self, changed: Sequence[Incident]) -> None:
         for incident in changed:

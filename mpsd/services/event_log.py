@@ -10,7 +10,7 @@ import structlog
 from mpsd.model.arena import Arena
 from mpsd.model.service import Phase
 from mpsd.notify import Outbox, Signal
-from mpsd.services.members import ServiceRecord
+from mpsd.services.members import MOVE_ASKED, ServiceRecord
 from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Promoted, Ready, Service, Silent
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ class ServiceEvents:
             log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
         self._publish(f"service.{what}", {**whose, **facts})
-        if what == "moved":
+        if what == "moved" and facts["why"] != MOVE_ASKED:
             self.moved.emit(str(facts["from_gpu"]), f"service {arena.name} of user {arena.owner_uid} {_moved(facts)}")
 
     def tell(self, record: ServiceRecord, before: Service, event: Event, why: str) -> None:

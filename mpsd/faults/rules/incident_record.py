@@ -108,8 +108,8 @@ class IncidentRecord(Struct):
         return tuple(self._evidence)
 
     def note(self, deed: Deed) -> None:
-        """Add an act of mpsd; keep only the last MOST_DEEDS."""
-        self._deeds = (*self._deeds, deed)[-MOST_DEEDS:]
+        """Add an act of mpsd, up to MOST_DEEDS: a user can cause many, and must not push out those before."""
+        self._deeds = (*self._deeds, deed)[:MOST_DEEDS]
 
     def has_room_in_time(self, seen_ns: int) -> bool:
         return self.first_ns - WINDOW_NS <= seen_ns <= self.last_ns + WINDOW_NS

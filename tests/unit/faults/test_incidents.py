@@ -8,6 +8,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from mpsd.errors import NoSuchFault
+from mpsd.faults.rules.incident_record import MOST_DEEDS
 from mpsd.model.blame import BlameKind
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Confidence, FaultClass, FirstError, Observation, Party, Source
@@ -225,8 +226,12 @@ async def test_what_followed_from_a_lost_gpu_is_told_with_its_incident_however_l
             await trio.sleep(3600)
         assert not world.incidents.incident(2).deeds
         count = len(world.told)
-        world.incidents.note_of_gpu("GPU-c", "a move that was asked for")
+        world.incidents.note_of_gpu("GPU-c", "of a GPU without an incident")
         assert len(world.told) == count
+        for _ in range(100):
+            world.incidents.note_of_gpu("GPU-b", "one of many")
+        assert [each.text for each in world.incidents.incident(1).deeds[:3]] == ["at once", "an hour later", "one of many"]
+        assert len(world.told) == count + MOST_DEEDS - 2
         nursery.cancel_scope.cancel()
 
 

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from mpsd.errors import BadRequest, NotAllowed, StaleGeneration
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Order, Phase, ReplicaOrder, ReplicaReport, ServiceSettings
+from mpsd.services.members import MOVE_ASKED
 from mpsd.wire.forward_state import CONTROL_AT
 from tests.unit.services.fake_machine import FakeMachine
 
@@ -76,6 +77,7 @@ async def test_a_move_tells_what_is_lost(machine, steps: int | None, words: str)
         events.moved.subscribe(lambda gpu, text: told.append((gpu, text)))
         facts = {"from_gpu": HERE, "to_gpu": THERE, "pid": 7, "at": 1.55, "steps": steps, "bound": 10.0}
         events.publish(record, "moved", why="GPU-a has failed", **facts)
+        events.publish(record, "moved", why=MOVE_ASKED, **facts)  # by its owner: it follows from no failure
     [(gpu, text)] = told
     assert gpu == HERE
     assert text.startswith("service llm of user 1000 was moved to GPU-b, where pid 7 serves: GPU-a has failed. ")
