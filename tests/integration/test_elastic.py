@@ -159,11 +159,15 @@ def test_need_shifts_and_shares_follow(machine: Machine) -> None:
 def test_no_step_is_lost_where_two_members_do_not_fit(machine: Machine) -> None:
     """The active ends before its successor starts, but not before its step does."""
     with begun(machine, 0.1, oversubscription=1.0) as pool:
-        expected = {"chat": 16.5, "batch-a": 41.2, "batch-b": 41.2}
-        wait_for("the shares", lambda: pool.wait_until_settled() == expected, 2 * MOVE_SECONDS)
-        for name in LEVELS:
+
+        def moved() -> dict[str, float]:
+            """Both kinds of services; one batch service may have joined after the deal."""
+            shares = pool.wait_until_settled()
+            return shares if shares["chat"] < SHARE < max(shares.values()) else {}
+
+        for name, share in wait_for("the shares", moved, 2 * MOVE_SECONDS).items():
             pool.wait_for_steps(name, 5)
-            assert "so member 1 is ended first" in pool.starter_output(name)
+            assert share == SHARE or "so member 1 is ended first" in pool.starter_output(name)
         pool.end()
         lost = {name: len(steps) - len(set(steps)) for name in LEVELS if (steps := pool.steps(name))}
         assert lost == dict.fromkeys(LEVELS, 0)
