@@ -39,13 +39,14 @@ class _Usage(Struct, eq=False):
     """What was seen of a service.
 
     samples: time in seconds and seconds of work, of the present term, oldest first.  began: the time of its first sample.
-    uses: time, and percent of the GPU in use.
+    started: when its last active was started, in clock ticks.  uses: time, and percent of the GPU in use.
     """
 
     generation: int
     place: FeedbackPlace
     samples: list[tuple[float, float]] = field(default_factory=list)
     began: float = 0.0
+    started: int = 0
     uses: list[tuple[float, float]] = field(default_factory=list)
     move_seconds: float | None = None
     waits_since: float | None = None  # since when the pool has waited for it
@@ -100,8 +101,16 @@ class ElasticShares:
             self._deal(pool)
 
     def _elastic(self) -> Iterator[ServiceRecord]:
-        """Return the elastic services that have members: what a service without them had is its owner's."""
-        return (each for each in self._coordinator.records.values() if each.share is not None and each.service.members)
+        """Return the elastic services that have members, or make way: what another one without them had is its owner's."""
+        elastic = (each for each in self._coordinator.records.values() if each.share is not None)
+        return (each for each in elastic if each.service.members or self._makes_way(each))
+
+    def _makes_way(self, record: ServiceRecord) -> bool:
+        """Return whether its active has ended for a successor with the new share, which is not there yet, and not too late."""
+        usage, dealt = self._usage.get(record), record.dealt
+        if usage is None or dealt is None or usage.started >= dealt.ticks:
+            return False
+        return usage.waits_since is None or trio.current_time() - usage.waits_since < LATE_SECONDS
 
     # -- to measure ------------------------------------------------------------------------------------------------------
 
@@ -110,6 +119,8 @@ class ElasticShares:
         usage, first = self._usage.get(record), elastic_shares.begin(record.settings.elastic.value, now)
         if usage is None or usage.place.home != first.home:
             usage = self._usage[record] = _Usage(generation, first)
+        if record.service.writer is not None:
+            usage.started = record.service.writer.start_time
         if (last := record.last) is not None and last.cause is Cause.ASKED and last.promote_ms is not None:
             usage.move_seconds = ((last.fence_ms or 0.0) + last.promote_ms) / 1000
         if usage.generation != generation or work is None or (usage.samples and work.seconds < usage.samples[-1][1]):

@@ -295,6 +295,26 @@ async def test_one_that_nobody_moves_is_left_out(load: Load, autojump_clock: Moc
         assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
 
 
+@pytest.mark.parametrize(("seconds", "shares"), [(30, [16.5, 41.2, 41.2]), (130, [16.5, 41.2, 49.5])], ids=["soon", "late"])
+async def test_one_that_makes_way_for_its_successor_is_waited_for(
+    load: Load, seconds: float, shares: list[float], autojump_clock: MockClock
+) -> None:
+    """Both do not fit, so that the service has no member until the successor has started."""
+    async with load.machine.mpsd():
+        await load.begin()
+        await load.rest()
+        await load.serve(CHAT)
+        await load.serve(SECOND)
+        load.machine.failover.leave(FIRST, load.machine.vault.made[FIRST].writer)
+        await load.work(seconds)
+        assert load.shares() == pytest.approx(shares, abs=0.11)
+        await load.serve(FIRST)
+        await load.work(8)
+        await load.carry_out()
+        await load.work(8)
+        assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
+
+
 async def test_one_that_leaves_the_pool_gets_back_what_it_lent(load: Load, autojump_clock: MockClock) -> None:
     async with load.machine.mpsd():
         await load.begin()
