@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,8 +21,6 @@ import trio.testing
 from tests.seeds import HOW_TO_REPEAT, RUN_SEED
 
 DEADLINE_SECONDS = 30.0
-MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
-BY_NAME = ("kmod", "engines")  # suites that run only by name, as `-m kmod`
 CANCEL = pytest.StashKey[Callable[[], None]]()  # cancels an async test that runs
 
 hypothesis.settings.register_profile(
@@ -43,19 +40,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(RUN_SEED)
-    if not any(suite in config.option.markexpr for suite in BY_NAME):  # those build systems
-        keep_files_in_memory()
-
-
-def keep_files_in_memory() -> None:
-    """Give tests their temporary directories in memory: to sync a file on a busy disk takes up to 0.1 s.
-
-    They are on disk where memory has no room for them, or no program can be run from there.
-    """
-    with suppress(OSError):
-        found = os.statvfs(MEMORY)
-        if found.f_bavail * found.f_frsize >= MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC:
-            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # pytest's own variable
 
 
 def pytest_report_header() -> str:
@@ -133,8 +117,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What this machine cannot show is skipped, with the reason; and what runs only by name is deselected."""
-    for suite in BY_NAME:
+    """What this machine cannot show is skipped, with the reason.  Some suites are run only by name, as `-m kmod`."""
+    for suite in ("kmod", "engines"):
         if suite not in config.option.markexpr:
             others = {item for item in items if item.get_closest_marker(suite)}
             config.hook.pytest_deselected(items=list(others))

@@ -1,4 +1,4 @@
-"""A sentinel in a simulated server, and two clients beside it."""
+"""A sentinel in a simulated server, and two clients of that server."""
 
 import contextlib
 import os

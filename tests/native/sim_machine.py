@@ -85,7 +85,7 @@ class Client:
         self.process.stdin.close()
 
     def goes_on(self) -> None:
-        """Wait until a counter has told of work that it began after this call."""
+        """Wait until a counter has done work that it began after this call."""
         now = time.monotonic_ns()
         while self.wait_for("tick")["monotonic_ns"] < now:
             pass
