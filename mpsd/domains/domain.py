@@ -92,10 +92,7 @@ class Domain:
     @property
     def occupancy(self) -> int:
         """How many places are taken: a process that is connected or connecting takes one a context, and at least one."""
-        return self.places_of(self.present_pids)
-
-    def places_of(self, present: set[int]) -> int:
-        return sum(max(1, sum(opened[pid] for opened in self.contexts.values())) for pid in present)
+        return sum(max(1, sum(opened[pid] for opened in self.contexts.values())) for pid in self.present_pids)
 
     @property
     def present_pids(self) -> set[int]:
@@ -168,9 +165,11 @@ class Domain:
                 self.members[process] = max(self.members[process], trio.current_time())
 
     def attach(self, process: ProcessId | None) -> None:
-        """Note that a member has a channel to a server, to its end: no list shows that before its first context."""
+        """Note that a process may have a channel to a server, to its end: no list shows that before its first context."""
         if process in self.members:
             self.members[process] = math.inf
+        elif process is not None and processes.is_alive(process):
+            self.departed.add(process)  # it has left with another of its connections
 
     def leave(self, process: ProcessId | None) -> None:
         """Note that the process is no member.

@@ -256,9 +256,10 @@ class Pool:
                 self.notify()
 
     def attach(self, domain: Domain, process: ProcessId | None) -> None:
-        """Note that a member may have a channel to a server of the domain, to its end."""
+        """Note that a process may have a channel to a server of the domain, to its end."""
         domain.attach(process)
-        self.watch(domain, process)
+        if process in domain.members:  # one that has left keeps the row of the domain that it went to
+            self.watch(domain, process)
 
     async def _watch(self, process: ProcessId) -> None:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes

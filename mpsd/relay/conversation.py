@@ -109,8 +109,7 @@ class Conversations(Struct):
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain
                 domain.join(caller.process, caller.credentials.uid, domain.key)
-            self.assignment.separation.served(caller.process, domain)
-            self.pool.attach(domain, caller.process)
+            self._note_channel(caller.process, domain)
         async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
             end = await self._through(caller, domain, backend, right)
         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -222,14 +221,15 @@ class Conversations(Struct):
             domain.admit(caller.process)
             self.assignment.separation.arrived(caller.process, domain, caller.has_arrived)
             caller.has_arrived = True
-            caller.link.note_descriptors(partial(self.assignment.separation.served, caller.process, domain))
         self.keeper.hold(caller.domain_id(domain.name), backend)
-        try:
+        with caller.link.noting_descriptors(partial(self._note_channel, caller.process, domain)):
             return await self._through(caller, domain, backend, right)
-        finally:
-            # It has its channel also if it breaks the handshake then.  One that has ended or left keeps no row in the store.
-            if caller.link.has_passed_descriptors and caller.process in domain.members:
-                self.pool.attach(domain, caller.process)
+
+    def _note_channel(self, process: ProcessId | None, domain: Domain) -> None:
+        """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection."""
+        if process is not None:
+            self.assignment.separation.served(process, domain)
+            self.pool.attach(domain, process)
 
     async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.

@@ -9,7 +9,8 @@ import math
 import os
 import select
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
 
@@ -108,11 +109,16 @@ class Forwarding(Struct):
             self._end = LinkSide.CLIENT if has_hung_up(self.client) else LinkSide.DOMAIN
         return self._end
 
-    def note_descriptors(self, note: Callable[[], None]) -> None:
-        """Call `note` before descriptors are passed from now on: at once if the client has passed some, which are replayed."""
+    @contextmanager
+    def noting_descriptors(self, note: Callable[[], None]) -> Iterator[None]:
+        """Call `note` before descriptors are passed: at once if the client has passed some, which are replayed."""
         self._note_descriptors = note
         if self.has_passed_descriptors:
             note()
+        try:
+            yield
+        finally:
+            self._note_descriptors = _ignore
 
     def no_way_back(self) -> None:
         """Drop the transcript: from here on the handshake cannot be repeated."""

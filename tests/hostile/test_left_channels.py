@@ -3,6 +3,8 @@
 import signal
 import time
 
+import pytest
+
 from tests.hostile.attacker import attacking
 from tests.hostile.test_held_windows import ATTACKER, CONNECTS_AS_CLIENT, OTHER
 from tests.hostile.test_kernel_log import DRIVERS, write
@@ -25,14 +27,32 @@ print("back", flush=True)
 time.sleep(600)
 """
 )
+# It connects again at SIGUSR1, before it ends the handshake in which it got its channel.
+COMES_BACK_EARLY = (
+    CONNECTS_AS_CLIENT
+    + """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+def leave():
+    print("ready", flush=True)
+    signal.sigwait({signal.SIGUSR1})
+    made = connected()
+    hear(made, 1)
+    made.close()
+channel = attached(0, leave)
+print("back", flush=True)
+time.sleep(600)
+"""
+)
 COUNTED_SECONDS = 15.0  # a process that has only connected counts for ten
 
 
-def test_another_user_gets_no_domain_whose_server_still_has_the_channel(machine: Machine) -> None:
+@pytest.mark.parametrize("program", [COMES_BACK, COMES_BACK_EARLY], ids=["from an earlier connection", "from one still open"])
+def test_another_user_gets_no_domain_whose_server_still_has_the_channel(machine: Machine, program: str) -> None:
     """A fault of its own past MPS had the domain suspected for two seconds, in which it left.  Then mpsd placed another user
     there, whose server could not start."""
     machine.start()
-    with attacking(COMES_BACK, machine.pipe / "control", uid=ATTACKER) as left:
+    with attacking(program, machine.pipe / "control", uid=ATTACKER) as left:
         write(machine.place / "machine/kmsg", DRIVERS, 31, left.pid)
         wait_for("the Xid", lambda: machine.journal("fault.xid"))
         left.send_signal(signal.SIGUSR1)

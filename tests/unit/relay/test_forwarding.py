@@ -145,18 +145,18 @@ async def test_descriptors_are_noted_before_they_pass_and_from_a_domain_end_the_
     """From then on the client may have a channel to a server, whatever it does to its connection."""
     client, link_client, link_domain, domain = ends
     link, told = Forwarding(link_client, PRIVILEGED), []
-    link.note_descriptors(lambda: told.append("passed"))
     sender, receiver = (domain, client) if is_by_domain else (client, domain)
-    async with running(link.run, link_domain, PATIENCE, well):
-        client.send(b"hello")
-        await message.receive(domain)
-        assert not told
-        socket.send_fds(sender, [b"x"], [sender.fileno()])
-        (await message.receive(receiver)).close()
-        assert told == ["passed"]
+    with link.noting_descriptors(lambda: told.append("passed")):
+        async with running(link.run, link_domain, PATIENCE, well):
+            client.send(b"hello")
+            await message.receive(domain)
+            assert not told
+            socket.send_fds(sender, [b"x"], [sender.fileno()])
+            (await message.receive(receiver)).close()
+            assert told == ["passed"]
     assert (link.transcript is None) is is_by_domain
-    link.note_descriptors(lambda: told.append("to be replayed to another domain"))
-    assert len(told) == 2
+    with link.noting_descriptors(lambda: told.append("to be replayed to another domain")):
+        assert len(told) == 2
 
 
 async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):

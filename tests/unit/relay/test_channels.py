@@ -1,0 +1,49 @@
+"""When mpsd knows that a client may have a channel to a server of its domain."""
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from mpsd.host import processes
+from mpsd.model.process import Credentials
+from mpsd.relay import message
+from mpsd.relay.assignment import Assignment
+from mpsd.relay.client_connection import ClientConnection
+from mpsd.relay.conversation import Conversations, RelaySettings
+from mpsd.relay.forwarding import Forwarding
+from tests.running import running
+from tests.unit.relay.test_conversation import HopefulPool, NobodyApart
+from tests.unit.relay.test_linked_again import KnownClients, NoFacts, accepted
+from tests.unit.relay.test_overdue import OWN, PATIENCE, VendorDaemon
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp_path, has_left):
+    """A process that left its domain with one connection kept the channel that it got on another: the domain looked empty, and
+    the next user hung there.  One that kept its connection open was missing where mpsd noted whom a new server has served: a
+    client of another container could be convicted of what it left running."""
+    pool, process = HopefulPool(), processes.process_id(os.getpid())
+    domain = pool.domain
+    domain.control = VendorDaemon(str(tmp_path / "control"))
+    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
+    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
+    assignment = Assignment(pool, KnownClients(), NobodyApart(), is_per_gpu=False, reader=NoFacts())
+    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        for end in (ours, theirs, listener):
+            end.setblocking(False)
+        listener.bind(domain.control.path)
+        listener.listen()
+        link = Forwarding(ours, may_impersonate=False, share=OWN)
+        caller = ClientConnection(1, "control", ours, Credentials(process.pid, OWN, OWN), process, 0.0, link)
+        async with running(shared.run, caller):
+            with await accepted(listener) as backend:
+                assert not domain.served
+                if has_left:
+                    domain.leave(process)
+                socket.send_fds(backend, [b"channel"], [backend.fileno()])
+                (await message.receive(theirs)).close()
+                assert (domain.served, domain.occupancy) == ({process}, 1)
