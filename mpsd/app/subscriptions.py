@@ -37,7 +37,7 @@ def subscribe(
     # clients
     pool.client_adopted.subscribe(partial(_adopt, book), incidents.arrived)
     incidents.client_arrived.subscribe(partial(_watch, attachments, book, incidents.parties))
-    pool.member_forgotten.subscribe(incidents.forgotten)
+    pool.member_forgotten.subscribe(incidents.forgotten, services.servers.forgotten)
     if faults.core_dumps:
         incidents.client_arrived.subscribe(faults.core_dumps.note_arrival)
     incidents.client_hung_up.subscribe(attachments.note_leaving)

@@ -46,7 +46,7 @@ class ServiceRequests:
 
     def __init__(self, coordinator: Coordinator, enlistment: Enlistment, servers: Servers, ready: trio.Event) -> None:
         """ready: set when the vault is ready."""
-        self.coordinator, self.enlistment, self._servers, self._ready = coordinator, enlistment, servers, ready
+        self.coordinator, self.enlistment, self.servers, self._ready = coordinator, enlistment, servers, ready
         self._begun = trio.Event()
         self._due = math.inf  # trio time of the next check
         self.fencing, self._heartbeats, self.replicas = Fencing(coordinator), Heartbeats(coordinator), Replicas(coordinator)
@@ -65,7 +65,7 @@ class ServiceRequests:
             await self._ready.wait()  # for ever, if the vault's keeper cannot start: then no process can join
             self.coordinator.begin()
             self._begun.set()
-            nursery.start_soon(self._servers.run)
+            nursery.start_soon(self.servers.run)
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._elastic.run)
             nursery.start_soon(self.replicas.run)
@@ -134,7 +134,7 @@ class ServiceRequests:
         coordinator.events.publish(record, "joined", pid=process.pid, domain=domain, rank=rank)
         if domain and parts.fault_since(domain) is not None:
             coordinator.fault(domain, parts.clock_ns(), process)
-        self._servers.look()
+        self.servers.look()
         return instance.told
 
     def _check_room(self, arena: Arena, process: ProcessId) -> None:

@@ -1,18 +1,20 @@
 """MPS servers that have ended: their clients have lost their contexts, though their processes live.
 
-It also finds the domain of a member, if that was not known when it joined.
+It also finds the domain of a member, if that was not known when it joined, or has changed.
 """
 
 import time
 
 import trio
 
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.host import processes
 from mpsd.host.process_watch import ProcessWatch
 from mpsd.model.process import ProcessId
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Placed
 
 
@@ -46,16 +48,32 @@ class Servers:
         for domain_name in self._domains():
             if domain_name and self._coordinator.parts.fault_since(domain_name) is not None:
                 self._coordinator.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
-        known = (domain.known_pids for domain in self._pool.domains.values())
-        present = set[int]().union(*known)  # a user may have a thousand elsewhere
-        for record in list(self._coordinator.records.values()):
-            for process, instance in list(record.instances.items()):
-                if not instance.domain and process.pid in present and (found := self._coordinator.parts.domain_of(process)):
-                    instance.domain = found
-                    self._coordinator.tell(record, Placed(process, found))
+        self._note_places()
         for domain_name in self._domains():
             if self._coordinator.parts.is_contained(domain_name):
                 self._coordinator.close(domain_name)
+
+    def _note_places(self) -> None:
+        """Note where members live: one without a context can have left the domain in which it joined."""
+        present = {name: domain.known_pids for name, domain in self._pool.domains.items()}
+        anywhere = set[int]().union(*present.values())  # a user may have a thousand elsewhere
+        for record in list(self._coordinator.records.values()):
+            for process, instance in list(record.instances.items()):
+                is_there = process.pid in present.get(instance.domain, ())
+                if process.pid not in anywhere or is_there or instance.is_gone:  # its pid can be another's by now
+                    continue
+                if found := self._coordinator.parts.domain_of(process):
+                    self._place(record, process, found)
+
+    def forgotten(self, process: ProcessId, domain: Domain) -> None:
+        """Note that the process, which lives, is in no domain: another user can have this one by now, and fault there."""
+        for record in list(self._coordinator.records.values()):
+            if (instance := record.instances.get(process)) is not None and instance.domain == domain.name:
+                self._place(record, process, "")
+
+    def _place(self, record: ServiceRecord, process: ProcessId, domain: str) -> None:
+        record.instances[process].domain = domain
+        self._coordinator.tell(record, Placed(process, domain))
 
     def _watch(self, pid: int, domain: str, clients: frozenset[ProcessId]) -> None:
         server = processes.find(pid)

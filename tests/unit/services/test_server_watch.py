@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import MemberState, Phase
 from mpsd.services.server_watch import Servers
@@ -96,6 +97,34 @@ async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(machine, serve
         async with running(servers.run):
             await until(lambda: machine.view().members[0].domain == "a")
         assert machine.view().members[0].standing is MemberState.READY
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["it is in no domain", "it is in another one"])
+async def test_one_that_has_left_a_domain_does_not_end_with_those_who_have_it_since(machine, server, is_moved):
+    """It had only connected there when it joined.  A fault of another user in that domain ended it."""
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        standby = await machine.member("c")
+        pool, domain = domain_with(server)
+        servers = Servers(machine.coordinator, pool)
+        pool.member_forgotten.subscribe(servers.forgotten)
+        domain.members[first] = domain.asked_at = trio.current_time() - 11.0
+        domain.asked_at += 1.0
+        async with running(servers.run):
+            if is_moved:
+                domain.leave(first)
+                pool.domains["b"] = Domain("b", 2, ("GPU-a",), None, 48, members={first: trio.current_time()})  # type: ignore[arg-type]
+                machine.processes[first].domain = "b"
+                servers.look()
+            else:
+                pool.forget_absent()
+            machine.see(Source.VENDOR_LOG, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            assert machine.view().members[0].domain == ("b" if is_moved else "")
+            assert (machine.phase, machine.order(first), machine.order(standby)) == (Phase.SERVING, "serve", "standby")
+            machine.see(Source.VENDOR_LOG, "b")
+            await trio.testing.wait_all_tasks_blocked()
+            assert (machine.phase is Phase.SERVING) is not is_moved
 
 
 async def test_members_that_are_in_no_domain_are_not_looked_for_one_by_one(machine, server):
