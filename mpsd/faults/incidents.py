@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import listed_process, may_be_named
+from mpsd.domains.listed import is_meant, listed_process, may_be_named
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -106,9 +106,8 @@ class Incidents:
     def see(self, seen: Observation) -> None:
         """Take an observation from any source; call it in the trio thread."""
         domain = self._domain_of(seen)
-        process = seen.process if seen.source in _OF_A_WATCH else None
-        has_left = process and domain is not None and self.parties.is_elsewhere(process, domain.name)
-        if domain is not None and (has_left or is_elsewhere(seen, domain.gpus)):
+        has_left = domain is None and seen.domain in self._pool.domains
+        if has_left or (domain is not None and is_elsewhere(seen, domain.gpus)):
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
@@ -163,6 +162,8 @@ class Incidents:
         )  # fmt: skip
 
     def _domain_of(self, seen: Observation) -> Domain | None:
+        if seen.source in _OF_A_WATCH and seen.process is not None and self.parties.find(seen.process) is not None:
+            return self._pool.domains.get(self.parties.domain_of(seen.process))  # it may have left that of its watch
         if seen.domain:
             return self._pool.domains.get(seen.domain)
         if seen.process is None:
@@ -205,6 +206,8 @@ class Incidents:
             known = self.parties.by_pid(pid)
             self.parties.keep(domain.admitted.get(pid))
             found = listed_process(domain.admitted, pid) if known is None or self.parties.is_gone(known) else None
+            if known is not None and is_meant(domain.admitted, known) and not self.parties.is_placed(known):
+                self.parties.meet(known, domain.name)  # it was forgotten, and uses a channel that it had
             if found is not None and found != known:
                 self.parties.meet(found, domain.name)
                 self._pool.watch(domain, found)

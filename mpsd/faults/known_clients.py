@@ -172,6 +172,11 @@ class KnownClients:
         guest = self._guests.get(process)
         return guest.domain if guest is not None and guest.counts else ""
 
+    def is_placed(self, process: ProcessId) -> bool:
+        """Return whether the client was met, and not forgotten since, whether or not it has ended."""
+        guest = self._guests.get(process)
+        return guest is not None and bool(guest.domain)
+
     def is_elsewhere(self, process: ProcessId, domain: str) -> bool:
         """Return whether the client was met, and is not in the domain, or was not at its end, or not with these servers."""
         return process in self._guests and self.domain_of(process) != domain
