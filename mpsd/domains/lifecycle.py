@@ -64,7 +64,12 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         pool.store.forget_baselines(domain.name)
         pool.begin_guarding(domain)
     else:
-        placed.update((process, uid) for process, uid in pool.store.members(domain.name) if processes.is_alive(process))
+        known = {process: uid for process, uid in pool.store.members(domain.name) if processes.is_alive(process)}
+        for process in known.keys() & set(pool.store.left(domain.name)):
+            del known[process]
+            domain.attach(process)
+            pool.watch(domain, process)
+        placed.update(known)
         _take_over_clients(pool, domain, placed)  # before it answers: one that does not has them all the same
         if domain.control.process and (why := why_stopped(domain.control.process)):
             raise VendorFailed(why)  # at once: mpsd serves no client until each domain has answered, or failed
@@ -103,7 +108,7 @@ def _take_over_clients(pool: Pool, domain: Domain, found: Mapping[ProcessId, int
     """
     for process, uid in found.items():
         domain.join(process, uid, domain.key)
-        pool.attach(domain, process)
+        pool.attach(domain, process, uid)
         pool.client_adopted.emit(process, domain)
 
 

@@ -36,6 +36,11 @@ def has_lost_place(domain: Domain, process: ProcessId, key: str) -> bool:
     return (domain.is_draining or domain.key != key) and not is_there
 
 
+def may_be_used(domain: Domain, process: ProcessId) -> bool:
+    """Return whether the process is a member, or has left with a channel to a server of the domain."""
+    return process in domain.members or process in domain.departed
+
+
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:
     """Return the process that the servers of a domain list with this pid; None if it has ended, or is not known.
 

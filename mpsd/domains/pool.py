@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
-from mpsd.domains.listed import has_lost_place
+from mpsd.domains.listed import has_lost_place, may_be_used
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -235,13 +235,13 @@ class Pool:
         self.notify()
         return domain
 
-    def watch(self, domain: Domain, process: ProcessId | None) -> None:
-        """Store a member that has a channel: to the next mpsd it is a client.  Remove any process once it has ended."""
+    def watch(self, domain: Domain, process: ProcessId | None, uid: int | None = None) -> None:
+        """Store a process that has a channel: to the next mpsd it is a client.  Remove any process once it has ended.
+
+        uid: its user, where the process may have left the domain."""
         if process is not None and self._nursery is not None:
-            uid = domain.uids.get(process) if domain.members.get(process) == math.inf else None
-            if uid is None:
-                self.store.forget_member(process)
-            else:
+            has_channel = domain.members.get(process) == math.inf or process in domain.departed
+            if has_channel and (uid := domain.uids.get(process, uid)) is not None:
                 self.store.save_member(domain.name, process, uid)
             if process not in self._watched:  # it may change its domain as often as it likes
                 self._watched.add(process)
@@ -255,20 +255,20 @@ class Pool:
                     self.member_forgotten.emit(process, domain)
                 self.notify()
 
-    def attach(self, domain: Domain, process: ProcessId | None) -> None:
-        """Note that a process may have a channel to a server of the domain, to its end."""
+    def attach(self, domain: Domain, process: ProcessId | None, uid: int | None) -> None:
+        """Note that a process of this user may have a channel to a server of the domain, to its end."""
         domain.attach(process)
-        if process in domain.members:  # one that has left keeps the row of the domain that it went to
-            self.watch(domain, process)
+        if process is not None and may_be_used(domain, process):  # else it has ended
+            self.watch(domain, process, uid)
 
     async def _watch(self, process: ProcessId) -> None:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes
         await trio.lowlevel.checkpoint()  # what a sentinel reported before the end is known first
         self._watched.remove(process)
-        home = self.home_of(process)
-        for domain in self.domains.values():
+        homes = [domain for domain in self.domains.values() if may_be_used(domain, process)]
+        for domain in homes:
             domain.leave(process)
-        if self._nursery is None or not self.retained.note_end(home, process, self._nursery):
+        if self._nursery is None or not self.retained.note_end(homes, process, self._nursery):
             self.store.forget_member(process)
         self.client_ended.emit(process, ending)
         self.notify()

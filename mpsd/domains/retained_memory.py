@@ -7,12 +7,12 @@ client's end, does not list it.
 Prose: docs/leases.md, "When the memory of an ended client is not free".
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import may_be_listed
+from mpsd.domains.listed import may_be_listed, may_be_used
 from mpsd.domains.store import SqliteStore
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -43,16 +43,18 @@ class RetainedMemory:
         """Return whether the memory of this ended client may be taken; before the domains are adopted: if it was in one."""
         if process in self._clients or (not self.has_adopted and self._store.is_member(process)):
             return True
-        now = trio.current_time()
-        homes = (domain for domain in self._domains.values() if process in domain.members)
-        return self.is_held(process) or any(_is_retaining(domain, process, now) for domain in homes)
+        homes = [domain for domain in self._domains.values() if may_be_used(domain, process)]
+        return self._is_retained(homes, process, trio.current_time())
 
-    def note_end(self, domain: Domain | None, process: ProcessId, nursery: trio.Nursery) -> bool:
-        """Return whether the memory of this client, which has just ended, is retained; domain: None if it was in none."""
-        if not self.is_held(process) and (domain is None or not _is_retaining(domain, process, trio.current_time())):
+    def note_end(self, homes: Sequence[Domain], process: ProcessId, nursery: trio.Nursery) -> bool:
+        """Return whether the memory of this client, which has just ended, is retained; homes: where it may have a channel."""
+        if not self._is_retained(homes, process, trio.current_time()):
             return False
-        self._keep(domain, process, nursery)
+        self._keep(homes, process, nursery)
         return True
+
+    def _is_retained(self, homes: Sequence[Domain], process: ProcessId, ended_at: float) -> bool:
+        return self.is_held(process) or any(_is_retaining(domain, process, ended_at) for domain in homes)
 
     def adopt(self, domain: Domain, nursery: trio.Nursery) -> None:
         """Take over the clients that have ended in a domain of an earlier mpsd; whether it is contained, and whom its servers
@@ -61,16 +63,16 @@ class RetainedMemory:
             if not processes.is_alive(process):
                 domain.admit(process)
                 domain.uids[process] = uid
-                self._keep(domain, process, nursery)
+                self._keep([domain], process, nursery)
 
-    def _keep(self, domain: Domain | None, process: ProcessId, nursery: trio.Nursery) -> None:
+    def _keep(self, homes: Sequence[Domain], process: ProcessId, nursery: trio.Nursery) -> None:
         self._clients.add(process)
-        nursery.start_soon(self._wait_freed, domain, process)
+        nursery.start_soon(self._wait_freed, homes, process)
 
-    async def _wait_freed(self, domain: Domain | None, process: ProcessId) -> None:
+    async def _wait_freed(self, homes: Sequence[Domain], process: ProcessId) -> None:
         ended_at = trio.current_time()
         await self.until_released(process)
-        while domain is not None and _is_retaining(domain, process, ended_at):
+        while any(_is_retaining(domain, process, ended_at) for domain in homes):
             await self._changed()  # until the end of the domain, or of the children
         self._clients.discard(process)
         self._store.forget_member(process)

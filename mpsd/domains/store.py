@@ -26,7 +26,8 @@ CREATE TABLE baselines (name TEXT PRIMARY KEY, by_server TEXT NOT NULL);
 CREATE TABLE log_positions (path TEXT PRIMARY KEY, position INTEGER NOT NULL);
 CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent REAL NOT NULL, pinned_limits TEXT NOT NULL,
                        client_priority INTEGER NOT NULL);
-CREATE TABLE members (pid INTEGER PRIMARY KEY, start_time INTEGER NOT NULL, uid INTEGER NOT NULL, domain TEXT NOT NULL);
+CREATE TABLE members (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, uid INTEGER NOT NULL, domain TEXT NOT NULL,
+                      PRIMARY KEY (pid, start_time, domain));
 """
 _MOST_UNWRITTEN = 4096  # a few rows of each domain
 _Row = tuple[str, tuple[object, ...]]  # a statement, and its first value
@@ -61,9 +62,16 @@ class SqliteStore:
         self._try("DELETE FROM log_positions WHERE path LIKE ?", (f"%/{name}/log/%",))
 
     def members(self, name: str) -> list[tuple[ProcessId, int]]:
-        """Return the processes that were placed in the domain, with their users."""
+        """Return the processes that may have a channel in the domain, with their users; one can be in several."""
         rows = self._db.execute("SELECT pid, start_time, uid FROM members WHERE domain = ?", (name,)).fetchall()
         return [(ProcessId(pid, start_time), uid) for pid, start_time, uid in rows]
+
+    def left(self, name: str) -> list[ProcessId]:
+        """Return those of these processes that have a channel in another domain since."""
+        newer = "newer.pid = members.pid AND newer.start_time = members.start_time AND newer.rowid > members.rowid"
+        exists = f"EXISTS (SELECT 1 FROM members AS newer WHERE {newer})"
+        rows = self._db.execute(f"SELECT pid, start_time FROM members WHERE domain = ? AND {exists}", (name,)).fetchall()
+        return [ProcessId(pid, start_time) for pid, start_time in rows]
 
     def is_member(self, process: ProcessId) -> bool:
         statement = "SELECT 1 FROM members WHERE pid = ? AND start_time = ?"

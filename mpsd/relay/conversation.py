@@ -109,7 +109,7 @@ class Conversations(Struct):
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain
                 domain.join(caller.process, caller.credentials.uid, domain.key)
-            self._note_channel(caller.process, domain)
+            self._note_channel(caller, domain)
         async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
             end = await self._through(caller, domain, backend, right)
         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -222,14 +222,14 @@ class Conversations(Struct):
             self.assignment.separation.arrived(caller.process, domain, caller.has_arrived)
             caller.has_arrived = True
         self.keeper.hold(caller.domain_id(domain.name), backend)
-        with caller.link.noting_descriptors(partial(self._note_channel, caller.process, domain)):
+        with caller.link.noting_descriptors(partial(self._note_channel, caller, domain)):
             return await self._through(caller, domain, backend, right)
 
-    def _note_channel(self, process: ProcessId | None, domain: Domain) -> None:
+    def _note_channel(self, caller: ClientConnection, domain: Domain) -> None:
         """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection."""
-        if process is not None:
-            self.assignment.separation.served(process, domain)
-            self.pool.attach(domain, process)
+        if caller.process is not None:
+            self.assignment.separation.served(caller.process, domain)
+            self.pool.attach(domain, caller.process, caller.credentials.uid)
 
     async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.

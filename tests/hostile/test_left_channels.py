@@ -47,8 +47,18 @@ time.sleep(600)
 COUNTED_SECONDS = 15.0  # a process that has only connected counts for ten
 
 
-@pytest.mark.parametrize("program", [COMES_BACK, COMES_BACK_EARLY], ids=["from an earlier connection", "from one still open"])
-def test_another_user_gets_no_domain_whose_server_still_has_the_channel(machine: Machine, program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "is_restarted"),
+    [
+        pytest.param(COMES_BACK, False, id="from an earlier connection"),
+        pytest.param(COMES_BACK_EARLY, False, id="from one still open"),
+        pytest.param(COMES_BACK, True, id="from before a restart of mpsd"),
+        pytest.param(COMES_BACK_EARLY, True, id="from one that was open before a restart"),
+    ],
+)
+def test_another_user_gets_no_domain_whose_server_still_has_the_channel(
+    machine: Machine, program: str, is_restarted: bool
+) -> None:
     """A fault of its own past MPS had the domain suspected for two seconds, in which it left.  Then mpsd placed another user
     there, whose server could not start."""
     machine.start()
@@ -58,5 +68,8 @@ def test_another_user_gets_no_domain_whose_server_still_has_the_channel(machine:
         left.send_signal(signal.SIGUSR1)
         assert left.stdout is not None
         assert left.stdout.readline() == "back\n"
+        if is_restarted:
+            machine.kill_daemon()
+            machine.start()
         time.sleep(COUNTED_SECONDS)
         assert machine.domain_of(machine.counter(uid=OTHER).ready()) != "default"

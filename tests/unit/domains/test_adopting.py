@@ -91,6 +91,25 @@ async def test_it_keeps_its_key_its_limits_and_its_clients(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_one_that_has_a_channel_in_two_domains_is_in_the_last_one_and_takes_a_place_in_the_other(
+    tmp_path: Path, client: ProcessId, autojump_clock: trio.testing.MockClock, is_back: bool
+) -> None:
+    """The next mpsd knew the last one alone: the other looked empty, and the next user hung there."""
+    restart = Restart(tmp_path, client)
+    restart.pool.store.save_member("d3", client, OWNER)
+    if is_back:
+        restart.pool.store.save_member("d2", client, OWNER)
+    async with trio.open_nursery() as nursery:
+        await restart.begin(nursery)
+        domain = restart.domain
+        assert (client in domain.members, domain.departed) == (is_back, set() if is_back else {client})
+        assert domain.occupancy == 1
+        assert [restart.pool.store.members(name) for name in ("d2", "d3")] == [[(client, OWNER)]] * 2
+        assert restart.pool.store.left("d2") == ([] if is_back else [client])
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_stop_waits_for_it_only_where_its_process_was_placed(
     tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", autojump_clock: trio.testing.MockClock
 ) -> None:

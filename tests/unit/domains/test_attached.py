@@ -149,7 +149,11 @@ async def test_a_client_that_bypassed_mpsd_is_watched_but_no_member(tmp_path: Pa
         other = a_domain(Vendor())
         other.join(process, 1000)
         pool.watch(other, process)
-        assert list(store.members("default")) == [], "it has left the domain where it had one"
+        assert list(store.members("default")) == [(process, 1000)], "it may still have the one in the domain that it has left"
+        third = pool.domains["d3"] = a_domain(Vendor())
+        third.name = "d3"
+        pool.attach(third, process, 1000)
+        assert list(store.members("d3")) == [(process, 1000)], "it got one by a connection that was still open when it left"
         pool._nursery.cancel_scope.cancel()
     store.close()
 

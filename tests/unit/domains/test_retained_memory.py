@@ -181,6 +181,36 @@ async def test_it_is_free_once_no_server_lists_the_client(
         assert (world.is_stored(client), world.freed) == (False, [client])
 
 
+async def test_it_is_free_once_the_server_of_a_domain_that_the_client_has_left_does_not_list_it(
+    tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]"
+) -> None:
+    """It made its context there by the channel that it kept, and its lease was free while its child held the memory."""
+    world = World(tmp_path, client)
+    pool, retained = world.pool, world.pool.retained
+    retained.has_adopted = True
+    at_end: list[bool] = []
+    pool.client_ended.subscribe(lambda process, ending: at_end.append(retained.has(process)))
+    other = pool.domains["d3"] = Domain("d3", 3, GPUS, Silent(), 48)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        world.admit(client, nursery)
+        world.domain.admit(client)
+        world.domain.leave(client)
+        other.join(client, OWNER)
+        pool.watch(other, client)
+        assert world.store.members("d2") == [(client, OWNER)], "the next mpsd has to know its channel"
+        world.lists(client.pid)
+        assert retained.has(client), "the relay can notice its end first"
+        child.kill()
+        while not at_end:
+            await pool.changed()
+        world.lists(client.pid)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (at_end, world.is_stored(client), world.freed) == ([True], True, [])
+        world.lists()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (world.is_stored(client), world.freed) == (False, [client])
+
+
 @pytest.mark.parametrize("has_left", [False, True])
 async def test_it_is_free_once_mpsd_has_released_a_killed_client(
     tmp_path: Path, client: ProcessId, child: "subprocess.Popen[bytes]", has_left: bool

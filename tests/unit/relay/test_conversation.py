@@ -74,7 +74,7 @@ class HopefulPool:
         self.waits = PlacementWaits()
         self.stopping = trio.Event()
 
-    def attach(self, domain, process):
+    def attach(self, domain, process, uid):
         domain.attach(process)
 
     def place_now(self, ask, process):
