@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from mpsd.fairness.turns import Turns
 
 MPSD = -1  # no user has this uid
+_OWN_USER_SECONDS = 30.0  # so long a client may keep out others of its user
 
 
 class Entrant(Struct, eq=False):
@@ -58,6 +59,14 @@ class Pass:
         """Return how long it has been in the way of another user."""
         self._entrant.keep_out(self._entrant.keeps_out_since < math.inf)
         return self._entrant.kept_out_seconds
+
+    async def until_overdue(self, since: float, seconds: float) -> None:
+        """Return when it is in the way of another user, after so many seconds; or of its own user, after _OWN_USER_SECONDS."""
+        await trio.sleep_until(since + seconds)
+        with trio.move_on_at(since + _OWN_USER_SECONDS):
+            await self.until_in_the_way(of_others=True)
+            return
+        await self.until_in_the_way(of_others=False)
 
     async def until_in_the_way(self, *, of_others: bool) -> None:
         """Wait until the first in the queue waits for this one to leave.  of_others: and another user is in the queue."""

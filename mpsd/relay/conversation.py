@@ -36,7 +36,6 @@ from mpsd.relay.vendor_connection import connect, until_read
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
 _WINDOW_TURNS = 10  # of a client's patience: so long one may keep other users out; a handshake takes milliseconds (measured)
-_OWN_USER_SECONDS = 30.0  # so long it may keep out clients of the same user
 _OFFENDER_SHARE = 10  # a client that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
@@ -109,6 +108,8 @@ class Conversations(Struct):
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain
                 domain.join(caller.process, caller.credentials.uid, domain.key)
+                domain.attach(caller.process)
+                self.pool.client_adopted.emit(caller.process, domain)
             self._note_channel(caller, domain)
         async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
             end = await self._through(caller, domain, backend, right)
@@ -342,7 +343,7 @@ class Conversations(Struct):
         link, since = caller.link, trio.current_time()
         silent_until = math.inf
         while True:
-            await _until_in_the_way(right, since, _WINDOW_TURNS * patience)
+            await right.until_overdue(since, _WINDOW_TURNS * patience)
             asked_at = trio.current_time()
             if link.granted_at > since:
                 since = link.granted_at
@@ -378,15 +379,6 @@ class Conversations(Struct):
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-async def _until_in_the_way(right: Pass, since: float, seconds: float) -> None:
-    """Return when it is in the way of another user, after so many seconds; or of its own user, after _OWN_USER_SECONDS."""
-    await trio.sleep_until(since + seconds)
-    with trio.move_on_at(since + _OWN_USER_SECONDS):
-        await right.until_in_the_way(of_others=True)
-        return
-    await right.until_in_the_way(of_others=False)
 
 
 async def _give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:

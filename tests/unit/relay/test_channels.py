@@ -47,3 +47,28 @@ async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp
                 socket.send_fds(backend, [b"channel"], [backend.fileno()])
                 (await message.receive(theirs)).close()
                 assert (domain.served, domain.occupancy) == ({process}, 1)
+
+
+async def test_one_in_whose_handshake_mpsd_was_restarted_is_met_before_its_channel_counts(tmp_path):
+    """mpsd did not watch it, nor count it as a client, nor note its user as one whom the server has served."""
+    pool, process, noted = HopefulPool(), processes.process_id(os.getpid()), []
+    domain = pool.domain
+    domain.control = VendorDaemon()
+
+    class Noted(NobodyApart):
+        def served(self, process, domain):
+            noted.append(("served", process in domain.members))
+
+    pool.client_adopted.subscribe(lambda process, domain: noted.append(("adopted", process in domain.served)))
+    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
+    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
+    assignment = Assignment(pool, KnownClients(), Noted(), is_per_gpu=False, reader=NoFacts())
+    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, daemon:
+        theirs.close()
+        link = Forwarding(ours, may_impersonate=False, share=OWN)
+        caller = ClientConnection(1, "control", ours, Credentials(process.pid, OWN, OWN), process, 0.0, link)
+        await shared.resume(caller, domain, backend)
+    assert noted == [("adopted", True), ("served", True)]

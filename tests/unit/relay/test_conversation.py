@@ -15,6 +15,7 @@ from mpsd.domains.rules.vendor_limits import unlimited
 from mpsd.model.domain import Defaults, DomainState
 from mpsd.model.lease import Grant
 from mpsd.model.process import Credentials, ProcessId
+from mpsd.notify import Signal
 from mpsd.relay.assignment import Assignment
 from mpsd.relay.client_connection import ClientConnection
 from mpsd.relay.conversation import Conversations, RelaySettings
@@ -73,6 +74,7 @@ class HopefulPool:
         self.is_told = False
         self.waits = PlacementWaits()
         self.stopping = trio.Event()
+        self.client_adopted = Signal()
 
     def attach(self, domain, process, uid):
         domain.attach(process)
