@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import is_meant, listed_process, may_be_named
+from mpsd.domains.listed import is_meant, listed_process, may_be_named, may_be_used
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
@@ -234,8 +234,14 @@ class Incidents:
         self.parties.serve(process, domain.name)
 
     def forgotten(self, process: ProcessId, domain: Domain) -> None:
-        """Record that the process, which has only connected to the domain, is not in it any more."""
-        self.parties.part(process, domain.name)
+        """Record that the process, which has only connected to the domain, is not in it any more.
+
+        It is in one that it has left with a channel; else in none, also where its last connection ended before it arrived."""
+        there = next((each for each in self._pool.domains.values() if may_be_used(each, process)), None)
+        if there is not None:
+            self.parties.meet(process, there.name)
+        else:
+            self.parties.part(process)
 
     def hung_up(self, process: ProcessId) -> None:
         """Record that a connection of the client has ended."""

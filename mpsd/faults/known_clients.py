@@ -69,10 +69,9 @@ class KnownClients:
         if guest is not None and len(history.owners) < 2:
             history.owners.add(_owner_of(guest.party))
 
-    def part(self, process: ProcessId, domain: str) -> None:
-        """Record that the process, which lives, is not in the domain any more."""
-        guest = self._guests.get(process)
-        if guest is not None and guest.domain == domain:
+    def part(self, process: ProcessId) -> None:
+        """Record that the process, which lives, is in no domain any more."""
+        if (guest := self._guests.get(process)) is not None:
             guest.domain = ""
 
     def leave(self, process: ProcessId) -> str | None:

@@ -57,7 +57,7 @@ async def test_a_killed_client_is_held_for_the_clients_in_its_domain(
     parties = KnownClients(lambda process: Party(process, 1000, "x"), lambda: 0)
     parties.meet(killed, "default")
     if not is_there:
-        parties.part(killed, "default")
+        parties.part(killed)
     await trio.sleep(60.0)
     domain.asked_at = trio.current_time()
     domain.forget_absent()

@@ -153,7 +153,7 @@ def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others,
         parties.serve(each, "d")
         parties.leave(each)
     parties.meet(B, "d")  # it only connects
-    parties.part(B, "d")
+    parties.part(B)
     clock.go(3600)
     parties.meet(A, "d")
     parties.serve(A, "d")

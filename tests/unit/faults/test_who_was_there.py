@@ -81,6 +81,25 @@ async def test_one_that_was_forgotten_is_where_a_server_lists_it(world, autojump
     assert world.last.suspects == ((culprit, neighbour) if is_killed else ())
 
 
+@pytest.mark.parametrize("has_channel", [False, True])
+async def test_one_that_is_forgotten_before_it_arrived_is_where_it_has_a_channel(world, autojump_clock, has_channel):
+    """It left its domain, and closed its next connection while it waited for its turn in another one: until its end it was
+    a client of the domain that it had left, which another user has since."""
+    domain, other = world.domain(), world.domain("d2")
+    [idle] = world.arrive(domain, 101)
+    domain.leave(idle)
+    domain.departed |= {idle} if has_channel else set()
+    other.join(idle)
+    await trio.sleep(60)
+    world.forget_absent()
+    assert world.incidents.parties.domain_of(idle) == (domain.name if has_channel else "")
+    world.incidents.arrived(idle, other)
+    other.join(idle)
+    await trio.sleep(60)
+    world.forget_absent()
+    assert world.incidents.parties.domain_of(idle) == (domain.name if has_channel else "")
+
+
 async def test_of_thousands_who_may_have_a_channel_few_were_there(world, autojump_clock):
     """A process has one to its end, as far as mpsd knows, once it has passed a descriptor, or an earlier mpsd placed it."""
     domain = world.domain()
