@@ -377,7 +377,7 @@ class Incidents:
                 if before in is_cut_off and domain.state is DomainState.FAULT:
                     self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
-                    self.parties.renew(name, domain.served)
+                    self.parties.renew(name, domain.served, domain.members)
                     if name in adopted and domain.servers:
                         self.parties.adopt(name)
                     adopted.discard(name)

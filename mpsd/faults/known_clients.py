@@ -91,14 +91,16 @@ class KnownClients:
             self._gone[process] = None
             self._guests[process].listed_ns = self._clock()
 
-    def renew(self, domain: str, served: Iterable[ProcessId] = ()) -> None:
+    def renew(self, domain: str, served: Collection[ProcessId] = (), members: Collection[ProcessId] | None = None) -> None:
         """Record that the domain has new servers, which no client has used that ended before.
 
-        served: the processes that may have a channel to these servers.
+        served: the processes that may have a channel to these servers.  members: those that are placed there; None: all.
         """
-        for process in self._gone:
-            if self._guests[process].domain == domain:
-                self._guests[process].counts = False
+        for process, guest in self._guests.items():
+            if guest.domain == domain and guest.gone_ns is not None:
+                guest.counts = False
+            elif guest.domain == domain and members is not None and process not in members and process not in served:
+                guest.domain = ""
         self._begin_history(domain, self._histories.get(domain, _History()).servers, served)
 
     def note_servers(self, domain: str, servers: Collection[int], served: Iterable[ProcessId] = ()) -> None:

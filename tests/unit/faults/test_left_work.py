@@ -125,6 +125,28 @@ async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_p
     assert (world.last.culprit, world.last.confidence) == (client, Confidence.ALONE)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_who_was_placed_there_before_its_daemon_ended_excuses_no_client(tmp_path, autojump_clock, has_ended):
+    """It was in no domain then, and so was not forgotten: killed at the time of a fault, it made that one of the class host."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain, idle, client = world.domain(), ProcessId(101, 7), ProcessId(201, 7)
+    async with running(world.incidents.run):
+        domain.join(idle, ATTACKER)
+        world.incidents.arrived(idle, domain)
+        domain.forget()
+        await world.turn(domain, DomainState.DEAD, DomainState.STARTING, DomainState.READY)
+        domain.join(client, USER)
+        world.incidents.arrived(client, domain)
+        world.lists(domain, client.pid)
+        await trio.sleep(60)
+        if has_ended:
+            world.end(idle, ProcessExit(signal.SIGKILL, 0))
+        world.xid(31, domain.name)
+        world.say_fault(domain)
+        await trio.sleep(60)
+    assert (world.last.culprit, world.last.confidence) == (client, Confidence.ALONE)
+
+
 async def test_a_client_that_ended_stays_a_suspect_while_another_user_waits_for_the_domain(tmp_path, autojump_clock):
     """As in EXCLUSIVE_PROCESS mode.  It was in no list then: only its neighbour and the client that waited were suspects."""
     world = IncidentWorld(tmp_path, describe=of_users)
