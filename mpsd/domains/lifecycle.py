@@ -41,15 +41,23 @@ async def live(pool: Pool, domain: Domain) -> None:
         domain.state = DomainState.DEAD
         is_left = domain.control.is_alive()  # mpsd could not adopt it yet: its clients go on, with their key and limits
         if not is_left:
-            domain.forget()
+            _forget(pool, domain)
         pool.notify()
         log.warning("domain.restarting", domain=domain.name, in_seconds=pause)
         await trio.sleep(pause)
         if is_left and not domain.control.is_alive():
-            domain.forget()
+            _forget(pool, domain)
         pause = min(pause * 2, pool.settings.restart_max_seconds)
         domain.state = DomainState.STARTING
     await pool.remove(domain)
+
+
+def _forget(pool: Pool, domain: Domain) -> None:
+    """Forget all that was in the domain: its vendor daemon has ended.  A member without a context there has lost nothing."""
+    left = domain.members.keys() - domain.connected
+    domain.forget()
+    for process in left:
+        pool.member_forgotten.emit(process, domain)
 
 
 async def _bring_up(pool: Pool, domain: Domain) -> None:

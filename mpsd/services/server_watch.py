@@ -67,6 +67,8 @@ class Servers:
 
     def forgotten(self, process: ProcessId, domain: Domain) -> None:
         """Note that the process, which lives, is in no domain: another user can have this one by now, and fault there."""
+        if any(process in clients for name, clients in self._clients.values() if name == domain.name):
+            return  # its server ends with the vendor daemon, and the context with it
         for record in list(self._coordinator.records.values()):
             if (instance := record.instances.get(process)) is not None and instance.domain == domain.name:
                 self._place(record, process, "")

@@ -85,8 +85,11 @@ async def test_it_keeps_its_key_its_limits_and_its_clients(
         domain = restart.domain
         assert (domain.key, domain.guard.is_on, domain.guard.baselines) == ("own:eve", True, BASELINES)
         assert restart.pool.home_of(client) is domain
+        forgotten: list[tuple[ProcessId, Domain]] = []
+        restart.pool.member_forgotten.subscribe(lambda *which: forgotten.append(which))
         restart.vendor.lives = False
         await trio.sleep(1.5 * PAUSE_SECONDS)
+        assert forgotten == [(client, domain)], "it has no context that it could have lost"
         assert (domain.key, domain.guard.is_on, list(domain.members)) == ("", False, [])
         nursery.cancel_scope.cancel()
 

@@ -127,6 +127,18 @@ async def test_one_that_has_left_a_domain_does_not_end_with_those_who_have_it_si
             assert (machine.phase is Phase.SERVING) is not is_moved
 
 
+async def test_one_whose_server_ends_with_the_daemon_stays_in_its_domain_until_the_end_is_seen(machine, server):
+    async with machine.mpsd():
+        first = await machine.serves("a")
+        pool, domain = domain_with(server, first.pid)
+        servers = Servers(machine.coordinator, pool)
+        async with running(servers.run):
+            await trio.testing.wait_all_tasks_blocked()
+            servers.forgotten(first, domain)
+            server.end()
+            await until(lambda: machine.processes[first].was_killed)
+
+
 async def test_members_that_are_in_no_domain_are_not_looked_for_one_by_one(machine, server):
     """2,048 of them cost 33 ms of the event loop at each change of a domain, by what one user could do."""
     async with machine.mpsd():
