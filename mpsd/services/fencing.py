@@ -78,7 +78,8 @@ class Fencing:
         """Return the seconds until no work of the process can write; None: no evidence shows that."""
         coordinator, domain = self._coordinator, instance.domain
         has_gpu_failed = coordinator.evidence.has_gpu_failed(domain, coordinator.parts.gpus_of(domain), instance.since_ns)
-        at_ns = coordinator.evidence.fenced_at_ns(domain, instance.since_ns, must_tell_class=has_gpu_failed)
+        since_ns = max(instance.since_ns, instance.placed_ns)
+        at_ns = coordinator.evidence.fenced_at_ns(domain, since_ns, must_tell_class=has_gpu_failed)
         if at_ns is not None:
             return (at_ns - coordinator.parts.clock_ns()) / 1e9
         since = None if has_gpu_failed else coordinator.parts.fault_since(domain)

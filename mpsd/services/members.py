@@ -33,7 +33,8 @@ CONTAINED = "an SM exception was contained in domain {}, which will end"
 class Instance(Struct, eq=False):
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
-    domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any state.
+    domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC; placed_ns: when its domain was known.
+    is_ready: it reported so, in any state.
     is_orphan: its MPS server has ended. asking: its pending long polls, each called with a new answer. heard_at: the time of
     the last answered poll (trio time). told: its last instruction. dismissed: why it has to end.
     """
@@ -48,6 +49,7 @@ class Instance(Struct, eq=False):
     is_ready: bool = False
     is_gone: bool = False
     is_orphan: bool = False
+    placed_ns: int = 0
     asking: list[Callable[[Instruction], None]] = field(default_factory=list)
     dismissed: str = ""
 

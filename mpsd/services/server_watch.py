@@ -74,7 +74,8 @@ class Servers:
                 self._place(record, process, "")
 
     def _place(self, record: ServiceRecord, process: ProcessId, domain: str) -> None:
-        record.instances[process].domain = domain
+        instance, parts = record.instances[process], self._coordinator.parts
+        instance.domain, instance.placed_ns = domain, parts.clock_ns()
         self._coordinator.tell(record, Placed(process, domain))
 
     def _watch(self, pid: int, domain: str, clients: frozenset[ProcessId]) -> None:

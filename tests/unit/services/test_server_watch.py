@@ -10,6 +10,7 @@ from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import MemberState, Phase
+from mpsd.services.rules.promotion_types import Silent
 from mpsd.services.server_watch import Servers
 from tests.running import running
 from tests.unit.services.fake_machine import Process
@@ -125,6 +126,25 @@ async def test_one_that_has_left_a_domain_does_not_end_with_those_who_have_it_si
             machine.see(Source.VENDOR_LOG, "b")
             await trio.testing.wait_all_tasks_blocked()
             assert (machine.phase is Phase.SERVING) is not is_moved
+
+
+@pytest.mark.parametrize("joined_in", ["", "a"])
+async def test_a_fault_in_a_domain_shows_nothing_of_one_that_came_there_later(machine, server, joined_in):
+    """A standby became the writer of the arena while kernels of the active could still write to it."""
+    async with machine.mpsd():
+        first = await machine.serves(joined_in)
+        standby = await machine.member("c")
+        pool, _ = domain_with(server)
+        machine.xid(43, "b")
+        await trio.sleep(0.01)
+        pool.domains["b"] = Domain("b", 2, ("GPU-a",), None, 48, members={first: trio.current_time()})  # type: ignore[arg-type]
+        machine.processes[first].domain = "b"
+        Servers(machine.coordinator, pool).look()
+        assert machine.view().members[0].domain == "b"
+        machine.coordinator.tell(machine.coordinator.records[1], Silent(first))
+        assert (machine.phase, machine.order(standby)) == (Phase.FENCING, "standby")
+        machine.vault.fenced(first)
+        assert machine.order(standby) == "serve"
 
 
 async def test_one_whose_server_ends_with_the_daemon_stays_in_its_domain_until_the_end_is_seen(machine, server):
