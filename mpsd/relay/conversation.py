@@ -224,13 +224,21 @@ class Conversations(Struct):
             caller.has_arrived = True
         self.keeper.hold(caller.domain_id(domain.name), backend)
         with caller.link.noting_descriptors(partial(self._note_channel, caller, domain)):
-            return await self._through(caller, domain, backend, right)
+            try:
+                return await self._through(caller, domain, backend, right)
+            finally:
+                if caller.link.has_passed_descriptors and caller.process in domain.members:
+                    self._note_channel(caller, domain)
 
-    def _note_channel(self, caller: ClientConnection, domain: Domain) -> None:
-        """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection."""
+    def _note_channel(self, caller: ClientConnection, domain: Domain, is_by_domain: bool = True) -> None:
+        """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection.
+
+        is_by_domain: the domain has passed a descriptor.  A client that has passed one, and leaves before that, takes no place.
+        """
         if caller.process is not None:
             self.assignment.separation.served(caller.process, domain)
-            self.pool.attach(domain, caller.process, caller.credentials.uid)
+            if is_by_domain:
+                self.pool.attach(domain, caller.process, caller.credentials.uid)
 
     async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.

@@ -36,7 +36,7 @@ _REPLAY_SECONDS = 5.0
 _NO_RETURN_SECONDS = 30.0  # after the domain has passed descriptors: a busy machine may take seconds until a client sends
 
 
-def _ignore() -> None:
+def _ignore(is_by_domain: bool) -> None:
     """Stand for a listener."""
 
 
@@ -77,7 +77,7 @@ class Forwarding(Struct):
     ids: Credentials | None = None  # of the process that connected, as it did; None: each message has its own
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid against whose share the client's closings count
-    _note_descriptors: Callable[[], None] = _ignore
+    _note_descriptors: Callable[[bool], None] = _ignore
     _kept: int = 0  # descriptors in the transcript
     _kept_bytes: int = 0
     _turn: _Turn = _Turn.DOMAIN
@@ -110,11 +110,11 @@ class Forwarding(Struct):
         return self._end
 
     @contextmanager
-    def noting_descriptors(self, note: Callable[[], None]) -> Iterator[None]:
-        """Call `note` before descriptors are passed: at once if the client has passed some, which are replayed."""
+    def noting_descriptors(self, note: Callable[[bool], None]) -> Iterator[None]:
+        """Call `note` with whether the domain passes them, before descriptors pass; at once if the client's are replayed."""
         self._note_descriptors = note
         if self.has_passed_descriptors:
-            note()
+            note(False)
         try:
             yield
         finally:
@@ -152,7 +152,7 @@ class Forwarding(Struct):
                     self.has_spoken = True
                     if message.descriptors:
                         self.has_passed_descriptors = True
-                        self._note_descriptors()
+                        self._note_descriptors(False)
                     self._set_turn(_Turn.DOMAIN)
                     await self._pass_on(message, domain)
         except (BrokenPipeError, ConnectionResetError):
@@ -220,7 +220,7 @@ class Forwarding(Struct):
             while (message := await look_at(domain)) is not None:
                 if message.descriptors:
                     self.has_passed_descriptors = True
-                    self._note_descriptors()
+                    self._note_descriptors(True)
                     if not self.is_granted:
                         self.granted_at = trio.current_time()
                     self.no_way_back()

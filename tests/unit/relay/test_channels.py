@@ -19,8 +19,9 @@ from tests.unit.relay.test_linked_again import KnownClients, NoFacts, accepted
 from tests.unit.relay.test_overdue import OWN, PATIENCE, VendorDaemon
 
 
+@pytest.mark.parametrize("is_by_domain", [True, False])
 @pytest.mark.parametrize("has_left", [False, True])
-async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp_path, has_left):
+async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp_path, has_left, is_by_domain):
     """A process that left its domain with one connection kept the channel that it got on another: the domain looked empty, and
     the next user hung there.  One that kept its connection open was missing where mpsd noted whom a new server has served: a
     client of another container could be convicted of what it left running."""
@@ -44,9 +45,12 @@ async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp
                 assert not domain.served
                 if has_left:
                     domain.leave(process)
-                socket.send_fds(backend, [b"channel"], [backend.fileno()])
-                (await message.receive(theirs)).close()
-                assert (domain.served, domain.occupancy) == ({process}, 1)
+                sender, receiver = (backend, theirs) if is_by_domain else (theirs, backend)
+                socket.send_fds(sender, [b"channel"], [backend.fileno()])
+                (await message.receive(receiver)).close()
+                assert domain.served == ({process} if is_by_domain else set())
+        may_have_one = is_by_domain or not has_left
+        assert (domain.served, domain.occupancy) == (({process}, 1) if may_have_one else (set(), 0))
 
 
 async def test_one_in_whose_handshake_mpsd_was_restarted_is_met_before_its_channel_counts(tmp_path):
