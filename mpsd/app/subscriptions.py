@@ -5,6 +5,7 @@ source sees it, the coordinator of services promotes a standby, and then the inc
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from mpsd.domains.domain import Domain
@@ -36,7 +37,7 @@ def subscribe(
     incidents, attachments, coordinator = faults.incidents, faults.attachments, services.coordinator
     # clients
     pool.client_adopted.subscribe(partial(_adopt, book), incidents.arrived)
-    incidents.client_arrived.subscribe(partial(_watch, attachments, book, incidents.parties))
+    incidents.client_arrived.subscribe(partial(_watch, attachments, book, partial(_has_company, pool, incidents.parties)))
     pool.member_forgotten.subscribe(incidents.forgotten, services.servers.forgotten)
     if faults.core_dumps:
         incidents.client_arrived.subscribe(faults.core_dumps.note_arrival)
@@ -72,7 +73,7 @@ def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
 def _watch(
     attachments: Attachments,
     book: LeaseBook,
-    parties: KnownClients,
+    has_company: Callable[[ProcessId], bool],
     process: ProcessId,
     domain: Domain,
     is_new: bool,
@@ -80,15 +81,15 @@ def _watch(
 ) -> None:
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
-    company, uid = partial(_has_company, parties, domain, process), book.uid_of(process)
+    company, uid = partial(has_company, process), book.uid_of(process)
     has_channel = domain.members.get(process) == math.inf  # of an earlier connection, or an earlier mpsd
     attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel, is_again)
 
 
-def _has_company(parties: KnownClients, domain: Domain, process: ProcessId) -> bool:
-    """Return whether the end of the process, which may have happened, could harm a client of the domain."""
-    is_there = not parties.is_elsewhere(process, domain.name)
-    return is_there and domain.state is not DomainState.FAULT and bool(domain.present_pids - {process.pid})
+def _has_company(pool: Pool, parties: KnownClients, process: ProcessId) -> bool:
+    """Return whether the end of the process, which may have happened, could harm a client of its domain."""
+    domain = pool.domains.get(parties.domain_of(process))
+    return domain is not None and domain.state is not DomainState.FAULT and bool(domain.present_pids - {process.pid})
 
 
 def _note_end(newcomers: Newcomers, faults: Faults, process: ProcessId, domain: str, had_context: bool) -> None:

@@ -206,13 +206,19 @@ class Incidents:
             known = self.parties.by_pid(pid)
             self.parties.keep(domain.admitted.get(pid))
             found = listed_process(domain.admitted, pid) if known is None or self.parties.is_gone(known) else None
-            if known is not None and is_meant(domain.admitted, known) and not self.parties.is_placed(known):
-                self.parties.meet(known, domain.name)  # it was forgotten, and uses a channel that it had
+            if known is not None and is_meant(domain.admitted, known) and not self._is_placed(known, domain):
+                self.parties.meet(known, domain.name)  # it was forgotten, or has left, and uses a channel that it had
             if found is not None and found != known:
                 self.parties.meet(found, domain.name)
                 self._pool.watch(domain, found)
             if (client := domain.admitted.get(pid) or found or known) is not None:
                 self.parties.serve(client, domain.name)
+
+    def _is_placed(self, process: ProcessId, listing: Domain) -> bool:
+        """Return whether the process is where it was placed, and not in this domain, which lists it."""
+        where = self._pool.domains.get(self.parties.domain_of(process))
+        is_there = process not in listing.departed or (where is not None and process.pid in where.pids_at_work)
+        return self.parties.is_placed(process) and is_there
 
     def _suspect(self, domain: Domain) -> None:
         """Close the domain until its state is known: the vendor's server reports FAULT late, and admits clients until then."""
@@ -234,9 +240,7 @@ class Incidents:
         self.parties.serve(process, domain.name)
 
     def forgotten(self, process: ProcessId, domain: Domain) -> None:
-        """Record that the process, which has only connected to the domain, is not in it any more.
-
-        It is in one that it has left with a channel; else in none, also where its last connection ended before it arrived."""
+        """Record that the process is in a domain that it has left with a channel, or else in none, wherever it arrived last."""
         there = next((each for each in self._pool.domains.values() if may_be_used(each, process)), None)
         if there is not None:
             self.parties.meet(process, there.name)

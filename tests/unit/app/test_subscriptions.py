@@ -10,6 +10,7 @@ import trio.testing
 
 from mpsd.app.subscriptions import _adopt, _has_company, _watch
 from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
 from mpsd.faults.known_clients import KnownClients
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Party
@@ -24,7 +25,7 @@ def test_the_watch_of_a_client_has_the_user_who_connected(seen_at: float, has_as
     book = SimpleNamespace(grant_of=lambda process: None, uid_of=lambda process: 1000)
     attachments = SimpleNamespace(watch=lambda *words: watched.append(words))
     domain = SimpleNamespace(name="default", gpus=("GPU",), members={process: seen_at})
-    _watch(attachments, book, None, process, domain, True, False)  # type: ignore[arg-type]
+    _watch(attachments, book, bool, process, domain, True, False)  # type: ignore[arg-type]
     [(watched_process, name, gpus, _, *facts)] = watched
     assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_asked, False])
 
@@ -62,4 +63,5 @@ async def test_a_killed_client_is_held_for_the_clients_in_its_domain(
     domain.asked_at = trio.current_time()
     domain.forget_absent()
     domain.leave(killed)
-    assert _has_company(parties, domain, killed) is has_company
+    pool = Pool(None, None, (), None, None, None, None, {"default": domain})  # type: ignore[arg-type]
+    assert _has_company(pool, parties, killed) is has_company

@@ -15,7 +15,6 @@ from mpsd.host.processes import process_id
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Confidence, FaultClass, Source
 from mpsd.model.process import ProcessId
-from tests.running import running as running_of
 from tests.unit.faults.incident_world import SERVER_PIDS, IncidentWorld, running
 
 KILLED = ProcessExit(signal.SIGKILL, 0)
@@ -49,55 +48,6 @@ async def test_a_process_that_has_only_connected_was_not_there(world, autojump_c
     world.forget_absent()
     world.say_fault(domain)
     assert world.last.suspects == (listed, attached, logged, new)
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["there again", "by a channel of before"])
-async def test_one_that_was_forgotten_is_where_a_server_lists_it(world, autojump_clock, is_killed, is_elsewhere):
-    """It had left the domain with a channel to the server, connected once to another one, and made its context by that channel:
-    its fault was of no domain, and the other clients were suspects in place of it."""
-    domain, other = world.domain(), world.domain("d2")
-    [culprit, neighbour] = world.arrive(domain, 101, 102)
-    if is_elsewhere:
-        domain.attach(culprit)
-        world.move(culprit, other)
-    await trio.sleep(60)
-    world.lists(domain, neighbour.pid)
-    world.forget_absent()
-    assert world.pool.home_of(culprit) is None
-    world.lists(domain, culprit.pid, neighbour.pid)
-    async with running_of(world.incidents.run):
-        await trio.testing.wait_all_tasks_blocked()
-        if is_killed:
-            world.end(culprit, KILLED)
-        else:
-            world.prove(culprit, domain=(other if is_elsewhere else domain).name)
-        world.xid(31, domain.name)
-        world.say_fault(domain)
-        await trio.sleep(60)
-    assert {each.domain for each in world.told} == {domain.name}
-    assert world.last.culprit == (None if is_killed else culprit)
-    assert world.last.fault_class is (FaultClass.HOST if is_killed else FaultClass.MMU)
-    assert world.last.suspects == ((culprit, neighbour) if is_killed else ())
-
-
-@pytest.mark.parametrize("has_channel", [False, True])
-async def test_one_that_is_forgotten_before_it_arrived_is_where_it_has_a_channel(world, autojump_clock, has_channel):
-    """It left its domain, and closed its next connection while it waited for its turn in another one: until its end it was
-    a client of the domain that it had left, which another user has since."""
-    domain, other = world.domain(), world.domain("d2")
-    [idle] = world.arrive(domain, 101)
-    domain.leave(idle)
-    domain.departed |= {idle} if has_channel else set()
-    other.join(idle)
-    await trio.sleep(60)
-    world.forget_absent()
-    assert world.incidents.parties.domain_of(idle) == (domain.name if has_channel else "")
-    world.incidents.arrived(idle, other)
-    other.join(idle)
-    await trio.sleep(60)
-    world.forget_absent()
-    assert world.incidents.parties.domain_of(idle) == (domain.name if has_channel else "")
 
 
 async def test_of_thousands_who_may_have_a_channel_few_were_there(world, autojump_clock):
