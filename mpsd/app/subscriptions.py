@@ -73,7 +73,7 @@ def _adopt(book: LeaseBook, process: ProcessId, domain: Domain) -> None:
 def _watch(
     attachments: Attachments,
     book: LeaseBook,
-    has_company: Callable[[ProcessId], bool],
+    has_company: Callable[[ProcessId, str], bool],
     process: ProcessId,
     domain: Domain,
     is_new: bool,
@@ -81,14 +81,17 @@ def _watch(
 ) -> None:
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
-    company, uid = partial(has_company, process), book.uid_of(process)
+    company, uid = partial(has_company, process, domain.name), book.uid_of(process)
     has_channel = domain.members.get(process) == math.inf  # of an earlier connection, or an earlier mpsd
     attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel, is_again)
 
 
-def _has_company(pool: Pool, parties: KnownClients, process: ProcessId) -> bool:
-    """Return whether the end of the process, which may have happened, could harm a client of its domain."""
-    domain = pool.domains.get(parties.domain_of(process))
+def _has_company(pool: Pool, parties: KnownClients, process: ProcessId, arrived_in: str) -> bool:
+    """Return whether the end of the process, which may have happened, could harm a client of its domain.
+
+    arrived_in: the domain, where the process ended so long ago that it is not known any more (uvm.hold_seconds).
+    """
+    domain = pool.domains.get(arrived_in if parties.find(process) is None else parties.domain_of(process))
     return domain is not None and domain.state is not DomainState.FAULT and bool(domain.present_pids - {process.pid})
 
 

@@ -178,10 +178,6 @@ class KnownClients:
         guest = self._guests.get(process)
         return guest is not None and bool(guest.domain)
 
-    def is_elsewhere(self, process: ProcessId, domain: str) -> bool:
-        """Return whether the client was met, and is not in the domain, or was not at its end, or not with these servers."""
-        return process in self._guests and self.domain_of(process) != domain
-
     def former_domain(self, pid: int) -> str:
         """Return the domain that the client left a moment ago; empty if it did not move."""
         process = self.by_pid(pid)

@@ -64,4 +64,6 @@ async def test_a_killed_client_is_held_for_the_clients_in_its_domain(
     domain.forget_absent()
     domain.leave(killed)
     pool = Pool(None, None, (), None, None, None, None, {"default": domain})  # type: ignore[arg-type]
-    assert _has_company(pool, parties, killed) is has_company
+    assert _has_company(pool, parties, killed, "default") is has_company
+    parties = KnownClients(lambda process: Party(process, 1000, "x"), lambda: 0)
+    assert _has_company(pool, parties, killed, "default") is (has_company or not is_there), "if it has ended an hour ago"

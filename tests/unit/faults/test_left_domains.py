@@ -65,7 +65,7 @@ async def test_one_that_works_in_a_domain_that_it_has_left_is_there(world, autoj
     async with running(world.incidents.run):
         await trio.testing.wait_all_tasks_blocked()
         assert world.incidents.parties.domain_of(culprit) == (other if is_at_work else domain).name
-        assert _has_company(world.pool, world.incidents.parties, culprit) is not is_at_work
+        assert _has_company(world.pool, world.incidents.parties, culprit, "default") is not is_at_work
         if not is_at_work:
             world.end(culprit, KILLED)
             world.xid(31, domain.name)
