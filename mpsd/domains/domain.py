@@ -29,6 +29,7 @@ from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _STARTING_SECONDS = 15.0
+_MOST_FORGOTTEN = 256  # in one turn of the event loop: a user can have thousands
 _MOST_TOLD = 256  # clients by the log alone: a server has some sixty
 _FROZEN_SECONDS = 2.0  # a newcomer hangs at a vendor daemon that has not answered for so long
 _BETWEEN_SECONDS = 10.0  # a client is in no list between two connections, which takes long where many wait
@@ -189,15 +190,15 @@ class Domain:
         if not is_alive:
             self.departed.discard(process)
 
-    def forget_absent(self) -> set[ProcessId]:
-        """Remove and return the members without a connection, channel or context here for _BETWEEN_SECONDS.
+    def forget_absent(self) -> list[ProcessId]:
+        """Remove and return members without a connection, channel or context here for _BETWEEN_SECONDS.
 
         Their next connection is placed anew: as members they would be clients of whoever has the domain by then."""
         before = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
         absent = {each for each, seen_at in self.members.items() if seen_at < before and not self.handshakes[each]}
-        for process in (absent := absent and absent - self.connected):
+        for process in (few := list(absent and absent - self.connected)[:_MOST_FORGOTTEN]):
             self.leave(process)
-        return absent
+        return few
 
     def suspect(self, seconds: float) -> None:
         """Take no clients for this time: a vendor server takes long to report a fault."""
