@@ -1,8 +1,8 @@
 """The elastic policy: shares follow need, by a multi-level feedback queue.
 
 Level 0 is interactive, level 1 batch. A lease starts at the level it asked for. Feedback (`feed`): a client that keeps its
-share busy for long is not interactive and sinks; an idle one rises; and from time to time all return to their first level, so
-that no client is judged for ever by its past use.
+share busy for long is not interactive and sinks; an idle one rises; and from time to time all return to their first level:
+past use does not count for ever.
 
 The members of a group are leases, which move at their next start, or services, which mpsd moves while they run
 (services/elastic.py). The deal: interactive members first get their recent use and a margin, up to the whole total; batch
@@ -32,8 +32,8 @@ class Elastic(Struct, frozen=True):
     long a deal is expected to hold. busy, idle: above and below these fractions of its share a lease counts as busy or at
     rest; allotment_seconds, rest_seconds: for how long until it sinks or rises. boost_seconds: after this time all return to
     their first level. air: the margin of an interactive lease above its use. floor: the least part of its share that a lease
-    keeps. worth: the worth of a percent of interactive work, relative to a percent of batch work. surplus: that of a percent
-    of batch work beyond its own part: below 1, what one that sank has in excess returns to the others.
+    keeps. worth: what a percent of interactive work counts, relative to a percent of batch work. surplus: the same for a
+    percent of batch work beyond its own part: below 1, what one that sank has in excess returns to the others.
     """
 
     cost_seconds: float
