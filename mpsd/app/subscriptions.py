@@ -4,7 +4,6 @@ A signal calls its subscribers in the order in which they stand here.  A fault g
 source sees it, the coordinator of services promotes a standby, and then the incident is judged, which starts the reactions.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -82,7 +81,7 @@ def _watch(
     grant = book.grant_of(process)
     is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
     company, uid = partial(has_company, process, domain.name), book.uid_of(process)
-    has_channel = domain.members.get(process) == math.inf  # of an earlier connection, or an earlier mpsd
+    has_channel = process in domain.channels  # of an earlier connection, or an earlier mpsd
     attachments.watch(process, domain.name, domain.gpus, company, is_roomy, uid, has_channel, is_again)
 
 

@@ -47,8 +47,8 @@ class Domain:
     is_public: bool = False
     state: DomainState = DomainState.STARTING
     servers: dict[int, ServerView] = field(default_factory=dict)
-    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here; last seen (trio time), inf: has a server
-    departed: set[ProcessId] = field(default_factory=set)  # they left with a channel to a server, which may still be theirs
+    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here; last seen (trio time)
+    channels: set[ProcessId] = field(default_factory=set)  # may have a channel to a server, also if they have left since
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
     guard: Guard = field(init=False)  # the limits of each client, and its turn to send to the vendor daemon
     key: str = ""  # all its clients have this key (domains/rules/placement.py)
@@ -98,7 +98,7 @@ class Domain:
     @property
     def present_pids(self) -> set[int]:
         """The pids of its members and clients, and of those that have left, but may have a channel to a server."""
-        return self.known_pids.union(process.pid for process in self.departed)
+        return self.known_pids.union(process.pid for process in self.channels)
 
     @property
     def known_pids(self) -> set[int]:
@@ -129,8 +129,8 @@ class Domain:
 
     @property
     def served(self) -> set[ProcessId]:
-        """The processes that may have a channel to a server."""
-        return self.connected.union(self.departed, (each for each, seen_at in self.members.items() if seen_at == math.inf))
+        """The processes that have a context on a server, or may have a channel to one."""
+        return self.connected | self.channels
 
     @property
     def pids_at_work(self) -> set[int]:
@@ -147,8 +147,7 @@ class Domain:
         self.is_public = True
         self.joined_uid, self.key = uid, key
         if process is not None:
-            self.members.setdefault(process, math.inf if process in self.departed else trio.current_time())
-            self.departed.discard(process)
+            self.members.setdefault(process, trio.current_time())
             if uid is not None:
                 self.uids[process] = uid
 
@@ -163,32 +162,28 @@ class Domain:
             if not self.handshakes[process]:
                 del self.handshakes[process]
             if process in self.members:
-                self.members[process] = max(self.members[process], trio.current_time())
+                self.members[process] = trio.current_time()
 
     def attach(self, process: ProcessId | None) -> None:
         """Note that a process may have a channel to a server, to its end: no list shows that before its first context."""
-        if process in self.members:
-            self.members[process] = math.inf
-        elif process is not None and processes.is_alive(process):
-            self.departed.add(process)  # it has left with another of its connections
+        if process is not None and (process in self.members or processes.is_alive(process)):
+            self.channels.add(process)
 
     def leave(self, process: ProcessId | None) -> None:
         """Note that the process is no member.
 
-        If it has ended, it counts for its user until an answer, as a child may have its connections; if it lives and has a
-        channel, it takes a place until it or the servers have ended.
+        If it has ended, it counts for its user until an answer, as a child may have its connections; with a channel it takes a
+        place until it or the servers have ended.
         """
         if process is None:
             return
         is_alive = processes.is_alive(process)
-        if (heard_at := self.members.pop(process, None)) is not None:
-            if is_alive and heard_at == math.inf:
-                self.departed.add(process)
+        if self.members.pop(process, None) is not None:
             if is_alive or self.admitted.get(process.pid) != process:
                 self.uids.pop(process, None)
             self.mark_stale()
         if not is_alive:
-            self.departed.discard(process)
+            self.channels.discard(process)
 
     def forget_absent(self) -> list[ProcessId]:
         """Remove and return members without a connection, channel or context here for _BETWEEN_SECONDS.
@@ -196,7 +191,7 @@ class Domain:
         Their next connection is placed anew: as members they would be clients of whoever has the domain by then."""
         before = min(self.asked_at, trio.current_time() - _BETWEEN_SECONDS)
         absent = {each for each, seen_at in self.members.items() if seen_at < before and not self.handshakes[each]}
-        for process in (few := list(absent and absent - self.connected)[:_MOST_FORGOTTEN]):
+        for process in (few := list(absent and absent - self.served)[:_MOST_FORGOTTEN]):
             self.leave(process)
         return few
 
@@ -280,7 +275,7 @@ class Domain:
 
     def forget(self) -> None:
         """Forget all servers and contexts: the vendor daemon has ended."""
-        for each in (self.servers, self.members, self.departed, self.uids, self.admitted, self.contexts, self._ready_since):
+        for each in (self.servers, self.members, self.channels, self.uids, self.admitted, self.contexts, self._ready_since):
             each.clear()
         self.failures.clear()
         self.guard.forget()

@@ -3,7 +3,6 @@
 It lists a client that has ended for as long as a forked child has its connections; its GPU memory stays taken (measured, H200).
 """
 
-import math
 from collections.abc import Mapping
 
 from mpsd.domains.domain import Domain
@@ -31,14 +30,13 @@ def has_lost_place(domain: Domain, process: ProcessId, key: str) -> bool:
     With a connection, channel or context there it stays.  key: of the domain that its next connection has to go to; it changes
     too where the process is convicted of a fault.
     """
-    has_channel = domain.members.get(process) == math.inf
-    is_there = has_channel or process.pid in domain.pids_at_work or bool(domain.handshakes[process])
+    is_there = process in domain.channels or process.pid in domain.pids_at_work or bool(domain.handshakes[process])
     return (domain.is_draining or domain.key != key) and not is_there
 
 
 def may_be_used(domain: Domain, process: ProcessId) -> bool:
     """Return whether the process is a member, or has left with a channel to a server of the domain."""
-    return process in domain.members or process in domain.departed
+    return process in domain.members or process in domain.channels
 
 
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:

@@ -240,8 +240,7 @@ class Pool:
 
         uid: its user, where the process may have left the domain."""
         if process is not None and self._nursery is not None:
-            has_channel = domain.members.get(process) == math.inf or process in domain.departed
-            if has_channel and (uid := domain.uids.get(process, uid)) is not None:
+            if process in domain.channels and (uid := domain.uids.get(process, uid)) is not None:
                 self.store.save_member(domain.name, process, uid)
             if process not in self._watched:  # it may change its domain as often as it likes
                 self._watched.add(process)

@@ -261,8 +261,7 @@ class Upkeep:
             return False
         domain.contexts.clear()
         domain.failures.clear()
-        domain.departed.clear()
-        domain.members = dict.fromkeys(domain.members, trio.current_time())  # their channels have ended with the servers
+        domain.channels.clear()
         self._pool.store.forget_members(domain.name)
         domain.guard.forget()
         domain.is_public, domain.key = False, ""

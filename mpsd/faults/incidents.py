@@ -217,7 +217,8 @@ class Incidents:
     def _is_placed(self, process: ProcessId, listing: Domain) -> bool:
         """Return whether the process is where it was placed, and not in this domain, which lists it."""
         where = self._pool.domains.get(self.parties.domain_of(process))
-        is_there = process not in listing.departed or (where is not None and process.pid in where.pids_at_work)
+        has_left = process in listing.channels and process not in listing.members
+        is_there = not has_left or (where is not None and process.pid in where.pids_at_work)
         return self.parties.is_placed(process) and is_there
 
     def _suspect(self, domain: Domain) -> None:

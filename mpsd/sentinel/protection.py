@@ -236,7 +236,8 @@ class Protection(Struct):
             domain.servers[server_pid] = known
         if process in domain.members:
             return
-        domain.members[process] = math.inf
+        domain.members[process] = trio.current_time()
+        domain.channels.add(process)
         domain.uids[process] = processes.real_uid(pid)
         self.pool.watch(domain, process)
         self.pool.client_adopted.emit(process, domain)
@@ -248,7 +249,7 @@ class Protection(Struct):
         """
         is_new, domain = False, self.domain
         at_work = domain.pids_at_work
-        members = {each.pid: each for each, seen_at in domain.members.items() if seen_at == math.inf}  # may have a channel
+        members = {each.pid: each for each in domain.members if each in domain.channels}
         listed = [found for pid in domain.client_pids - members.keys() if (found := listed_process(domain.admitted, pid))]
         for watcher in [each for each in self.watchers.values() if each.is_armed]:  # before that it may not read for seconds
             watcher.forget_gone()

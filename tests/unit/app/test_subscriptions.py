@@ -1,6 +1,5 @@
 """How the parts are joined."""
 
-import math
 import os
 from types import SimpleNamespace
 
@@ -17,17 +16,17 @@ from mpsd.model.fault import Party
 from mpsd.model.process import Credentials, ProcessId
 
 
-@pytest.mark.parametrize(("seen_at", "has_asked"), [(12.0, False), (math.inf, True)])
-def test_the_watch_of_a_client_has_the_user_who_connected(seen_at: float, has_asked: bool) -> None:
+@pytest.mark.parametrize("has_channel", [False, True])
+def test_the_watch_of_a_client_has_the_user_who_connected(has_channel: bool) -> None:
     """And whether it may have asked for a context: one with a channel may have, as a client of an earlier mpsd."""
     process = ProcessId(7, 7)
     watched: list[tuple[object, ...]] = []
     book = SimpleNamespace(grant_of=lambda process: None, uid_of=lambda process: 1000)
     attachments = SimpleNamespace(watch=lambda *words: watched.append(words))
-    domain = SimpleNamespace(name="default", gpus=("GPU",), members={process: seen_at})
+    domain = SimpleNamespace(name="default", gpus=("GPU",), channels={process} if has_channel else set())
     _watch(attachments, book, bool, process, domain, True, False)  # type: ignore[arg-type]
     [(watched_process, name, gpus, _, *facts)] = watched
-    assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_asked, False])
+    assert (watched_process, name, gpus, facts) == (process, "default", ("GPU",), [True, 1000, has_channel, False])
 
 
 def test_an_adopted_client_counts_against_the_user_who_connected() -> None:
@@ -40,21 +39,22 @@ def test_an_adopted_client_counts_against_the_user_who_connected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen_at", "state", "is_there", "has_company"),
+    ("has_channel", "state", "is_there", "has_company"),
     [
-        (math.inf, DomainState.READY, True, True),
-        (math.inf, DomainState.FAULT, True, False),
-        (0.0, DomainState.READY, True, False),
-        (math.inf, DomainState.READY, False, False),
+        (True, DomainState.READY, True, True),
+        (True, DomainState.FAULT, True, False),
+        (False, DomainState.READY, True, False),
+        (True, DomainState.READY, False, False),
     ],
     ids=["beside a client", "that has lost its context", "that only connected once", "of a domain that has forgotten it"],
 )
 async def test_a_killed_client_is_held_for_the_clients_in_its_domain(
-    seen_at: float, state: DomainState, is_there: bool, has_company: bool, autojump_clock: trio.testing.MockClock
+    has_channel: bool, state: DomainState, is_there: bool, has_company: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Another user's process that had connected there once, before, cost each killed client's lease two seconds."""
     killed, other = ProcessId(7, 7), ProcessId(8, 7)
-    domain = Domain("default", 1, ("GPU",), None, 48, state=state, members={killed: math.inf, other: seen_at})  # type: ignore[arg-type]
+    domain = Domain("default", 1, ("GPU",), None, 48, state=state, members={killed: 0.0, other: 0.0})  # type: ignore[arg-type]
+    domain.channels = {killed, other} if has_channel else {killed}
     parties = KnownClients(lambda process: Party(process, 1000, "x"), lambda: 0)
     parties.meet(killed, "default")
     if not is_there:

@@ -106,7 +106,7 @@ async def test_one_that_has_a_channel_in_two_domains_is_in_the_last_one_and_take
     async with trio.open_nursery() as nursery:
         await restart.begin(nursery)
         domain = restart.domain
-        assert (client in domain.members, domain.departed) == (is_back, set() if is_back else {client})
+        assert (client in domain.members, domain.channels) == (is_back, {client})
         assert domain.occupancy == 1
         assert [restart.pool.store.members(name) for name in ("d2", "d3")] == [[(client, OWNER)]] * 2
         assert restart.pool.store.left("d2") == ([] if is_back else [client])

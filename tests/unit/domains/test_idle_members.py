@@ -1,6 +1,5 @@
 """A process that has connected to a domain, and has no context there, when another user's client has joined."""
 
-import math
 import os
 
 import pytest
@@ -19,20 +18,20 @@ IDLE, OTHER = ProcessId(101, 7), ProcessId(201, 7)
 
 
 @pytest.mark.parametrize(
-    ("key", "seen_at", "is_connecting", "is_bound"),
+    ("key", "has_channel", "is_connecting", "is_bound"),
     [
-        pytest.param("own:1", 0.0, False, False, id="clients of another key have it"),
-        pytest.param("", 0.0, False, True, id="clients without a key have it"),
-        pytest.param("own:1", math.inf, False, True, id="it may have a server there"),
-        pytest.param("own:1", 0.0, True, True, id="it has another connection there"),
+        pytest.param("own:1", False, False, False, id="clients of another key have it"),
+        pytest.param("", False, False, True, id="clients without a key have it"),
+        pytest.param("own:1", True, False, True, id="it may have a server there"),
+        pytest.param("own:1", False, True, True, id="it has another connection there"),
     ],
 )
-async def test_it_leaves_a_domain_of_another_key(key: str, seen_at: float, is_connecting: bool, is_bound: bool) -> None:
+async def test_it_leaves_a_domain_of_another_key(key: str, has_channel: bool, is_connecting: bool, is_bound: bool) -> None:
     """A process that had connected once got a context in the domain that a lease with `--domain own` had since; and one of a
     user in quarantine got it in the domain of all others, as often as the user had such processes."""
     pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
     domain = pool.domains["d2"] = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.READY, key=key)  # type: ignore[arg-type]
-    domain.members = {IDLE: seen_at, OTHER: math.inf}
+    domain.members, domain.channels = {IDLE: 0.0, OTHER: 0.0}, {OTHER} | ({IDLE} if has_channel else set())
     domain.handshakes[IDLE] += is_connecting
     assert pool._is_bound(domain, PlacementRequest(1000, frozenset()), IDLE) is is_bound
     assert (IDLE in domain.members) is is_bound

@@ -57,7 +57,7 @@ async def test_one_that_works_in_a_domain_that_it_has_left_is_there(world, autoj
     domain, other = world.domain(), world.domain("d2")
     [culprit, neighbour] = world.arrive(domain, 101, 102)
     domain.leave(culprit)
-    domain.departed = {culprit}
+    domain.channels = {culprit}
     other.join(culprit)
     world.incidents.arrived(culprit, other)
     world.lists(domain, culprit.pid, neighbour.pid)
@@ -81,7 +81,7 @@ async def test_one_that_is_forgotten_before_it_arrived_is_where_it_has_a_channel
     domain, other = world.domain(), world.domain("d2")
     [idle] = world.arrive(domain, 101)
     domain.leave(idle)
-    domain.departed |= {idle} if has_channel else set()
+    domain.channels |= {idle} if has_channel else set()
     other.join(idle)
     await trio.sleep(60)
     world.forget_absent()

@@ -1,6 +1,5 @@
 """The sentinels of one domain."""
 
-import math
 import os
 import socket
 from collections import Counter
@@ -29,7 +28,7 @@ async def test_a_sentinel_that_is_not_ready_does_not_delay_the_naming_of_other_c
     with here, there:
         process = processes.process_id(os.getpid())
         assert process
-        domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY, members={process: math.inf})
+        domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY, members={process: 0.0}, channels={process})
         watcher = Watcher("GPU-0", here, lambda watcher, report: None, lambda watcher: None)
         protection = Protection(domain, None, None, print, print, print, {"GPU-0": watcher})  # type: ignore[arg-type]
         assert not await protection.name_clients()
@@ -64,7 +63,8 @@ async def test_who_has_no_context_leaves_places_to_those_who_have() -> None:
     restart of mpsd: 62 idle ones of one user and two of mpsd's own took all places."""
     idle = [ProcessId(pid, 1) for pid in range(1000, 1100)]
     domain = Domain("a", 1, ("GPU-0",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
-    domain.members = dict.fromkeys([*idle, ProcessId(2000, 1)], math.inf)
+    domain.members = dict.fromkeys([*idle, ProcessId(2000, 1)], 0.0)
+    domain.channels = set(domain.members)
     watcher = EndlessWatcher()
     protection = Protection(domain, None, None, print, print, print, {"GPU-0": watcher})  # type: ignore[arg-type, dict-item]
     for _ in range(2):
