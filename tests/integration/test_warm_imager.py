@@ -251,6 +251,7 @@ def test_there_is_none_where_the_arena_is(vault: Machine, taken: tuple[Path, dic
 
 def test_it_has_no_context_where_the_image_then_does_not_fit(machine: Machine, taken: tuple[Path, dict[str, str]]) -> None:
     """Another member may restore it first, with its own.  It says so, and restores when there is room."""
+    machine.configure("[domains]\nspares = 0\n")  # its server would take memory meanwhile
     machine.start(MPSD_SIM_GPUS="1")  # a context has 516 MiB
     variables, pipe = machine.variables | {"PYTHONPATH": str(Path(__file__).parents[2])}, subprocess.PIPE
     asked = {"arena": "kept", "directory": str(taken[0])}
