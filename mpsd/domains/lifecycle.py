@@ -115,9 +115,7 @@ def _take_over_clients(pool: Pool, domain: Domain, found: Mapping[ProcessId, int
     One of the former may have a channel to a server and no context yet: its next connection belongs here.
     """
     for process, uid in found.items():
-        domain.join(process, uid, domain.key)
-        pool.attach(domain, process, uid)
-        pool.client_adopted.emit(process, domain)
+        pool.take_over(domain, process, uid)
 
 
 async def _serve(pool: Pool, domain: Domain) -> None:

@@ -236,9 +236,8 @@ class Pool:
         return domain
 
     def watch(self, domain: Domain, process: ProcessId | None, uid: int | None = None) -> None:
-        """Store a process that has a channel: to the next mpsd it is a client.  Remove any process once it has ended.
-
-        uid: its user, where the process may have left the domain."""
+        """Store a process that has a channel: to the next mpsd it is a client.  Remove any process once it has ended.  uid: its
+        user, where it may have left the domain."""
         if process is not None and self._nursery is not None:
             if process in domain.channels and (uid := domain.uids.get(process, uid)) is not None:
                 self.store.save_member(domain.name, process, uid)
@@ -257,8 +256,14 @@ class Pool:
     def attach(self, domain: Domain, process: ProcessId | None, uid: int | None) -> None:
         """Note that a process of this user may have a channel to a server of the domain, to its end."""
         domain.attach(process)
-        if process is not None and may_be_used(domain, process):  # else it has ended
+        if process in domain.channels:  # else it has ended
             self.watch(domain, process, uid)
+
+    def take_over(self, domain: Domain, process: ProcessId, uid: int) -> None:
+        """Know again a client of an earlier mpsd, which may have a channel."""
+        domain.join(process, uid, domain.key)
+        self.attach(domain, process, uid)
+        self.client_adopted.emit(process, domain)
 
     async def _watch(self, process: ProcessId) -> None:
         ending = await wait_ended(process)  # for ever: a client may live as long as it likes

@@ -107,9 +107,7 @@ class Conversations(Struct):
         if caller.process is not None:
             domain.admit(caller.process)
             if caller.process not in domain.members:  # else its next connection could go to another domain
-                domain.join(caller.process, caller.credentials.uid, domain.key)
-                domain.attach(caller.process)
-                self.pool.client_adopted.emit(caller.process, domain)
+                self.pool.take_over(domain, caller.process, caller.credentials.uid)
             self._note_channel(caller, domain)
         async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
             end = await self._through(caller, domain, backend, right)
@@ -223,12 +221,12 @@ class Conversations(Struct):
             self.assignment.separation.arrived(caller.process, domain, caller.has_arrived)
             caller.has_arrived = True
         self.keeper.hold(caller.domain_id(domain.name), backend)
-        with caller.link.noting_descriptors(partial(self._note_channel, caller, domain)):
-            try:
-                return await self._through(caller, domain, backend, right)
-            finally:
-                if caller.link.has_passed_descriptors and caller.process in domain.members:
-                    self._note_channel(caller, domain)
+        caller.link.note_descriptors(partial(self._note_channel, caller, domain))
+        try:
+            return await self._through(caller, domain, backend, right)
+        finally:
+            if caller.link.has_passed_descriptors and caller.process in domain.members:
+                self._note_channel(caller, domain)
 
     def _note_channel(self, caller: ClientConnection, domain: Domain, is_by_domain: bool = True) -> None:
         """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection.

@@ -9,8 +9,7 @@ import math
 import os
 import select
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from functools import partial
 
@@ -109,16 +108,11 @@ class Forwarding(Struct):
             self._end = LinkSide.CLIENT if has_hung_up(self.client) else LinkSide.DOMAIN
         return self._end
 
-    @contextmanager
-    def noting_descriptors(self, note: Callable[[bool], None]) -> Iterator[None]:
+    def note_descriptors(self, note: Callable[[bool], None]) -> None:
         """Call `note` with whether the domain passes them, before descriptors pass; at once if the client's are replayed."""
         self._note_descriptors = note
         if self.has_passed_descriptors:
             note(False)
-        try:
-            yield
-        finally:
-            self._note_descriptors = _ignore
 
     def no_way_back(self) -> None:
         """Drop the transcript: from here on the handshake cannot be repeated."""

@@ -76,6 +76,11 @@ class HopefulPool:
         self.stopping = trio.Event()
         self.client_adopted = Signal()
 
+    def take_over(self, domain, process, uid):
+        domain.join(process, uid)
+        domain.attach(process)
+        self.client_adopted.emit(process, domain)
+
     def attach(self, domain, process, uid):
         domain.attach(process)
 

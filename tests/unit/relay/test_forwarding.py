@@ -146,17 +146,17 @@ async def test_descriptors_are_noted_before_they_pass_and_from_a_domain_end_the_
     client, link_client, link_domain, domain = ends
     link, told = Forwarding(link_client, PRIVILEGED), []
     sender, receiver = (domain, client) if is_by_domain else (client, domain)
-    with link.noting_descriptors(told.append):
-        async with running(link.run, link_domain, PATIENCE, well):
-            client.send(b"hello")
-            await message.receive(domain)
-            assert not told
-            socket.send_fds(sender, [b"x"], [sender.fileno()])
-            (await message.receive(receiver)).close()
-            assert told == [is_by_domain]
+    link.note_descriptors(told.append)
+    async with running(link.run, link_domain, PATIENCE, well):
+        client.send(b"hello")
+        await message.receive(domain)
+        assert not told
+        socket.send_fds(sender, [b"x"], [sender.fileno()])
+        (await message.receive(receiver)).close()
+        assert told == [is_by_domain]
     assert (link.transcript is None) is is_by_domain
-    with link.noting_descriptors(told.append):
-        assert told == [is_by_domain, False], "to be replayed to another domain"
+    link.note_descriptors(told.append)
+    assert told == [is_by_domain, False], "to be replayed to another domain"
 
 
 async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
