@@ -198,7 +198,9 @@ class Incidents:
 
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
-        self.parties.note_servers(domain.name, domain.servers.keys(), domain.served)
+        if self.parties.note_servers(domain.name, domain.servers.keys()):
+            for process in domain.served:
+                self.parties.serve(process, domain.name)
         for process in domain.members:
             if self.parties.find(process) is None:
                 self.parties.meet(process, domain.name)
@@ -243,10 +245,7 @@ class Incidents:
     def forgotten(self, process: ProcessId, domain: Domain) -> None:
         """Record that the process is in a domain that it has left with a channel, or else in none, wherever it arrived last."""
         there = next((each for each in self._pool.domains.values() if may_be_used(each, process)), None)
-        if there is not None:
-            self.parties.meet(process, there.name)
-        else:
-            self.parties.part(process)
+        self.parties.part(process) if there is None else self.parties.meet(process, there.name)
 
     def hung_up(self, process: ProcessId) -> None:
         """Record that a connection of the client has ended."""

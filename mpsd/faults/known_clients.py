@@ -101,18 +101,20 @@ class KnownClients:
                 guest.counts = False
             elif guest.domain == domain and members is not None and process not in members and process not in served:
                 guest.domain = ""
-        self._begin_history(domain, self._histories.get(domain, _History()).servers, served)
+        self._histories[domain] = _History(self._histories.get(domain, _History()).servers)
+        for process in served:
+            self.serve(process, domain)
 
-    def note_servers(self, domain: str, servers: Collection[int], served: Iterable[ProcessId] = ()) -> None:
-        """Note the pids of the domain's servers, and the processes that may have a channel to them: new servers have served no
-        others."""
+    def note_servers(self, domain: str, servers: Collection[int]) -> bool:
+        """Note the pids of the domain's servers.  Return whether all are new: then nobody is noted whom they served."""
         known = self._histories.get(domain, _History()).servers
         if not servers or known == servers:
-            return
+            return False
         if known and known.isdisjoint(servers):
-            self._begin_history(domain, servers, served)
-        else:
-            self._histories.setdefault(domain, _History()).servers = frozenset(servers)
+            self._histories[domain] = _History(frozenset(servers))
+            return True
+        self._histories.setdefault(domain, _History()).servers = frozenset(servers)
+        return False
 
     def adopt(self, domain: str) -> None:
         """Record that the domain has the servers of an earlier mpsd; call it after `renew`."""
@@ -122,11 +124,6 @@ class KnownClients:
         """Forget whom the servers of other domains have served: these have ended."""
         for gone in self._histories.keys() - domains:
             del self._histories[gone]
-
-    def _begin_history(self, domain: str, servers: Collection[int], served: Iterable[ProcessId]) -> None:
-        self._histories[domain] = _History(frozenset(servers))
-        for process in served:
-            self.serve(process, domain)
 
     def are_of_one(self, domain: str, present: Iterable[ProcessId] = ()) -> bool:
         """Return whether all clients that the domain's servers have served, and those present, are of one user and container.

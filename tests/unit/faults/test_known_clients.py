@@ -170,9 +170,12 @@ def test_who_is_there_counts_for_new_servers_too(clock):
         parties.meet(each, "d")
     parties.renew("d", [A, B])
     parties.note_servers("d", [1])
-    parties.note_servers("d", [2], [A, B])
+    assert parties.note_servers("d", [2])
+    for each in (A, B):
+        parties.serve(each, "d")
     parties.note_servers("e", [3])
-    parties.note_servers("e", [4], [A])
+    assert parties.note_servers("e", [4])
+    parties.serve(A, "e")
     assert (parties.are_of_one("d"), parties.are_of_one("e")) == (False, True)
 
 
