@@ -23,7 +23,7 @@ _LOUD = frozenset(
 class ServiceEvents:
     """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept.
 
-    moved: a service has left this GPU, and for people where it went, and what was lost."""
+    moved: a service has left this GPU without a request, and for people where it went, and what was lost."""
 
     def __init__(self, publish: Callable[[str, Mapping[str, Any]], None], outbox: Outbox) -> None:
         self._publish, self._outbox = publish, outbox

@@ -5,6 +5,7 @@ import signal
 import pytest
 import trio
 
+from mpsd.domains.domain import Domain
 from mpsd.host.process_exit import ProcessExit
 from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.fault import Confidence, FaultClass, Party, Source
@@ -101,6 +102,15 @@ async def test_a_sentinel_convicts_no_client_of_what_an_ended_one_of_another_use
     assert ("blame.convicted" in world.topics) is is_proven
 
 
+async def fault(world: IncidentWorld, domain: Domain, killed: ProcessId | None) -> None:
+    """Let the domain have a fault as this process is killed, if it is, and let the incident settle."""
+    if killed is not None:
+        world.end(killed, ProcessExit(signal.SIGKILL, 0))
+    world.xid(31, domain.name)
+    world.say_fault(domain)
+    await trio.sleep(60)
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 @pytest.mark.parametrize("is_new_server", [False, True])
 async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_path, autojump_clock, is_new_server, has_ended):
@@ -117,11 +127,7 @@ async def test_who_was_placed_there_once_excuses_no_client_of_another_user(tmp_p
             world.pool.notify()
             await trio.sleep(60)
             world.forget_absent()
-        if has_ended:
-            world.end(idle, ProcessExit(signal.SIGKILL, 0))
-        world.xid(31, domain.name)
-        world.say_fault(domain)
-        await trio.sleep(60)
+        await fault(world, domain, idle if has_ended else None)
     assert (world.last.culprit, world.last.confidence) == (client, Confidence.ALONE)
 
 
@@ -139,11 +145,7 @@ async def test_who_was_placed_there_before_its_daemon_ended_excuses_no_client(tm
         world.incidents.arrived(client, domain)
         world.lists(domain, client.pid)
         await trio.sleep(60)
-        if has_ended:
-            world.end(idle, ProcessExit(signal.SIGKILL, 0))
-        world.xid(31, domain.name)
-        world.say_fault(domain)
-        await trio.sleep(60)
+        await fault(world, domain, idle if has_ended else None)
     assert (world.last.culprit, world.last.confidence) == (client, Confidence.ALONE)
 
 
