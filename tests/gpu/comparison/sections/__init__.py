@@ -59,7 +59,7 @@ SECTIONS = (
     Section("throughput", 45, throughput.run),
     Section("memory_faults", 560, incidents.run_memory),
     Section("other_faults", 560, incidents.run_others),
-    Section("contained", 590, containment.run),
+    Section("contained", 1500, containment.run),
     Section("contained_shares", 120, containment.run_shares),
     Section("contained_lasts", contained_lasts.LASTS_SECONDS + contained_lasts.STARTS_SECONDS, contained_lasts.run),
     Section("sentinel_cost", 100, sentinel_cost.run),

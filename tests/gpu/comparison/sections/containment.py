@@ -1,9 +1,9 @@
 """Every class of fault in a domain with a sentinel, and on stock MPS: which co-runners continue, how long they stand still,
 whether the culprit is named, and how fast newcomers start.
 
-The classes take turns with a sentinel, and once on stock MPS; memory faults and deaths, which no sentinel contains, are once.
-CONTAINMENT_CLASSES="trap,graph" takes those classes alone with one of the words in their name, CONTAINMENT_STOCK=0 leaves
-stock MPS out.  After an exception without a program counter mpsd learns the culprit from its end, or sooner from the shim: half
+The classes take turns with a sentinel, and on stock MPS in the first CONTAINMENT_STOCK rounds (1); memory faults and deaths,
+which no sentinel contains, are once.  CONTAINMENT_CLASSES="trap,graph" takes those classes alone with one of the words in their
+name, CONTAINMENT_CLASSES=sm all SM exceptions, CONTAINMENT_CLASSES=rest all others.  After an exception without a program counter mpsd learns the culprit from its end, or sooner from the shim: half
 of the culprits run under it.  Each trial with a sentinel has a row of its own, with all that happened.
 """
 
@@ -68,7 +68,7 @@ KINDS = (
     *(Kind(mode, REST, is_ours=True) for mode in REST_OURS),
 )
 WORDS = tuple(filter(None, os.environ.get("CONTAINMENT_CLASSES", "").split(",")))
-STOCK = os.environ.get("CONTAINMENT_STOCK") != "0"
+STOCK_ROUNDS = int(os.environ.get("CONTAINMENT_STOCK") or 1)
 WITHOUT_PC = ("trap", "trap_all", "breakpoint", "assert_fail", "cluster_trap", "graph_trap")
 AHEAD = 6  # PyTorch is started for so many trials to come: on 16 cores that takes as long as six trials
 UNDISTURBED_SECONDS = 8.0  # longer than any trial, and alone: more steps
@@ -79,7 +79,7 @@ STALL_GOAL_MS, NAMED_GOAL_MS = 50.0, 30.0
 
 
 def run(stage: Stage) -> None:
-    kinds = [kind for kind in KINDS if not WORDS or any(word in kind.mode for word in WORDS)]
+    kinds = [kind for kind in KINDS if not WORDS or any(word == kind.fault_class or word in kind.mode for word in WORDS)]
     system = stage.another("guarded", stage.options.front_end, stage.mpsd, config=CONFIG)
     system.start()
     stage.vendor.renew()
@@ -99,12 +99,12 @@ def _plan(stage: Stage, system: System, kinds: Sequence[Kind]) -> Iterator[Step]
     """Every other round of SM exceptions is with PyTorch, which takes longer to start than a trial lasts; of each two such
     rounds, one is with the shim."""
     for number in range(stage.trials(TRIALS)):
-        for kind in kinds:
-            if kind.fault_class == SM or number < stage.trials(OTHER_TRIALS):
-                has_shim = kind.mode in WITHOUT_PC and number % 4 in (1, 2) and SHIM.exists()
-                yield system, kind, kind.fault_class == SM and number % 2 == 0, has_shim
-        if number == 0 and STOCK:
-            yield from ((stage.vendor, kind, False, False) for kind in kinds)
+        now = [kind for kind in kinds if kind.fault_class == SM or number < stage.trials(OTHER_TRIALS)]
+        for kind in now:
+            has_shim = kind.mode in WITHOUT_PC and number % 4 in (1, 2) and SHIM.exists()
+            yield system, kind, kind.fault_class == SM and number % 2 == 0, has_shim
+        if number < STOCK_ROUNDS:
+            yield from ((stage.vendor, kind, False, False) for kind in now)
 
 
 def _run_all(bench: Bench, plan: Iterator[Step], found: list[Trial]) -> None:
