@@ -38,8 +38,9 @@ _RECORD_BYTES = 8192  # the kernel's bound on one record
 class KernelLog:
     """Publishes each Xid as an event, and as an observation.  absent: why the log is not read; "" while it is.
 
-    domain_of: the domain of a server's or client's pid.  devices: those whose UUIDs it can name.  interval: seconds
-    between two looks of the thread that polls while latency counts (`hurry`); 0: it never does.
+    domain_of: the domain of a server's or client's pid.  devices: those that mpsd serves; Xids of others are only logged.  With no
+    device all Xids are of a GPU that is not known.  interval: seconds between two looks of the thread that polls while latency
+    counts (`hurry`); 0: it never does.
     """
 
     def __init__(
@@ -88,13 +89,21 @@ class KernelLog:
         try:
             async with aclosing(lines):
                 async for line in lines:
-                    if (xid := parse_xid(line)) is not None:
+                    if (xid := parse_xid(line)) is None:
+                        continue
+                    if self._is_elsewhere(xid):
+                        log.info("fault.xid_elsewhere", xid=xid.code, device=xid.device, pid=xid.pid)
+                    else:
                         domain = self._domain_of(xid.pid) if xid.pid is not None else None
                         publish(observe(xid, domain.name if domain else "", self._devices, time.monotonic_ns()))
                         await _after_others()
                         self._say(xid, domain)
         except OSError as exc:
             self._cannot_be_read(exc)
+
+    def _is_elsewhere(self, xid: Xid) -> bool:
+        """Return whether it is of a GPU that mpsd does not serve: such an Xid must excuse no client here."""
+        return bool(self._devices) and not gpu_at(xid.device, self._devices)
 
     def _cannot_be_read(self, exc: OSError) -> None:
         self.absent = f"{self._path}: {exc.strerror}"

@@ -61,16 +61,29 @@ async def test_an_xid_is_an_event_and_an_observation(following: Following) -> No
     following.path.write_text(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711, an old one\n")
     async with following.begin():
         following.add("noise", f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711, name=nvidia-cuda-mps")
-        following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 79, pid=1", f"{HEAD}NVRM: Xid (PCI:0000:07:00): 45, pid='<unknown>'")
+        following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 79, pid=1", f"{HEAD}NVRM: Xid (PCI:0000:00:06): 45, pid='<unknown>'")
         first, second, third = await following.next(), await following.next(), await following.next()
         await trio.testing.wait_all_tasks_blocked()
     assert (first.xid, first.domain, first.gpu, first.process) == (43, "default", "GPU-a", None)
     assert (second.xid, second.domain, second.gpu) == (79, "", "GPU-a")
-    assert (third.xid, third.domain, third.gpu) == (45, "", "")
+    assert (third.xid, third.domain, third.gpu) == (45, "", "GPU-a")
     assert following.asked == [4711, 1]
     facts = {"xid": 43, "device": "PCI:0000:00:06", "gpu": "GPU-a", "pid": 4711, "domain": "default"}
     assert following.events[0] == ("fault.xid", facts)
     assert [facts["domain"] for _, facts in following.events] == ["default", None, None]
+
+
+async def test_an_xid_of_a_gpu_that_is_not_served_is_only_logged(following: Following) -> None:
+    """On a machine where mpsd serves some of the GPUs, the loss of another one (79) took the blame for each fault of that time."""
+    with structlog.testing.capture_logs() as logs:
+        async with following.begin():
+            following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:07): 79, pid=4711", f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711")
+            first = await following.next()
+            await trio.testing.wait_all_tasks_blocked()
+    assert (first.xid, first.gpu) == (43, "GPU-a")
+    assert [facts["xid"] for _, facts in following.events] == [43]
+    elsewhere = [each for each in logs if each["event"] == "fault.xid_elsewhere"]
+    assert [(each["xid"], each["device"]) for each in elsewhere] == [(79, "PCI:0000:00:07")]
 
 
 async def test_whoever_an_xid_concerns_goes_on_before_it_is_told(following: Following) -> None:
