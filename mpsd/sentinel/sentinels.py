@@ -216,7 +216,8 @@ class Sentinels(Struct):
                 protection.restore(report.pid, report.time_ns)
         log.debug("sentinel.report", domain=protection.domain.name, gpu=watcher.gpu, kind=report.kind.name, pid=report.pid,
                   status=report.status, count=report.count, at_ns=report.time_ns, warp_esr=report.warp_esr,
-                  global_esr=report.global_esr)  # fmt: skip
+                  global_esr=report.global_esr, pc=report.pc, is_culprit=report.is_culprit,
+                  mapping_bytes=report.mapping_bytes)  # fmt: skip
 
     def _cut_off(self, protection: Protection, watcher: Watcher) -> None:
         if (contained := self._contained.get((protection.domain.name, watcher.gpu))) is not None:

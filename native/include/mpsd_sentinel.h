@@ -30,7 +30,8 @@
  *   HOLDS       of ADD        0, or -errno         descriptors held anew      is_culprit: pc is in one of its mappings, which has
  *                                                                            mapping_bytes. It can be true of several clients (measured:
  *                                                                            2 of 53 exceptions): then each is a suspect
- *   CONTAINED   0             0                    1                          the clients go on: RESUME has returned
+ *   CONTAINED   0             0                    times so far               the clients go on: RESUME has returned; again after a trap on
+ *                                                                            half of the SMs that the same SMs report again (docs/sentinel.md)
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
  *                             or -errno                                       sentinel, after an exception
  *

@@ -26,7 +26,11 @@
 
 static const char spaces_name[] = "nvidia-uvm";
 
-enum { PIPE_FD = 3, PIDFD_FD = 4, MOST_NUMBERS = 65536 };
+enum { PIPE_FD = 3, PIDFD_FD = 4, PC_FD = 5, FREE_FD = 6, MOST_NUMBERS = 65536 };
+
+struct mapping {
+	uint64_t begin, end;
+};
 
 int take_descriptor(int pidfd, int number)
 {
@@ -90,21 +94,36 @@ static int take_all(pid_t pid, const char *name, const char *but, bool is_simula
 	return count ? count : rc < 0 ? rc : 0;
 }
 
-/* The size of the mapping in which the PC lies; 0: none. */
-static uint64_t mapping_bytes(pid_t pid, uint64_t pc)
+/* All mappings of the process. Their number is limited by vm.max_map_count. */
+static int read_mappings(pid_t pid, struct mapping **mappings, size_t *count)
 {
 	char path[64], line[PATH_MAX + 128];
-	uint64_t begin, end, found = 0;
+	size_t room = 0;
 	FILE *maps;
+	int rc = 0;
 
+	*mappings = NULL;
+	*count = 0;
 	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
-	maps = pc ? fopen(path, "re") : NULL;
-	while (maps && !found && fgets(line, sizeof(line), maps))
-		if (sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) == 2 && pc >= begin && pc < end)
-			found = end - begin;
-	if (maps)
-		fclose(maps);
-	return found;
+	maps = fopen(path, "re");
+	if (!maps)
+		return -errno;
+	while (!rc && fgets(line, sizeof(line), maps)) {
+		struct mapping found;
+
+		if (sscanf(line, "%" SCNx64 "-%" SCNx64, &found.begin, &found.end) != 2)
+			continue;
+		if (*count == room) {
+			struct mapping *more = realloc(*mappings, (room = 2 * room + 512) * sizeof(*more));
+
+			rc = more ? 0 : -ENOMEM;
+			*mappings = more ? more : *mappings;
+		}
+		if (!rc)
+			(*mappings)[(*count)++] = found;
+	}
+	fclose(maps);
+	return rc;
 }
 
 uint64_t now_ns(void)
@@ -116,10 +135,13 @@ uint64_t now_ns(void)
 }
 
 /* The address spaces come first: they get the lowest numbers, and are closed first at our end (docs/decisions/027). */
-static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simulated, bool holds)
+static _Noreturn void hold(pid_t watcher, pid_t pid, bool is_simulated, bool holds)
 {
 	struct mpsd_sentinel_report report = { .version = MPSD_SENTINEL_VERSION, .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)pid };
-	int spaces = 0, rest = 0;
+	int spaces = 0, rest = 0, rc;
+	struct mapping *mappings;
+	size_t count;
+	bool is_alive;
 
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != watcher)
 		_exit(2);
@@ -127,31 +149,49 @@ static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simula
 		spaces = take_all(pid, spaces_name, NULL, is_simulated);
 		rest = take_all(pid, "nvidia", spaces_name, is_simulated);
 	}
-	report.status = spaces < 0 ? spaces : rest < 0 ? rest : 0;
-	report.count = (uint32_t)((spaces > 0 ? spaces : 0) + (rest > 0 ? rest : 0));
-	report.pc = pc;
+	rc = read_mappings(pid, &mappings, &count);
 	/* The pid could be another process's by now, were the first one not still alive. */
-	report.mapping_bytes = mapping_bytes(pid, pc);
-	report.is_culprit = report.mapping_bytes && syscall(SYS_pidfd_send_signal, PIDFD_FD, 0, NULL, 0) == 0;
+	is_alive = syscall(SYS_pidfd_send_signal, PIDFD_FD, 0, NULL, 0) == 0;
+	if (read(PC_FD, &report.pc, sizeof(report.pc)) != sizeof(report.pc))
+		_exit(2);
+	report.status = spaces < 0 ? spaces : rest < 0 ? rest : rc == -ENOMEM ? rc : 0;
+	report.count = (uint32_t)((spaces > 0 ? spaces : 0) + (rest > 0 ? rest : 0));
+	for (size_t i = 0; report.pc && i < count && !report.mapping_bytes; i++)
+		if (report.pc >= mappings[i].begin && report.pc < mappings[i].end)
+			report.mapping_bytes = mappings[i].end - mappings[i].begin;
+	free(mappings);
+	report.is_culprit = report.mapping_bytes && is_alive;
 	report.time_ns = now_ns();
 	(void)!write(PIPE_FD, &report, sizeof(report));
 	if (!holds)
 		_exit(0);
 	close(PIPE_FD);
+	close(PC_FD);
 	for (;;)
 		pause();
 }
 
-int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, bool holds, int pipe)
+int holder_start(pid_t pid, int pidfd, bool is_simulated, bool holds, int pipe)
 {
-	pid_t watcher = getpid(), child = fork();
-	int high;
+	pid_t watcher = getpid(), child;
+	int ends[2], high_pidfd, high_pc;
 
-	if (child)
-		return child < 0 ? -errno : 0;
-	high = fcntl(pidfd, F_DUPFD, PIDFD_FD + 1); /* neither dup2 below may hit what the other one needs */
-	if (high < 0 || (pipe != PIPE_FD && dup2(pipe, PIPE_FD) < 0) || dup2(high, PIDFD_FD) < 0)
+	if (pipe2(ends, O_CLOEXEC) != 0)
+		return -errno;
+	child = fork();
+	if (child) {
+		int rc = child < 0 ? -errno : ends[1];
+
+		close(ends[0]);
+		if (child < 0)
+			close(ends[1]);
+		return rc;
+	}
+	high_pidfd = fcntl(pidfd, F_DUPFD, FREE_FD); /* no dup2 below may hit what a later one needs */
+	high_pc = fcntl(ends[0], F_DUPFD, FREE_FD);
+	if (high_pidfd < 0 || high_pc < 0 || (pipe != PIPE_FD && dup2(pipe, PIPE_FD) < 0) || dup2(high_pidfd, PIDFD_FD) < 0 ||
+	    dup2(high_pc, PC_FD) < 0)
 		_exit(2);
-	syscall(SYS_close_range, PIDFD_FD + 1, ~0U, 0);
-	hold(watcher, pid, pc, is_simulated, holds);
+	syscall(SYS_close_range, FREE_FD, ~0U, 0);
+	hold(watcher, pid, is_simulated, holds);
 }

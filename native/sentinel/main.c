@@ -17,7 +17,7 @@
 enum {
 	SETTLE_MS = 10, /* before RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
 	REST_MS = 250,  /* after CONTAINED: the blocks that waited for a place come to the same trap */
-	MOST_RESUMES = 5,
+	MOST_RESUMES = 5, /* after the first one */
 	LAST_PEER_MS = 1000, ALONE_MS = 10000,
 	LAST_LOOKS_MS = 500, /* mpsd judges without them a second after FAULT */
 };
@@ -156,17 +156,19 @@ static void arm(void)
 						  .count = rm->sms });
 }
 
-static void hold(int place)
+static void begin_looks(void)
 {
-	const struct clients *clients = &watcher.clients;
-	pid_t pid = clients->pids[place];
-	int rc = holder_start(pid, clients->polled[place].fd, watcher.pc, watcher.rm.is_simulated, !clients->are_held[place],
-			      watcher.holders);
+	clients_begin_looks(&watcher.clients, watcher.rm.is_simulated, watcher.holders);
+}
+
+static void tell_pc(int place)
+{
+	int rc = clients_tell_pc(&watcher.clients, place, watcher.pc);
 
 	watcher.looks += rc == 0;
 	if (rc)
-		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)pid, .status = rc,
-							  .pc = watcher.pc });
+		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_HOLDS, .status = rc, .pc = watcher.pc,
+							  .pid = (uint32_t)watcher.clients.pids[place] });
 }
 
 /* One exception can fire several events before RESUME. */
@@ -176,6 +178,12 @@ static void take_event(void)
 
 	if (poll(&event, 1, 0) > 0)
 		rm_clear_event(&watcher.rm);
+}
+
+static void resume(void)
+{
+	require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = ++watcher.resumes });
 }
 
 /* No step of this waits for a client, for mpsd or for the vendor's server. */
@@ -190,7 +198,7 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 						  .global_esr = exception->global_esr, .count = exception->sms });
 	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
 		if (watcher.clients.polled[i].fd >= 0)
-			hold(i);
+			tell_pc(i);
 	settle(now_ns() + SETTLE_MS * 1000000ull);
 	take_event();
 	/* What SMs have reported since: later it would look like another exception. */
@@ -199,24 +207,28 @@ static void contain_once(uint64_t began_ns, const struct exception *exception)
 		fail(MPSD_SENTINEL_AT_SHARED, 0); /* after RESUME a client would hang, and which one is not known */
 	if (watcher.exceptions > 1)
 		fail(MPSD_SENTINEL_AT_SECOND, 0); /* the same */
-	require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
 	watcher.is_wide = !exception->pc && !more.pc && 2 * (exception->sms + more.sms) >= watcher.rm.sms;
 	watcher.rest_end_ns = now_ns() + REST_MS * 1000000ull;
-	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
+	resume();
 }
 
-/* Without a RESUME after it all clients would hang. */
+/* Without a RESUME after it all clients would hang.  While RM handles a fault of another GPU it can answer 80 ms later; the culprit
+ * can end in that time, so it is held before. */
 static void contain(void)
 {
 	uint64_t began_ns = now_ns();
 	struct exception exception;
 
 	rm_clear_event(&watcher.rm);
+	if (!watcher.exceptions)
+		begin_looks();
 	require(MPSD_SENTINEL_AT_READ, rm_read(&watcher.rm, &exception));
-	if (!exception.sms && watcher.is_wide && began_ns < watcher.rest_end_ns && watcher.resumes++ < MOST_RESUMES)
-		require(MPSD_SENTINEL_AT_RESUME, rm_resume(&watcher.rm));
-	else
-		contain_once(began_ns, &exception);
+	if (!exception.sms && watcher.is_wide && began_ns < watcher.rest_end_ns && watcher.resumes <= MOST_RESUMES) {
+		resume();
+		return;
+	}
+	begin_looks();
+	contain_once(began_ns, &exception);
 }
 
 static void hear_signal(void)
@@ -236,8 +248,10 @@ static void add_client(pid_t pid, int pidfd)
 {
 	int place = clients_add(&watcher.clients, pid, pidfd);
 
-	if (place >= 0 && watcher.exceptions)
-		hold(place);
+	if (place >= 0 && watcher.exceptions) {
+		begin_looks();
+		tell_pc(place);
+	}
 }
 
 static void hear_peer(void)
@@ -330,6 +344,7 @@ static int open_signals(void)
 	sigaddset(&wanted, SIGCHLD);
 	sigaddset(&wanted, SIGTERM);
 	sigprocmask(SIG_BLOCK, &wanted, NULL);
+	signal(SIGPIPE, SIG_IGN); /* of a holder that has ended */
 	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
 	signal(SIGHUP, SIG_IGN);
 	return signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);

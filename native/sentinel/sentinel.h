@@ -6,7 +6,7 @@
  *   clients.c  the table of the server's clients
  *   rm.c       RM on /dev/nvidiactl: the client's objects, the debugger session, the event
  *   trial.c    a client for the self-test
- *   holders.c  one process for each client after an exception: holds its descriptors, looks the PC up
+ *   holders.c  one process for each client after an exception: holds its descriptors, finds the PC in its mappings
  */
 #ifndef SENTINEL_H
 #define SENTINEL_H
@@ -43,11 +43,14 @@ struct clients { /* of the server, each in a place */
 	struct pollfd *polled; /* in each place a pidfd, or -1: it is free.  The caller has the array, and polls it */
 	pid_t pids[MPSD_SENTINEL_CLIENTS];
 	bool are_held[MPSD_SENTINEL_CLIENTS]; /* a holder has its descriptors */
+	int looks[MPSD_SENTINEL_CLIENTS]; /* where its holder waits for the PC, or -errno; 0: no look has begun */
 };
 
 /* Takes the pidfd.  Returns its place; -1 for a client that is known and lives, for pid 0, and without a free place. */
 int clients_add(struct clients *clients, pid_t pid, int pidfd);
 void clients_set_held(struct clients *clients, pid_t pid);
+void clients_begin_looks(struct clients *clients, bool is_simulated, int pipe); /* holder_start() */
+int clients_tell_pc(struct clients *clients, int place, uint64_t pc); /* the look goes on; 0, or -errno: there is none */
 bool clients_remove(struct clients *clients, int place); /* whether it was the last one */
 
 /* rm.c: each returns 0, an NV_STATUS, or -errno */
@@ -91,9 +94,10 @@ int request_receive(int peer, struct mpsd_sentinel_request *request, int *fd);
 uint64_t now_ns(void); /* of CLOCK_MONOTONIC */
 /* Whether a number in a folder /proc/PID/fd is a device /dev/NAME..., but not /dev/BUT... (NULL: any). */
 bool is_device(DIR *folder, const char *number, const char *name, const char *but, bool is_simulated);
-/* Fork a process that looks for the PC in the client's mappings and writes one report of kind HOLDS to `pipe`.  holds: before, it
- * takes the client's descriptors, and then lives until the caller's process dies; else it ends.  0, or -errno. */
-int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, bool holds, int pipe);
+/* Fork a process that reads the client's mappings, waits for the PC, and writes one report of kind HOLDS to `pipe`.  holds: before
+ * all that it takes the client's descriptors, and afterwards it lives until the caller's process dies; else it ends.  Returns the
+ * caller's descriptor, to which it writes the PC (uint64_t), or -errno. */
+int holder_start(pid_t pid, int pidfd, bool is_simulated, bool holds, int pipe);
 int take_descriptor(int pidfd, int number); /* a duplicate, close-on-exec, or -errno; can block if the process is hostile */
 
 #endif

@@ -43,6 +43,8 @@ def test_a_trap_on_all_sms_is_resumed_until_all_its_blocks_have_ended(mps: Machi
     assert sentinel.comes(CONTAINED)
     assert lives_on(victim)
     assert [each.count for each in sentinel.of(FAULT)] == [SMS]
+    assert sentinel.wait_for(lambda reports: sum(each.kind == CONTAINED for each in reports) > 1)
+    assert [each.count for each in sentinel.of(CONTAINED)] == [*range(1, len(sentinel.of(CONTAINED)) + 1)]
     assert not sentinel.of(FAILED)
 
 
