@@ -48,8 +48,8 @@ def test_all_looks_are_told_also_where_containment_fails(mps: Machine, sentinel:
 
 @pytest.mark.usefixtures("slow_rm")
 def test_a_culprit_that_ends_before_rm_answers_is_held_and_known(mps: Machine, sentinel: Sentinel) -> None:
-    """RM answered 80 ms late while it handled a fault of another GPU (docs/measurements.md, run T): the culprit had ended by then,
-    no look found the program counter, and its descriptors were held too late or never."""
+    """RM answered 80 ms late while it handled a fault of another GPU (docs/measurements.md, run T): the culprit had ended by
+    then, no look found the program counter, and its descriptors were held too late or never."""
     victim, culprit = two_clients(mps, sentinel, "misaligned")
     culprit.open_gate()
     assert eventually(lambda: waiting_holders(sentinel) == 2)

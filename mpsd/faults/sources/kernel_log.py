@@ -38,9 +38,9 @@ _RECORD_BYTES = 8192  # the kernel's bound on one record
 class KernelLog:
     """Publishes each Xid as an event, and as an observation.  absent: why the log is not read; "" while it is.
 
-    domain_of: the domain of a server's or client's pid.  devices: those that mpsd serves; Xids of others are only logged.  With no
-    device all Xids are of a GPU that is not known.  interval: seconds between two looks of the thread that polls while latency
-    counts (`hurry`); 0: it never does.
+    domain_of: the domain of a server's or client's pid.  devices: those that mpsd serves; Xids of others are only logged.
+    Without any, all Xids are of a GPU that is not known.  interval: seconds between two looks of the thread that polls while
+    latency counts (`hurry`); 0: it never does.
     """
 
     def __init__(

@@ -3,8 +3,10 @@ whether the culprit is named, and how fast newcomers start.
 
 The classes take turns with a sentinel, and on stock MPS in the first CONTAINMENT_STOCK rounds (1); memory faults and deaths,
 which no sentinel contains, are once.  CONTAINMENT_CLASSES="trap,graph" takes those classes alone with one of the words in their
-name, CONTAINMENT_CLASSES=sm all SM exceptions, CONTAINMENT_CLASSES=rest all others.  After an exception without a program counter mpsd learns the culprit from its end, or sooner from the shim: half
-of the culprits run under it.  Each trial with a sentinel has a row of its own, with all that happened.
+name, CONTAINMENT_CLASSES=sm all SM exceptions, CONTAINMENT_CLASSES=rest all others.
+
+After an exception without a program counter mpsd learns the culprit from its end, or sooner from the shim: half of the culprits
+run under it.  Each trial with a sentinel has a row of its own, with all that happened.
 """
 
 import os

@@ -74,7 +74,7 @@ async def test_an_xid_is_an_event_and_an_observation(following: Following) -> No
 
 
 async def test_an_xid_of_a_gpu_that_is_not_served_is_only_logged(following: Following) -> None:
-    """On a machine where mpsd serves some of the GPUs, the loss of another one (79) took the blame for each fault of that time."""
+    """Where mpsd serves some of a machine's GPUs, the loss of another one (79) took the blame for each fault of that time."""
     with structlog.testing.capture_logs() as logs:
         async with following.begin():
             following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:07): 79, pid=4711", f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711")
