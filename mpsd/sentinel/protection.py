@@ -234,13 +234,8 @@ class Protection(Struct):
             if pid not in known.client_pids:
                 known = replace(known, client_pids=(*known.client_pids, pid))
             domain.servers[server_pid] = known
-        if process in domain.members:
-            return
-        domain.members[process] = trio.current_time()
-        domain.channels.add(process)
-        domain.uids[process] = processes.real_uid(pid)
-        self.pool.watch(domain, process)
-        self.pool.client_adopted.emit(process, domain)
+        if process not in domain.members:
+            self.pool.take_over(domain, process, processes.real_uid(pid))
 
     async def name_clients(self) -> bool:
         """Name the domain's clients to each sentinel, which then holds them after an exception; return whether any is new.

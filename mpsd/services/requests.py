@@ -259,7 +259,9 @@ class ServiceRequests:
         if to_pid is not None and to is None:
             raise BadRequest(f"pid {to_pid} is not a member of service {name}")
         if from_pid is not None and (to is not None or from_ is None or from_.pid != from_pid):
-            raise BadRequest(f"pid {from_pid} is not the active of service {name}, or `to_pid` is given too")
+            active = f"pid {from_.pid} is" if from_ is not None else "there is none"
+            why = f"pid {from_pid} is not the active of service {name}: {active}"
+            raise BadRequest(why if to is None else "`from_pid` and `to_pid` are both given")
         asked = Asked(to, is_leave=from_pid is not None)
         if refused := coordinator.tell(record, asked, coordinator.parts.clock_ns()):
             raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
