@@ -1,10 +1,11 @@
-"""Quotas of arenas, and a user who makes pid namespaces."""
+"""Quotas of arenas: a user who makes pid namespaces, and root of a container who is many users."""
 
 import json
+import subprocess
 
 from mpsd_client import calls
 
-from tests.hostile.attacker import attack
+from tests.hostile.attacker import PYTHON, attack
 from tests.hostile.frames import frames
 from tests.integration.machine import Machine
 
@@ -40,3 +41,37 @@ def test_a_user_with_many_pid_namespaces_has_the_quota_of_one_user(machine: Mach
     plans = [frames(calls.arena_create(f"mine-{number}", "0", GRANULE)) for number in range(2 * QUOTA)]
     said = json.loads(attack(MAKE, machine.pipe / "mpsd.sock", json.dumps(plans), uid=USER))
     assert said == ["made"] * QUOTA + ["refused"] * QUOTA
+
+
+# One arena as each of several users; each connects in a process that then ends, so that mpsd does not know its pid namespace.
+MAKE_AS_MANY = """
+import json, os, socket, sys
+path, plans = sys.argv[1], json.loads(sys.argv[2])
+answers = []
+for uid, plan in plans:
+    ours, theirs = socket.socketpair()
+    if not os.fork():
+        os.setresuid(uid, uid, uid)
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end.connect(path)
+        socket.send_fds(ours, [b"x"], [end.fileno()])
+        os._exit(0)
+    end = socket.socket(fileno=socket.recv_fds(theirs, 1, 1)[1][0])
+    os.wait()
+    for frame in plan:
+        end.send(bytes.fromhex(frame))
+        answer = end.recv(65536)
+    answers.append("made" if b"capacity_bytes" in answer else "refused")
+print(json.dumps(answers))
+"""
+
+
+def test_a_container_has_the_quota_of_one_user_also_by_connections_of_processes_that_have_ended(machine: Machine) -> None:
+    """Its root can be any user: with a quota for each it made all arenas that mpsd has, and all other users could make none."""
+    machine.configure(f"[vault]\nuser_arenas = {QUOTA}\n")
+    machine.start()
+    plans = [(USER + each, frames(calls.arena_create(f"as-{each}", "0", GRANULE))) for each in range(2 * QUOTA)]
+    words = [PYTHON, "-I", "-S", "-c", MAKE_AS_MANY, str(machine.pipe / "mpsd.sock"), json.dumps(plans)]
+    done = subprocess.run(["unshare", "--pid", "--fork", "--kill-child", *words], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout).count("made") <= QUOTA

@@ -133,7 +133,8 @@ def check_whose(peer: Peer, text: str, arena: Arena) -> None:
 
 
 async def create(call: Call[CreateArena]) -> Map:
-    ask, peer = call.ask, call.peer
+    """Make an arena for a process that lives: its quotas depend on its pid namespace and its lease.  Raises NoSuchClient."""
+    ask, peer, process = call.ask, call.peer, call.process()
     gpu = find_device(call.services.board.devices, ask.gpu).uuid
     owner, name = arena_names.split(ask.name)
     if owner not in (None, peer.uid):
@@ -141,7 +142,7 @@ async def create(call: Call[CreateArena]) -> Map:
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     namespace = EVERYTHING if peer.is_operator else peer.bound
     uids = _uids_to_take(call) if namespace else None
-    made = await arenas_of(call.services).create(spec, peer.uid, peer.gid, peer.process, namespace, uids)
+    made = await arenas_of(call.services).create(spec, peer.uid, peer.gid, process, namespace, uids)
     return arena_results.arena(made)
 
 

@@ -245,6 +245,7 @@ async def test_who_only_says_no_more_still_waits(tmp_path: Path) -> None:
 
 async def test_an_arena_is_of_who_made_it(tmp_path: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
+        add_processes(daemon)
         caller = await daemon.call_as(MEMBER)
         made = await caller.ask("arena.create", name="kv.cache_1-a", gpu="1", capacity_bytes=GRANULE, mode=0o640)
         assert (made["owner_uid"], made["owner_gid"], made["gpu"], made["mode"]) == (2000, 2000, UUIDS[1], 0o640)
@@ -252,6 +253,18 @@ async def test_an_arena_is_of_who_made_it(tmp_path: Path) -> None:
         assert await outcome(caller, "arena.create", name="kv.cache_1-a", gpu="1", capacity_bytes=GRANULE) == "BAD_REQUEST"
         assert await outcome(caller, "arena.create", name="other", gpu="7", capacity_bytes=GRANULE) == "NO_SUCH_DEVICE"
         assert await outcome(caller, "arena.create", name="other", gpu="1", capacity_bytes=1 << 40) == "NO_ROOM"
+
+
+async def test_a_process_that_has_ended_makes_no_arena(tmp_path: Path) -> None:
+    """Neither one that ended before mpsd asked for it, whose pid namespace is not known, nor one that has ended since."""
+    async with open_daemon(tmp_path) as daemon:
+        never_seen = await daemon.call_as(MEMBER)
+        add_processes(daemon)
+        ended = await daemon.call_as(OWNER)
+        del daemon.fakes.processes[OWNER.pid]
+        for caller in (never_seen, ended):
+            assert await outcome(caller, "arena.create", name="more", gpu="0", capacity_bytes=GRANULE) == "NO_SUCH_CLIENT"
+        assert "more" not in {arena.name for arena in daemon.fakes.arenas.made.values()}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ class Console:
             path = self.directory / f"{len(self._sockets)}.sock"
             listener = listen(path, MODE)
             self.daemon.stack.enter_context(listener)
-            self.daemon.nursery.start_soon(self._serve, listener, peer)
+            start_time = self.daemon.fakes.processes.setdefault(peer.pid, 10 * peer.pid)  # the program runs
+            as_it_runs = replace(peer, process=ProcessId(peer.pid, start_time))
+            self.daemon.nursery.start_soon(self._serve, listener, as_it_runs)
             self._sockets[peer] = path
         return self._sockets[peer]
 
