@@ -139,13 +139,13 @@ class ServiceRequests:
 
     def _check_room(self, arena: Arena, process: ProcessId) -> None:
         """Raise TooMany if a new member would be one too many for the owner: one process can join all services of one owner."""
-        records, share_of = self.coordinator.records, self.coordinator.parts.ranges.share_of
+        records, share_of = self.coordinator.records, self.coordinator.vault.share
         is_of_root = arena.owner_uid == _ROOT and arena.pid_namespace is None  # a container's root may be any user there
         if is_of_root or (arena.id in records and process in records[arena.id].instances):
             return
-        share = share_of(arena.owner_uid)
-        if sum(len(each.instances) for each in records.values() if share_of(each.arena.owner_uid) == share) >= MOST_OF_OWNER:
-            raise TooMany(f"the services of user {share} have {MOST_OF_OWNER} members, and no more may join")
+        share = share_of(arena)
+        if sum(len(each.instances) for each in records.values() if share_of(each.arena) == share) >= MOST_OF_OWNER:
+            raise TooMany(f"the services of user {arena.owner_uid} have {MOST_OF_OWNER} members, and no more may join")
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction:
         record, instance = self._seat(arena_id, process)

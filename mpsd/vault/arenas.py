@@ -74,6 +74,10 @@ class Arenas:
     def find_id(self, arena_id: int) -> Arena:
         return self._catalog.find_id(arena_id).arena
 
+    def share(self, arena: Arena) -> int:
+        """Return whose quotas it counts in, as a number: a uid, or minus the pid namespace of a container."""
+        return self._catalog.account.share(arena)
+
     # -- create, change, remove ------------------------------------------------------------------------------------------
 
     async def create(

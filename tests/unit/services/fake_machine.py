@@ -27,6 +27,7 @@ from mpsd.services.rules.fault_fence import Settle
 from mpsd.services.rules.promotion_types import PromotionLimits
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
+from mpsd.vault.rules.usage import ArenaAccount
 from tests.running import running
 
 OWNER = 1000
@@ -106,6 +107,10 @@ class FakeVault:
         if arena_id not in self.made:
             raise NoSuchArena(f"no arena has id {arena_id}")
         return self.made[arena_id]
+
+    @staticmethod
+    def share(arena: Arena) -> int:
+        return ArenaAccount().share(arena)
 
     def create(self, name: str = "llm") -> Arena:
         arena = Arena(len(self.made) + 1, name, OWNER, OWNER, 0o600, "GPU-a", FIRST_ADDRESS, 1 << 30, 1 << 30, 0.0)

@@ -160,3 +160,19 @@ async def test_root_of_a_container_has_the_members_of_one_user(machine, autojump
         with pytest.raises(TooMany, match="user 0 have 1 members"):
             await machine.failover.join(two.id, process, 0, 0.0)
         await machine.failover.join(roots.id, process, 0, 0.0)
+
+
+async def test_the_users_of_a_container_have_the_members_of_one_user(machine, autojump_clock, monkeypatch):
+    """Its root can make arenas as any of them; outside, the same uid is another user's."""
+    monkeypatch.setattr("mpsd.services.requests.MOST_OF_OWNER", 1)
+    one, two, outside = (machine.vault.create(name) for name in ("one", "two", "outside"))
+    for arena, uid, made_in in ((one, 2000, 7), (two, 2001, 7), (outside, 2000, None)):
+        machine.vault.made[arena.id] = replace(arena, owner_uid=uid, pid_namespace=made_in)
+    async with machine.mpsd():
+        process = machine.process("a")
+        for arena in (one, two, outside):
+            machine.vault.open(process, arena.id)
+        await machine.failover.join(one.id, process, 0, 0.0)
+        with pytest.raises(TooMany, match="user 2001 have 1 members"):
+            await machine.failover.join(two.id, process, 0, 0.0)
+        await machine.failover.join(outside.id, process, 0, 0.0)
