@@ -141,7 +141,7 @@ async def create(call: Call[CreateArena]) -> Map:
         raise NotAllowed(f"arena {ask.name} does not exist, and you are user {peer.uid}: user {owner} has to make it")
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     namespace = EVERYTHING if peer.is_operator else peer.bound
-    uids = _uids_to_take(call) if namespace else None
+    uids = None if namespace is EVERYTHING else _uids_to_take(call)
     made = await arenas_of(call.services).create(spec, peer.uid, peer.gid, process, namespace, uids)
     return arena_results.arena(made)
 

@@ -15,6 +15,7 @@ _WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
 _MOST_OF_USER = 1 << 20  # uids of one user: ranges of /etc/subuid usually have 65,536
 _FEW_ALLOCATIONS = 256  # a model that is loaded in large blocks has fewer
 _USERS_SHARE = 8  # one user's layouts may take an eighth of all
+_UNKNOWN = -1  # the share of arenas whose pid namespace is not known; no pid namespace has the number 1
 
 
 class Bounds(Struct, frozen=True):
@@ -61,10 +62,10 @@ class ArenaAccount:
     def share(self, arena: Arena) -> int:
         """Return the uid that owns the arena's share; minus its pid namespace if it was made in a container.
 
-        Processes there can take any uid: they have one share together.
+        Processes there can take any uid: they have one share together, as have all containers that are not known.
         """
-        if arena.pid_namespace and not arena.is_of_owner:
-            return -arena.pid_namespace
+        if arena.pid_namespace is not None and not arena.is_of_owner:
+            return -arena.pid_namespace or _UNKNOWN
         return self._share_of(arena.owner_uid)
 
     @property
@@ -177,6 +178,8 @@ class ArenaAccount:
 
 
 def _whose(share: int) -> str:
+    if share == _UNKNOWN:
+        return "the group of containers whose pid namespace is not known"
     return f"user {share}" if share >= 0 else f"container {-share} (its pid namespace)"
 
 

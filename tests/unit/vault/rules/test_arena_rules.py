@@ -179,6 +179,17 @@ def test_the_uids_of_one_range_have_one_share():
     made.check_number(arena(OTHER), BOUNDS)
 
 
+def test_containers_that_are_not_known_have_one_share():
+    """Root of each of them may be any user, here and before the last boot; the users themselves have theirs."""
+    made = ArenaAccount()
+    for number, uid in enumerate((USER, OTHER)):
+        made.add(replace(arena(uid, number=number), pid_namespace=0))
+    with pytest.raises(NoRoom, match="the group of containers whose pid namespace is not known has 2 arenas"):
+        made.check_number(replace(arena(OTHER + 1), pid_namespace=0), BOUNDS)
+    for other in (arena(USER), replace(arena(USER), pid_namespace=0, is_of_owner=True), replace(arena(USER), pid_namespace=7)):
+        made.check_number(other, replace(BOUNDS, settings=replace(SETTINGS, max_arenas=64)))
+
+
 def test_the_last_arenas_are_for_users_with_few_and_for_operators():
     """Four users with the default quota took all."""
     bounds = replace(BOUNDS, settings=replace(SETTINGS, max_arenas=64, user_arenas=60))
