@@ -1,5 +1,6 @@
 """The place of one comparison on the machine: its directory, the two systems in it, the clock, and the clearing up."""
 
+import gzip
 import os
 import resource
 import shutil
@@ -30,8 +31,8 @@ AS_OTHER = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-
 FULL_TRIALS = 20
 FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\n'  # the same program is the culprit in trial after trial
 _DESCRIPTORS = 8192
-_KEPT_LOG_BYTES = 2 << 20
-OTHERS_LOG = "others.log"
+_KEPT_LOG_BYTES, _PACKED_LOG_BYTES = 2 << 20, 64 << 20
+OTHERS_LOG = "others.log.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +191,11 @@ def _keep_logs(stage: Stage) -> None:
 
 
 def _keep_log_of(system: System, section: str) -> None:
-    """The tail of mpsd's, of a system that goes with its section; all in one file."""
+    """mpsd's, of a system that goes with its section; all in one file."""
     target, log = output_directory(), system.log / "mpsd.log"
     if target is not None and log.exists():
-        with (target / OTHERS_LOG).open("ab") as out:
-            out.write(f"== {section}: {system.name}\n".encode() + log.read_bytes()[-_KEPT_LOG_BYTES // 4 :])
+        with gzip.open(target / OTHERS_LOG, "ab") as out:
+            out.write(f"== {section}: {system.name}\n".encode() + log.read_bytes()[-_PACKED_LOG_BYTES:])
 
 
 def _raise_descriptor_limit() -> None:

@@ -3,7 +3,7 @@ whether the culprit is named, and how fast newcomers start.
 
 The classes take turns with a sentinel, and on stock MPS in the first CONTAINMENT_STOCK rounds (1); memory faults and deaths,
 which no sentinel contains, are once.  CONTAINMENT_CLASSES="trap,graph" takes those classes alone with one of the words in their
-name, CONTAINMENT_CLASSES=sm all SM exceptions, CONTAINMENT_CLASSES=rest all others.
+name, CONTAINMENT_CLASSES=sm all SM exceptions, CONTAINMENT_CLASSES=rest all others, these in each round then.
 
 After an exception without a program counter mpsd learns the culprit from its end, or sooner from the shim: half of the culprits
 run under it.  Each trial with a sentinel has a row of its own, with all that happened.
@@ -101,7 +101,7 @@ def _plan(stage: Stage, system: System, kinds: Sequence[Kind]) -> Iterator[Step]
     """Every other round of SM exceptions is with PyTorch, which takes longer to start than a trial lasts; of each two such
     rounds, one is with the shim."""
     for number in range(stage.trials(TRIALS)):
-        now = [kind for kind in kinds if kind.fault_class == SM or number < stage.trials(OTHER_TRIALS)]
+        now = [kind for kind in kinds if kind.fault_class == SM or WORDS or number < stage.trials(OTHER_TRIALS)]
         for kind in now:
             has_shim = kind.mode in WITHOUT_PC and number % 4 in (1, 2) and SHIM.exists()
             yield system, kind, kind.fault_class == SM and number % 2 == 0, has_shim
