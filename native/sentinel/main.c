@@ -17,7 +17,7 @@
 enum {
 	SETTLE_MS = 10, /* before RESUME: the clients' descriptors are held by then, and the culprit has seen its error */
 	REST_MS = 250,  /* after CONTAINED: the blocks that waited for a place come to the same trap */
-	MOST_RESUMES = 5, /* after the first one */
+	MOST_RESUMES = 100, /* after the first one */
 	LAST_PEER_MS = 1000, ALONE_MS = 10000,
 	LAST_LOOKS_MS = 500, /* mpsd judges without them a second after FAULT */
 };

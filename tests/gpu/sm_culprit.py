@@ -22,6 +22,7 @@ JUMP = "anywhere: .callprototype ()_ ();\n\tcall %d1, (), anywhere;"
 KERNELS = {
     "trap": "trap;",
     "trap_all": "trap;",
+    "trap_waves": "trap;",
     "misaligned": OFF_BY_FOUR + STORE,
     "misaligned_all": OFF_BY_FOUR + STORE,
     "breakpoint": "brkpt;",
@@ -55,6 +56,7 @@ HOPPER = {
 GRAPHS = {"graph_trap": "trap", "graph_misaligned": "misaligned", "graph_oob_write": "oob_write"}
 WIDE = {  # blocks, threads
     "trap_all": (264, 256),
+    "trap_waves": (20_000, 256),  # as a failed check of an index in a large kernel: most blocks wait for a place
     "misaligned_all": (264, 256),
     "cluster_trap": (4, 32),
     "cluster_shared": (4, 32),

@@ -12,6 +12,7 @@ from tests.native.sim_machine import SANITIZER, Machine
 
 AT_SECOND = 10
 SMS = 132  # of the simulated GPU
+AGAIN = 8  # the simulated GPU reports a trap so often after the first time
 PERSONALITY_NOW, ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 
 pytestmark = [
@@ -23,7 +24,7 @@ pytestmark = [
 @pytest.fixture
 def wide_exceptions(machine: Machine) -> None:
     """All SMs report each exception, and a trap again after RESUME."""
-    machine.knobs["MPSD_SIM_SM_WIDE"] = "1"
+    machine.knobs["MPSD_SIM_SM_WIDE"] = str(AGAIN)
 
 
 @pytest.fixture
@@ -37,14 +38,14 @@ def fixed_addresses() -> Iterator[None]:
 
 
 def test_a_trap_on_all_sms_is_resumed_until_all_its_blocks_have_ended(mps: Machine, sentinel: Sentinel) -> None:
-    """Two of eight beside PyTorch were reported again, 45 and 77 ms after the first event (H200)."""
+    """Five of 28 were reported again, 45 to 300 ms after the first event; in three five RESUMEs were not enough (H200)."""
     victim, culprit = two_clients(mps, sentinel, "trap")
     culprit.open_gate()
     assert sentinel.comes(CONTAINED)
     assert lives_on(victim)
     assert [each.count for each in sentinel.of(FAULT)] == [SMS]
-    assert sentinel.wait_for(lambda reports: sum(each.kind == CONTAINED for each in reports) > 1)
-    assert [each.count for each in sentinel.of(CONTAINED)] == [*range(1, len(sentinel.of(CONTAINED)) + 1)]
+    assert sentinel.wait_for(lambda reports: sum(each.kind == CONTAINED for each in reports) > AGAIN)
+    assert [each.count for each in sentinel.of(CONTAINED)] == [*range(1, AGAIN + 2)]
     assert not sentinel.of(FAILED)
 
 

@@ -214,6 +214,7 @@ const struct kernel fault_kernels[] = {
 	{ "stack_overflow", 1, stack_overflow, NULL },
 	/* Of tests/gpu/sm_culprit.py, as far as it is measured. */
 	{ "trap_all", 1, trap, NULL },
+	{ "trap_waves", 1, trap, NULL }, /* not measured */
 	{ "misaligned_all", 1, misaligned, NULL },
 	{ "breakpoint", 1, trap, NULL },
 	{ "noncanonical", 1, misaligned, NULL },

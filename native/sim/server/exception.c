@@ -10,14 +10,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { EVENT_MS = 4, REST_EVENT_MS = 30, STUCK_EVENT_MS = 98, STUCK_SMS = 42, LOOK_MS = 2 };
+enum { EVENT_MS = 4, REST_EVENT_MS = 9, STUCK_EVENT_MS = 98, STUCK_SMS = 42, LOOK_MS = 2 };
 
 static struct {
 	bool is_blocked;
 	bool is_resumed;  /* the debugger has finished */
 	bool is_broken;   /* what it did does not help: the culprit's warps have lost their memory */
 	bool is_wide;     /* all SMs show it */
-	bool has_rest;    /* the blocks that wait for a place will come to the same trap */
+	unsigned rest;    /* so often more of its blocks will come to the same trap */
 	bool hangs;       /* the culprit's kernel never ends by itself */
 	enum fault_class class;
 	pid_t culprit;
@@ -119,8 +119,9 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 		return false;
 	now_held.is_blocked = true;
 	now_held.is_resumed = now_held.is_broken = false;
-	now_held.is_wide = machine_knob("MPSD_SIM_SM_WIDE", 0);
-	now_held.has_rest = now_held.is_wide && class == FAULT_TRAP;
+	now_held.rest = (unsigned)machine_knob("MPSD_SIM_SM_WIDE", 0);
+	now_held.is_wide = now_held.rest > 0;
+	now_held.rest = class == FAULT_TRAP ? now_held.rest : 0;
 	now_held.hangs = class == FAULT_STACK;
 	now_held.class = class;
 	forget_space(server); /* of the exception before */
@@ -174,7 +175,7 @@ static bool was_resumed_once(void)
 }
 
 /* All clients go on after one RESUME, and the SMs still show the exception.  With MPSD_SIM_SM_STUCK they do not, and more SMs show it
- * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report a trap once more, and all go on after another RESUME. */
+ * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report a trap so often again, each time until another RESUME. */
 static void look_for_debugger(struct server *server)
 {
 	if (now_held.is_resumed || !was_resumed_once())
@@ -185,11 +186,11 @@ static void look_for_debugger(struct server *server)
 		__atomic_store_n(&now_held.page->sms, STUCK_SMS, __ATOMIC_RELEASE);
 		return;
 	}
-	now_held.is_resumed = !now_held.has_rest;
-	if (now_held.has_rest) {
+	now_held.is_resumed = !now_held.rest;
+	if (now_held.rest) {
 		now_held.resumes = __atomic_load_n(&now_held.page->resumes, __ATOMIC_ACQUIRE);
 		now_held.event_ns = after_ms(REST_EVENT_MS);
-		now_held.has_rest = false;
+		now_held.rest--;
 	}
 	if (!now_held.is_broken)
 		hold_others(server, false);

@@ -36,6 +36,7 @@ SM, REST = "sm", "rest"
 FAULTERS = ("trap", "misaligned", "illegal_instruction", "stack_overflow", "assert_fail")
 OURS = (
     "trap_all",
+    "trap_waves",
     "breakpoint",
     "noncanonical",
     "shared_overrun",
@@ -71,7 +72,7 @@ KINDS = (
 )
 WORDS = tuple(filter(None, os.environ.get("CONTAINMENT_CLASSES", "").split(",")))
 STOCK_ROUNDS = int(os.environ.get("CONTAINMENT_STOCK") or 1)
-WITHOUT_PC = ("trap", "trap_all", "breakpoint", "assert_fail", "cluster_trap", "graph_trap")
+WITHOUT_PC = ("trap", "trap_all", "trap_waves", "breakpoint", "assert_fail", "cluster_trap", "graph_trap")
 AHEAD = 6  # PyTorch is started for so many trials to come: on 16 cores that takes as long as six trials
 UNDISTURBED_SECONDS = 8.0  # longer than any trial, and alone: more steps
 SLOWEST_SECONDS = 8.0
