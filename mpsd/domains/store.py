@@ -30,7 +30,7 @@ CREATE TABLE members (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, uid INT
                       PRIMARY KEY (pid, start_time, domain));
 """
 _MOST_UNWRITTEN = 4096  # a few rows of each domain
-_Row = tuple[str, tuple[object, ...]]  # a statement, and its first value
+_Row = tuple[str, tuple[object, ...]]  # a statement, and the values that name its row
 DomainRow = tuple[str, int, tuple[str, ...], bool, str]
 
 
@@ -78,10 +78,11 @@ class SqliteStore:
         return self._db.execute(statement, (process.pid, process.start_time)).fetchone() is not None
 
     def save_member(self, name: str, process: ProcessId, uid: int) -> None:
-        self._try("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (process.pid, process.start_time, uid, name))
+        row = (process.pid, process.start_time, uid, name)
+        self._try("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", row, len(row))
 
     def forget_member(self, process: ProcessId) -> None:
-        self._try("DELETE FROM members WHERE pid = ? AND start_time = ?", (process.pid, process.start_time))
+        self._try("DELETE FROM members WHERE pid = ? AND start_time = ?", (process.pid, process.start_time), 2)
 
     def forget_members(self, name: str) -> None:
         self._try("DELETE FROM members WHERE domain = ?", (name,))
@@ -130,8 +131,9 @@ class SqliteStore:
         for table in ("domains", "members", "baselines", "log_positions", "defaults"):
             self._try(f"DELETE FROM {table}", ())
 
-    def _try(self, statement: str, values: tuple[object, ...]) -> None:
-        row = (statement, values[:1])
+    def _try(self, statement: str, values: tuple[object, ...], names: int = 1) -> None:
+        """Write a row, and all that could not be written before.  names: how many of the first values name it."""
+        row = (statement, values[:names])
         self._unwritten.pop(row, None)
         self._unwritten[row] = values
         if len(self._unwritten) > _MOST_UNWRITTEN:

@@ -1,12 +1,12 @@
 """The stored data that a restarted mpsd finds."""
 
-
 import pytest
 
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.domains.store import SqliteStore
 from mpsd.errors import UnusablePath
 from mpsd.model.domain import Defaults
+from mpsd.model.process import ProcessId
 
 
 @pytest.fixture
@@ -52,3 +52,15 @@ def test_limits_that_cannot_be_stored_are_an_error_the_rest_is_not(path):
     store.save_log_position("/x", 1)
     with pytest.raises(UnusablePath, match="cannot be stored"):
         store.save_defaults(Defaults(50.0))
+
+
+def test_a_process_keeps_its_channel_in_each_domain_when_the_disk_has_room_again(path):
+    """The second row took the place of the first one, so a restarted mpsd placed another user beside that channel."""
+    store, process = SqliteStore(path), ProcessId(7, 11)
+    store._db.execute("PRAGMA query_only=1")  # as a full disk would
+    store.save_member("d2", process, 1000)
+    store.save_member("d3", process, 1000)
+    store._db.execute("PRAGMA query_only=0")
+    store.save_log_position("/x", 1)
+    assert [store.members(each) for each in ("d2", "d3")] == [[(process, 1000)]] * 2
+    assert store.left("d2") == [process]
