@@ -1,13 +1,15 @@
 """Set the limits of one client at its domain, before its connection goes there."""
 
+from contextlib import suppress
+
 import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits
 from mpsd.domains.rules.vendor_limits import ClientLimits
-from mpsd.domains.servers import ensure_server
-from mpsd.errors import MpsdError
+from mpsd.domains.servers import end_others, ensure_server
+from mpsd.errors import MpsdError, VendorFailed
 
 log = structlog.get_logger()
 
@@ -17,6 +19,8 @@ async def enforce(pool: Pool, domain: Domain, uid: int, limits: ClientLimits) ->
     guard, defaults = domain.guard, vendor_limits.of_defaults(pool.defaults, domain.gpus)
     if not guard.is_on:
         if limits == vendor_limits.unlimited(domain.gpus) and not pool.settings.is_guarded:
+            with suppress(VendorFailed):  # the link, too, finds out that the daemon does not answer
+                await end_others(domain, uid, is_multiuser=pool.settings.is_multiuser)
             return
         await _turn_on(pool, domain)
     server = await ensure_server(

@@ -1,9 +1,10 @@
-"""A client with a channel to a server, and without a context, that leaves its domain."""
+"""A client with a channel to a server, and without a context, that leaves its domain, or ends while a child has the channel."""
 
 import signal
 import time
 
 import pytest
+from mpsd_client import Selector, calls
 
 from tests.hostile.attacker import attacking
 from tests.hostile.test_held_windows import ATTACKER, CONNECTS_AS_CLIENT, OTHER
@@ -44,6 +45,20 @@ print("back", flush=True)
 time.sleep(600)
 """
 )
+# It ends, and a child keeps its channel.
+LEAVES_A_CHILD = (
+    CONNECTS_AS_CLIENT
+    + """
+if os.fork():
+    os.wait()
+    print("ready", flush=True)
+    time.sleep(600)
+channel = attached(0, lambda: None)
+if not os.fork():
+    time.sleep(600)
+os._exit(0)
+"""
+)
 COUNTED_SECONDS = 15.0  # a process that has only connected counts for ten
 
 
@@ -60,7 +75,7 @@ def test_another_user_gets_no_domain_whose_server_still_has_the_channel(
     machine: Machine, program: str, is_restarted: bool
 ) -> None:
     """A fault of its own past MPS had the domain suspected for two seconds, in which it left.  Then mpsd placed another user
-    there, whose server could not start."""
+    there, and that user's server could not start."""
     machine.start()
     with attacking(program, machine.pipe / "control", uid=ATTACKER) as left:
         write(machine.place / "machine/kmsg", DRIVERS, 31, left.pid)
@@ -73,3 +88,15 @@ def test_another_user_gets_no_domain_whose_server_still_has_the_channel(
             machine.start()
         time.sleep(COUNTED_SECONDS)
         assert machine.domain_of(machine.counter(uid=OTHER).ready()) != "default"
+
+
+@pytest.mark.parametrize("has_lease", [False, True], ids=["without limits", "with limits"])
+def test_another_user_gets_the_domain_although_a_child_has_an_ended_clients_channel(machine: Machine, has_lease: bool) -> None:
+    """No list showed the channel, so the domain was empty.  Its server stays for a connection: the next user there hung."""
+    machine.start()
+    if has_lease:
+        with machine.mpsd() as mpsd:
+            mpsd.ask(calls.lease_create("job", Selector.of_uid(OTHER), sm_percent=10, owner_uid=OTHER))
+    with attacking(LEAVES_A_CHILD, machine.pipe / "control", uid=ATTACKER):
+        wait_for("its end", lambda: [each for each in machine.journal("fault.seen") if each["source"] == "process"])
+        machine.counter(uid=OTHER).ready()

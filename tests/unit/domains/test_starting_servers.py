@@ -16,7 +16,7 @@ from mpsd.domains.servers import ensure_server, make_way
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.process_exit import wait_ended
-from mpsd.model.domain import DomainState
+from mpsd.model.domain import DomainState, ServerView
 
 GPUS = ("GPU-a",)
 
@@ -153,3 +153,21 @@ async def test_a_server_that_is_not_its_users_process_yet_is_not_told_to_go(serv
     domain.news = trio.Event()
     await make_way(domain, user, is_multiuser=False)
     assert vendor.told == [f"shutdown_server {server}"]
+
+
+async def test_a_server_that_stays_is_forced_to_go_where_no_process_has_a_channel(server: int, autojump_clock: object) -> None:
+    vendor = Vendor()
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.servers = {server: ServerView(server, 1000, "ACTIVE", (), "default", GPUS)}
+    alive = processes.process_id(os.getpid())
+    domain.attach(alive)
+    asked_at: dict[int, float] = {}
+    for _ in range(3):
+        await make_way(domain, 1001, is_multiuser=False, asked_at=asked_at)
+        await trio.sleep(1.0)
+    assert vendor.told == [f"shutdown_server {server}"]
+    domain.channels.clear()
+    for _ in range(3):
+        await make_way(domain, 1001, is_multiuser=False, asked_at=asked_at)
+        await trio.sleep(1.0)
+    assert vendor.told == [f"shutdown_server {server}", f"shutdown_server {server} -f"]

@@ -67,7 +67,7 @@ class HopefulPool:
     gpus = ()
     is_stopping = False
     defaults = Defaults()
-    settings = SimpleNamespace(is_guarded=False)
+    settings = SimpleNamespace(is_guarded=False, is_multiuser=True)
 
     def __init__(self):
         self.domain = Domain("default", 1, (), DeadControl(), 48, state=DomainState.READY)
