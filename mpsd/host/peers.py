@@ -51,6 +51,16 @@ def peer_process(connection: socket.socket, credentials: Credentials) -> Process
     return found
 
 
+def has_ended(connection: socket.socket, process: ProcessId) -> bool:
+    """Return whether the process that connected has ended; False if that is not known.  process: as found then."""
+    try:
+        return not _lives(connection) and not processes.is_alive(process)
+    except PeerEnded:
+        return True
+    except OSError:
+        return not processes.is_alive(process)
+
+
 def _lives(connection: socket.socket) -> bool:
     """Return whether the process lives for certain; False if the kernel does not know.  Raise PeerEnded or OSError."""
     try:

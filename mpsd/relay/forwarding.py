@@ -21,7 +21,7 @@ from mpsd.errors import FatalMessage, ProtocolError, WrongSpeaker
 from mpsd.host import processes
 from mpsd.host.arrivals import hang_up
 from mpsd.host.descriptors import Closings, is_file
-from mpsd.host.peers import is_in_our_namespace
+from mpsd.host.peers import has_ended, is_in_our_namespace
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
@@ -174,7 +174,7 @@ class Forwarding(Struct):
         if self.speaker and said_by != self.speaker:
             self._close(message)
             raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
-        # One that has ended since may have said it, or a later one: neither gets a context.
+        # One that has ended since may have said it: it gets no channel (_check_receiver).
         if self.process is not None and (now := processes.find(said_by)) is not None and now != self.process:
             self._close(message)
             raise WrongSpeaker(f"a later process with pid {said_by} speaks on the connection of the one before")
@@ -213,6 +213,7 @@ class Forwarding(Struct):
         try:
             while (message := await look_at(domain)) is not None:
                 if message.descriptors:
+                    self._check_receiver(message)
                     self.has_passed_descriptors = True
                     self._note_descriptors(True)
                     if not self.is_granted:
@@ -228,10 +229,20 @@ class Forwarding(Struct):
                 finally:
                     message.close()
         except (OSError, ProtocolError) as exc:
-            if isinstance(exc, OSError) and has_hung_up(self.client):
+            if isinstance(exc, OSError | WrongSpeaker) and has_hung_up(self.client):
                 self._end = LinkSide.CLIENT
             else:
                 self._trouble = exc
+
+    def _check_receiver(self, message: Message) -> None:
+        """Refuse a channel to a process that has ended: mpsd has freed what it held, and another has its connection.
+
+        Root of a pid namespace can speak as a process there that has ended, and one can end while a server starts for it.
+        Raise WrongSpeaker.
+        """
+        if self.process is not None and has_ended(self.client, self.process):
+            message.close()
+            raise WrongSpeaker(f"pid {self.speaker} has ended, and another process has its connection")
 
     async def _send_to_client(self, message: Message) -> None:
         try:

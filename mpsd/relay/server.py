@@ -257,14 +257,15 @@ class Relay(Struct):
     async def _go_on(self, caller: ClientConnection, name: str, backend: socket.socket | None) -> None:
         domain = self.conversations.pool.domains.get(name)
         track = caller.link.track
-        if domain is not None and backend is not None and not track.is_torn:
+        if domain is not None and backend is not None and not track.is_torn and not caller.why_not:
             return await self.conversations.resume(caller, domain, backend)
         if backend is not None:
             backend.close()
             self.conversations.keeper.drop(caller.domain_id(name))  # or the vendor daemon would wait for it for ever
         if track.has_begun:
             lost = "it passed on a message, which may be lost" if track.is_torn else "no domain had this handshake any more"
-            return await self.conversations.refusals.hold(caller, domain, f"mpsd died while {lost}")
+            why = caller.why_not or f"mpsd died while {lost}"  # the channel may come that its domain passes to it
+            return await self.conversations.refusals.hold(caller, domain, why)
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
         return await self.conversations.run(caller)
 

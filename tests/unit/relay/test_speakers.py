@@ -2,8 +2,10 @@
 
 import array
 import os
+import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 import trio
@@ -91,4 +93,40 @@ async def test_the_last_message_of_a_daemon_that_has_died_arrives() -> None:
     assert got is not None
     assert got.data == b"last words"
     for end in (client, link_client, link_domain):
+        end.close()
+
+
+def connect_and_end(client: socket.socket, listener: socket.socket) -> tuple[socket.socket, ProcessId]:
+    """Return the accepted connection of a child that has ended since, and the child, which is not reaped."""
+    child = os.fork()
+    if not child:
+        client.connect(listener.getsockname())
+        signal.pause()
+    accepted, _ = listener.accept()
+    process = processes.find(child)
+    assert process is not None
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    return accepted, process
+
+
+async def test_one_that_has_ended_gets_no_channel(tmp_path: Path) -> None:
+    """mpsd had freed its place, and the channel went to the process that has its connection: in no list, and without an end."""
+    listener, client = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    listener.bind(str(tmp_path / "control"))
+    listener.listen()
+    link_client, process = connect_and_end(client, listener)
+    link_client.setblocking(False)
+    link_domain, domain = pair()
+    link = Forwarding(link_client, False, speaker=process.pid, process=process)
+    passed: list[bool] = []
+    link.note_descriptors(passed.append)
+    socket.send_fds(domain, [b"a channel"], [domain.fileno()])
+    with pytest.raises(WrongSpeaker, match="has ended"):
+        await link.run(link_domain, PATIENCE, well)
+    with pytest.raises(BlockingIOError):
+        client.recv(1, socket.MSG_DONTWAIT)
+    assert not passed
+    assert processes.collect(process.pid)
+    for end in (listener, client, link_client, link_domain, domain):
         end.close()
