@@ -28,7 +28,7 @@ from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
-_STARTING_SECONDS = 15.0
+_STARTING, _STARTING_SECONDS = "INITIALIZING", 15.0
 _MOST_FORGOTTEN = 256  # in one turn of the event loop: a user can have thousands
 _MOST_TOLD = 256  # clients by the log alone: a server has some sixty
 _FROZEN_SECONDS = 2.0  # a newcomer hangs at a vendor daemon that has not answered for so long
@@ -78,7 +78,7 @@ class Domain:
     _silent_since: float = math.inf  # when mpsd asked the first unanswered question (trio time)
     unanswered_since: float = math.inf  # the same, for a pending question or a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: the view may be out of date
-    asked_at: float = -1.0  # when mpsd asked for the present view (trio time)
+    asked_at: float = -1.0  # when mpsd last asked for the clients of all servers (trio time)
     _asking: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
@@ -288,7 +288,7 @@ class Domain:
 
     async def fresh_servers(self) -> list[ServerView]:
         """Return the servers; ask for them only if something has happened, or one must have started.  Raise VendorFailed."""
-        if any(each.status == "INITIALIZING" and self._is_started(each.pid) for each in self.servers.values()):
+        if any(each.status == _STARTING and self._is_started(each.pid) for each in self.servers.values()):
             self.mark_stale()  # mpsd may have missed its line
         if self.news.is_set():
             await self.refresh()
@@ -328,9 +328,10 @@ class Domain:
 
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers
-        self.asked_at = asked_at
         self.guard.forget_servers_but(set(servers))
-        self._forget_admitted()
+        if all(server.status != _STARTING for server in servers.values()):  # mpsd does not ask for the clients of such a server
+            self.asked_at = asked_at
+            self._forget_admitted()
         is_faulty = any(server.status == "FAULT" for server in servers.values())
         if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # STARTING: mpsd is adopting it
             self._fail()
