@@ -76,7 +76,7 @@ class Incidents:
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
         self._describe = describe
         self.parties = KnownClients(describe, clock)
-        self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since, self.parties.are_of_one)
+        self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since, self.parties.have_one_owner)
         self.settings = settings
         self._blame = Blame(settings, store.blame())
         self._history = IncidentHistory(store)

@@ -125,13 +125,19 @@ class KnownClients:
         for gone in self._histories.keys() - domains:
             del self._histories[gone]
 
-    def are_of_one(self, domain: str, present: Iterable[ProcessId] = ()) -> bool:
+    def have_one_owner(self, domain: str, present: Iterable[ProcessId] = ()) -> bool:
         """Return whether all clients that the domain's servers have served, and those present, are of one user and container.
 
         GPU work of one that has ended can go on, unseen: a child, or any process, can have the descriptors that it runs on.
+        One that is present may only be connecting, and so not be served yet.
         """
-        history = self._histories.get(domain, _History())
-        return history.is_whole and len(history.owners) < 2 and are_of_one(map(self.find, present))
+        history, parties = self._histories.get(domain, _History()), map(self.find, present)
+        owners = history.owners.union(_owner_of(each) for each in parties if each is not None)
+        return history.is_whole and len(owners) < 2
+
+    def are_of_one(self, domain: str, present: Collection[ProcessId] = ()) -> bool:
+        """Return the same; the inner containers of those present count too."""
+        return self.have_one_owner(domain, present) and are_of_one(map(self.find, present))
 
     def present(self, domain: str, now_there: Iterable[ProcessId], seconds: float) -> tuple[ProcessId, ...]:
         """Return the clients in the domain now, and those that ended there within so many seconds."""

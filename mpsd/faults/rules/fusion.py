@@ -43,6 +43,7 @@ from mpsd.faults.rules.correlation import FRESH_NS, RECENT_NS, fits, is_of_devic
 from mpsd.faults.rules.incident_record import AtOf, IncidentRecord, PartyOf
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, confirms, is_excuse, is_proof
 from mpsd.model.fault import Deed, Incident, Observation, Source
+from mpsd.model.process import ProcessId
 
 PRESENT_SECONDS = 6.0
 _PRESENT_NS = int(PRESENT_SECONDS * SECOND_NS)
@@ -60,8 +61,8 @@ class Fusion:
     first_number: of the next incident.  at_of: converts a monotonic time to seconds since the epoch.  party_of: describes a
     client for people; called when an incident first concerns the client, which may be PRESENT_SECONDS after it left.  since_ns:
     when mpsd began to record which clients connect and leave.  was_of_one: whether all clients that the domain's servers have
-    served so far are of one user and container.  Every method returns the incidents that it changed, each with a
-    new revision.  dropped: the number of observations and incidents that exceeded a bound.
+    served so far, and those present, are of one user and container.  Every method returns the incidents that it changed, each
+    with a new revision.  dropped: the number of observations and incidents that exceeded a bound.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Fusion:
         at_of: AtOf,
         party_of: PartyOf = lambda process: None,
         since_ns: int | None = None,
-        was_of_one: Callable[[str], bool] = lambda domain: True,
+        was_of_one: Callable[[str, Iterable[ProcessId]], bool] = lambda domain, present: True,
     ) -> None:
         self._next = first_number
         self._known_ns = since_ns + _PRESENT_NS if since_ns is not None else None
@@ -95,6 +96,8 @@ class Fusion:
         if not homes:
             self._wait(seen)
         for dossier in homes:
+            if seen.domain == dossier.domain and dossier.recovered_ns is None:
+                dossier.was_of_one &= self._was_of_one(seen.domain, seen.present)
             dossier.add(seen, now_ns, self._party_of)
             if dossier.has_ended_server and dossier.recovered_ns is None:
                 _remember(self._broken, dossier.domain, now_ns)
@@ -230,7 +233,6 @@ class Fusion:
             heard_ns=now_ns,
             is_device=is_device,
             is_certain=self._knows_who_was_there(seen, now_ns),
-            was_of_one=self._was_of_one(seen.domain),
             recovered_ns=renewed_ns if is_of_old else None,
             renewed_ns=None if is_of_old else renewed_ns,
         )

@@ -34,8 +34,8 @@ class IncidentRecord(Struct):
 
     first_ns, last_ns: of the signs of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its
     domain had fresh servers, before the fault and after it.  named: the process that the first proof convicted.  is_certain:
-    the clients present at the time were known.  was_of_one: all clients that its servers had served were of one user and
-    container.  others: the culprits of faults in the same domain at the same time.
+    the clients present at the time were known.  was_of_one: all clients that its servers had served, or that were present,
+    were of one user and container.  others: the culprits of faults in the same domain at the same time.
     """
 
     number: int

@@ -57,6 +57,47 @@ async def test_no_client_is_convicted_of_what_an_ended_one_of_another_user_may_h
     assert ("blame.convicted" in world.topics) is is_accused
 
 
+@pytest.mark.parametrize("is_contained", [False, True], ids=["a fault", "an exception that a sentinel contains"])
+@pytest.mark.parametrize(("ended", "is_convicted"), [(101, False), (200, True)], ids=["another user's", "one's own"])
+async def test_one_that_is_only_connecting_is_not_convicted_of_it_either(
+    tmp_path, autojump_clock, ended, is_convicted, is_contained
+):
+    """Without a channel yet it did not count among those that the server had served: these were of one user, the attacker."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain = world.domain()
+    async with running(world.incidents.run):
+        [gone] = world.arrive(domain, ended)
+        world.incidents.served(gone, domain)
+        world.end(gone)
+        await trio.sleep(60)
+        [victim] = world.arrive(domain, 201)
+        if is_contained:
+            world.see(Source.SENTINEL, domain.name, process=victim, is_proof=True, fault_class=FaultClass.SM, is_contained=True)
+        else:
+            world.xid(31, domain.name)
+            world.say_fault(domain)
+        await trio.sleep(60)
+    assert world.last.culprit == (victim if is_convicted else None)
+    assert ("blame.convicted" in world.topics) is is_convicted
+
+
+async def test_one_that_a_server_lists_only_after_the_fault_is_not_convicted_of_it(tmp_path, autojump_clock):
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain = world.domain()
+    async with running(world.incidents.run):
+        [gone] = world.arrive(domain, 101)
+        world.incidents.served(gone, domain)
+        world.end(gone)
+        await trio.sleep(60)
+        world.xid(31, domain.name)
+        [late] = world.arrive(domain, 201)
+        world.lists(domain, late.pid)
+        world.say_fault(domain)
+        await trio.sleep(60)
+    assert world.last.culprit is None
+    assert "blame.convicted" not in world.topics
+
+
 @pytest.mark.parametrize(
     ("is_adopted", "confidence"), [(True, Confidence.UNKNOWN), (False, Confidence.ALONE)], ids=["of before", "of this mpsd"]
 )
