@@ -97,8 +97,9 @@ class Domain:
 
     @property
     def present_pids(self) -> set[int]:
-        """The pids of its members and clients, and of those that have left, but may have a channel to a server."""
-        return self.known_pids.union(process.pid for process in self.channels)
+        """The pids of its members and clients, and of those that have left, but may have a channel to a server, or get one."""
+        coming = (process.pid if process else os.getpid() for process in self.handshakes)
+        return self.known_pids.union(coming, (process.pid for process in self.channels))
 
     @property
     def known_pids(self) -> set[int]:

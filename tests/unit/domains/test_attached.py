@@ -57,6 +57,18 @@ async def test_its_place_is_taken_too_where_it_has_left_the_domain(autojump_cloc
     assert domain.occupancy == 0, "its server has ended"
 
 
+async def test_its_place_is_taken_while_it_may_still_get_a_channel(autojump_clock: trio.testing.MockClock) -> None:
+    """It left, or ended, in its handshake, as while a server starts for it.  Another user was placed there, and hung at the
+    server for which it then had a channel."""
+    process = processes.process_id(os.getpid())
+    domain = a_domain(Vendor())
+    domain.join(process, 1000)
+    with domain.handshake(process):
+        domain.leave(process)
+        assert (domain.occupancy, view_of(domain, Defaults()).uid) == (1, 1000)
+    assert domain.occupancy == 0
+
+
 async def test_one_that_only_asked_for_a_daemon_takes_no_place_for_long(autojump_clock: trio.testing.MockClock) -> None:
     process = processes.process_id(os.getpid())
     domain = a_domain(Vendor())
