@@ -1,10 +1,11 @@
 """Move the shares of running services to where they are needed.
 
 Four times a second mpsd reads from the forward states how long each active has worked (mpsd_state.h: busy_ns, since_ns).
-The policy (leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU.  A
-new deal changes what the services want for their members; their starters carry it out by a planned handover, as every other
-change.  While a move is under way, or a service of the pool is not served, the pool stands still; after LATE_SECONDS that
-service is left out, and the others are dealt what it leaves.  Prose: docs/services.md, "Elastic shares".
+The policy (leases/rules/elastic_shares.py) deals the shares of a *pool*: the elastic services of one owner on one GPU, those
+made in a container apart, since its root can be every owner.  A new deal changes what the services want for their members;
+their starters carry it out by a planned handover, as every other change.  While a move is under way, or a service of the
+pool is not served, the pool stands still; after LATE_SECONDS that service is left out, and the others are dealt what it
+leaves.  Prose: docs/services.md, "Elastic shares".
 """
 
 import math
@@ -91,10 +92,12 @@ class ElasticShares:
 
     def look(self) -> None:
         """Measure all elastic services, and deal each pool."""
-        pools: dict[tuple[int, str], list[ServiceRecord]] = {}
+        pools: dict[tuple[int, int | None, str], list[ServiceRecord]] = {}
         for record in self._elastic():
             self._measure(record)
-            pools.setdefault((record.arena.owner_uid, record.arena.gpu), []).append(record)
+            arena = record.arena
+            made_in = None if arena.is_of_owner else arena.pid_namespace
+            pools.setdefault((arena.owner_uid, made_in, arena.gpu), []).append(record)
         for record in self._usage.keys() - set(self._elastic()):
             del self._usage[record]
         for pool in pools.values():

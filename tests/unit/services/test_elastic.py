@@ -211,6 +211,30 @@ async def test_a_liar_only_takes_from_its_owner_and_sinks(load: Load, autojump_c
         assert load.shares() == pytest.approx([33.0] * 3, abs=0.11)
 
 
+@pytest.mark.parametrize(("is_of_owner", "shares"), [(False, [16.5, 49.5, 33.0]), (True, [16.5, 41.2, 41.2])])
+async def test_one_of_a_container_takes_nothing_from_its_owner_elsewhere(
+    load: Load, is_of_owner: bool, shares: list[float], autojump_clock: MockClock
+) -> None:
+    """Root of that container can be every owner, unless its user namespace has the owner's uids alone."""
+    made = load.machine.vault.made
+    made[SECOND] = replace(made[SECOND], pid_namespace=7, is_of_owner=is_of_owner)
+    async with load.machine.mpsd():
+        await load.begin()
+        await load.rest()
+        assert load.shares() == pytest.approx(shares, abs=0.11)
+
+
+async def test_one_of_a_container_holds_up_nobody_elsewhere(load: Load, autojump_clock: MockClock) -> None:
+    """It never does what it was dealt, nor reports any work."""
+    made = load.machine.vault.made
+    made[SECOND] = replace(made[SECOND], pid_namespace=7)
+    async with load.machine.mpsd():
+        await load.begin()
+        load.machine.vault.become("state", replace(made[SECOND], state_serial=0))
+        await load.rest()
+        assert load.shares() == pytest.approx([16.5, 49.5, 33.0], abs=0.11)
+
+
 async def test_a_killed_mpsd_knows_what_it_has_dealt(load: Load, autojump_clock: MockClock) -> None:
     async with load.machine.mpsd():
         await load.begin()
