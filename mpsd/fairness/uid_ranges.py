@@ -1,7 +1,7 @@
 """Map a uid to its share of a limit: one user can own all uids of a range of /etc/subuid, so they have one share.
 
-A long range is divided into blocks of 65,536 uids with a share each: container runtimes (users kubelet, containers, lxd) give
-each container such a block of one range.  Ranges of root are left out: root gives them to many users.  Prose: docs/security.md.
+A long range is divided into blocks of 65,536 uids with a share each: container runtimes (users kubelet, containers, lxd, root)
+give each container such a block of one range.  Ranges of root among ordinary uids are left out.  Prose: docs/security.md.
 """
 
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-_ROOT = ("root", "0")
+_ROOT, _LAST_ORDINARY_UID = ("root", "0"), 65535
 _LAST_UID = 2**32 - 2
 _MOST_RANGES = 65536
 _BLOCK_UIDS = 65536  # of one container with a user namespace of its own
@@ -54,9 +54,10 @@ def parse(text: str) -> UidRanges:
     found = []
     for line in text.splitlines()[:_MOST_RANGES]:
         owner, first, count = [*(word.strip() for word in line.split(":")), "", ""][:3]
-        if owner in _ROOT or not _is_number(first) or not _is_number(count):
+        if not _is_number(first) or not _is_number(count):
             continue
-        if 0 < int(first) <= _LAST_UID:
+        least = _LAST_ORDINARY_UID if owner in _ROOT else 0
+        if least < int(first) <= _LAST_UID:
             found.append((int(first), int(first) + int(count)))
     return of_ranges(found)
 

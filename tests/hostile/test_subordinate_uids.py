@@ -29,13 +29,13 @@ time.sleep(60)
 """
 
 
-@pytest.fixture
-def granted(machine: Machine) -> Machine:
-    """An mpsd that reads a file in which a user has 65,536 uids; with few places."""
+@pytest.fixture(params=["eve", "root"])
+def granted(machine: Machine, request: pytest.FixtureRequest) -> Machine:
+    """An mpsd that reads a file in which a user, or root as for containers of LXC, has 65,536 uids; with few places."""
     if not Path("/etc/subuid").exists():
         pytest.skip("no /etc/subuid on this machine")
     file = machine.place / "subuid"
-    file.write_text(f"eve:{FIRST}:65536\n")
+    file.write_text(f"{request.param}:{FIRST}:65536\n")
     machine.configure(
         "[relay]\nmax_connections = 64\n[api]\nmax_connections = 128\nmax_per_user = 16\n"
         "[domains]\nspares = 0\nmax_domains = 4\n"

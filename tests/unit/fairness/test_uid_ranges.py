@@ -35,12 +35,14 @@ x:-1:5
         (300000, 300000),
         (300001, 300001),
         (504, 504),
-        (2000000, 2000000),
+        (1065535, 1000000),
+        (2000000, 1983040),
+        (1001000000, 1001000000),
         (2**32 - 2, 2**32 - 2),
     ],
 )
 def test_the_uids_of_a_range_have_the_share_of_its_first(uid: int, share: int) -> None:
-    """Not those of a range of root's, nor of one with root in it: many users' uids are there."""
+    """Not those of a range of root with ordinary users in it, nor of one with root in it."""
     assert parse(TEXT).share_of(uid) == share
     assert UidRanges().share_of(uid) == uid
 
