@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "clients/python/exa
 
 from count_service import Gpu, Report
 from mpsd_client import Arena, CudaError, Layout, Service, TensorSpec, Term
+from mpsd_client._following import STANDBY
 
 NAMES = ("kept", "written")
 CELLS = 4
@@ -67,9 +68,14 @@ class Member:
         if self.asked.what == "held":
             self.report("held", counts=self.counts())
             deadline = time.monotonic() + HOLD_SECONDS
-            while not self.asked.gate.exists():
+            while not (self.asked.gate.exists() and self.is_promoted()):  # else the other runs can come before the order
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+
+    def is_promoted(self) -> bool:
+        """Return whether mpsd's order to serve has come to this process."""
+        following = self.service._following
+        return following is not None and following.told.what.order != STANDBY
 
     def rehearse(self) -> None:
         before, generator = self.counts(), random.getstate()

@@ -58,8 +58,11 @@ def standing(machine: Machine, client: Client) -> values.MpsClient:
 def pair(machine: Machine, mode: str, **variables: str) -> tuple[Client, Client]:
     """An innocent, and one that faults, in one domain."""
     innocent = machine.counter(**variables).ready()
-    culprit = machine.client("faulter", mode, "--after", "0.3", **variables).ready()
+    gate, opener = os.pipe()
+    culprit = machine.client("faulter", mode, "--gate", "--after", "0.3", stdin=gate, **variables).ready()
     assert machine.domain_of(innocent) == machine.domain_of(culprit)
+    for end in (gate, opener):
+        os.close(end)
     return innocent, culprit
 
 
