@@ -79,6 +79,12 @@ async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, asked_at: di
             await domain.control.command(f"shutdown_server {server.pid} -f")
 
 
+def age_ns(domain: Domain) -> int:
+    """Return for how long the oldest server of the domain has run, up to a clock tick more; at most if one has gone."""
+    first = min(found.start_time if (found := processes.find(pid)) else 0 for pid in domain.servers)
+    return (processes.ticks_at() + 1 - first) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
 def _is_idle_of_another(server: ServerView, uid: int) -> bool:
     return server.uid != uid and not server.client_pids and not _has_just_begun(server)
 

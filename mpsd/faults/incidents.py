@@ -18,6 +18,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.listed import is_meant, listed_process, may_be_named, may_be_used
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
+from mpsd.domains.servers import age_ns
 from mpsd.errors import NoSuchFault
 from mpsd.faults.blame_report import standings
 from mpsd.faults.incident_events import Publish, publish_blame, publish_incident
@@ -199,11 +200,11 @@ class Incidents:
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
         if self.parties.note_servers(domain.name, domain.servers.keys()):
-            for process in domain.served:
-                self.parties.serve(process, domain.name)
-        for process in domain.members:
-            if self.parties.find(process) is None:
-                self.parties.meet(process, domain.name)
+            started_ns = self._clock() - age_ns(domain)
+            self.parties.begin_anew(domain.name, domain.served, started_ns)
+            self._fusion.servers_started(domain.name, started_ns)
+        for process in [each for each in domain.members if self.parties.find(each) is None]:
+            self.parties.meet(process, domain.name)
         for pid in domain.client_pids:
             known = self.parties.by_pid(pid)
             self.parties.keep(domain.admitted.get(pid))

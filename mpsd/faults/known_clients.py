@@ -116,6 +116,16 @@ class KnownClients:
         self._histories.setdefault(domain, _History()).servers = frozenset(servers)
         return False
 
+    def begin_anew(self, domain: str, served: Collection[ProcessId], started_ns: int) -> None:
+        """Record that all servers of the domain are new, and were started then or later: who ended before used none of them.
+
+        served: the processes that may have a channel to these servers.
+        """
+        for process in served:
+            self.serve(process, domain)
+        for guest in map(self._guests.__getitem__, self._gone):
+            guest.counts &= guest.domain != domain or guest.gone_ns is None or guest.gone_ns >= started_ns
+
     def adopt(self, domain: str) -> None:
         """Record that the domain has the servers of an earlier mpsd; call it after `renew`."""
         self._histories.setdefault(domain, _History()).is_whole = False

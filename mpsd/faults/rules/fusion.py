@@ -113,6 +113,11 @@ class Fusion:
                 dossier.recovered_ns = now_ns
         return ()
 
+    def servers_started(self, domain: str, started_ns: int) -> None:
+        """Note that all servers of the domain were started at this time or later, without a fault: for another user."""
+        if started_ns > self._renewed.get(domain, 0):
+            _remember(self._renewed, domain, started_ns)
+
     def domain_failed(self, domain: str, now_ns: int) -> Sequence[Incident]:
         """Note that the domain's servers have ended, without evidence: a starting mpsd finds a domain in this state."""
         _remember(self._broken, domain, now_ns)

@@ -179,6 +179,16 @@ def test_who_is_there_counts_for_new_servers_too(clock):
     assert (parties.are_of_one("d"), parties.are_of_one("e")) == (False, True)
 
 
+def test_who_ended_before_all_servers_were_started_was_not_there(clock):
+    parties = KnownClients(lambda process: OWNERS[process.pid], clock)
+    for each in (A, B):
+        parties.meet(each, "d")
+        parties.leave(each)
+        clock.go(1)
+    parties.begin_anew("d", (), clock() - 1_500_000_000)
+    assert parties.present("d", (), 6.0) == (B,)
+
+
 def test_the_domains_that_are_there_are_remembered(parties):
     """However many come and go: a user can have mpsd start domains, and so had it forget whom the first one has served."""
     parties = KnownClients(lambda process: OWNERS.get(process.pid, Party(process, 1000, "x")), lambda: 0)
