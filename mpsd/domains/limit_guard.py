@@ -120,6 +120,11 @@ class Guard(Struct):
         self._arrivals.setdefault(pid, deque()).append(arrival)
         return arrival
 
+    @property
+    def connecting_pids(self) -> frozenset[int]:
+        """The clients that are linked, and have not arrived yet, by the pids that the domain sees."""
+        return frozenset(self._arrivals)
+
     def forget_arrival(self, pid: int, arrival: ConnectingClient) -> None:
         queue = self._arrivals.get(pid)
         if queue and arrival in queue:

@@ -44,15 +44,16 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
 
 
 async def end_others(domain: Domain, uid: int, *, is_multiuser: bool) -> None:
-    """Return once no server of another user is there without clients, or after some seconds.  Raise VendorFailed.
+    """Return once no idle server of another user is there, or after some seconds.  Raise VendorFailed.
 
-    The vendor daemon itself ends such a server for this user's client, but waits for ever for one with a connection.
+    The vendor daemon itself ends such a server for this user's client, but waits for ever for one with a connection.  mpsd
+    waits for no server of a known client, which may need the turn of this connection for its context.
     """
     if is_multiuser or any(server.uid == uid for server in domain.servers.values()):
         return
     asked_at: dict[int, float] = {}
     with trio.move_on_after(_OTHERS_SECONDS):
-        while any(_is_idle_of_another(server, uid) for server in await domain.fresh_servers()):
+        while not domain.served and any(_is_idle_of_another(domain, server, uid) for server in await domain.fresh_servers()):
             await make_way(domain, uid, is_multiuser=False, asked_at=asked_at)
             with trio.move_on_after(_POLL_SECONDS):
                 await domain.news.wait()
@@ -60,14 +61,14 @@ async def end_others(domain: Domain, uid: int, *, is_multiuser: bool) -> None:
 
 
 async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, asked_at: dict[int, float] | None = None) -> None:
-    """Ask the servers of other users without clients to shut down, each once; shut one that stays down by force.
+    """Ask the idle servers of other users to shut down, each once; shut one that stays down by force.
 
     asked_at: the trio time of that for each server.  A server stays while a process has a connection to it.  No list shows a
     connection without a context, and a child can have that of a client that has ended.
     """
     asked_at = {} if asked_at is None else asked_at
     for server in await domain.fresh_servers():
-        if is_multiuser or not _is_idle_of_another(server, uid):
+        if is_multiuser or not _is_idle_of_another(domain, server, uid):
             continue
         if server.pid not in asked_at:
             asked_at[server.pid] = trio.current_time()
@@ -80,13 +81,17 @@ async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, asked_at: di
 
 
 def age_ns(domain: Domain) -> int:
-    """Return for how long the oldest server of the domain has run, up to a clock tick more; at most if one has gone."""
+    """Return for how long the oldest server of the domain has run, up to a clock tick more; all time if one has gone."""
     first = min(found.start_time if (found := processes.find(pid)) else 0 for pid in domain.servers)
     return (processes.ticks_at() + 1 - first) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def _is_idle_of_another(server: ServerView, uid: int) -> bool:
-    return server.uid != uid and not server.client_pids and not _has_just_begun(server)
+def _is_idle_of_another(domain: Domain, server: ServerView, uid: int) -> bool:
+    """Return whether it lists no client, and mpsd links none: on an EXCLUSIVE_PROCESS GPU users meet in one domain."""
+    if server.uid == uid or server.client_pids or _has_just_begun(server):
+        return False
+    own = {each.pid for each in domain.members if domain.uids.get(each) == uid}
+    return domain.guard.connecting_pids <= own
 
 
 def _has_just_begun(server: ServerView) -> bool:

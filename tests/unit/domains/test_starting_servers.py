@@ -171,3 +171,24 @@ async def test_a_server_that_stays_is_forced_to_go_where_no_process_has_a_channe
         await make_way(domain, 1001, is_multiuser=False, asked_at=asked_at)
         await trio.sleep(1.0)
     assert vendor.told == [f"shutdown_server {server}", f"shutdown_server {server} -f"]
+
+
+async def test_a_server_that_starts_for_a_client_of_another_user_is_not_told_to_go(server: int, autojump_clock: object) -> None:
+    """On a GPU in EXCLUSIVE_PROCESS mode: as it took over half a second to start, it was forced to go."""
+    vendor = Vendor()
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.servers = {server: ServerView(server, 1000, "INITIALIZING", (), "default", GPUS)}
+    comes = processes.process_id(os.getpid())
+    domain.join(comes, 1000)
+    arrival = domain.guard.expect(comes.pid)
+    asked_at: dict[int, float] = {}
+    for _ in range(3):
+        await make_way(domain, 1001, is_multiuser=False, asked_at=asked_at)
+        await trio.sleep(1.0)
+    assert not vendor.told
+    domain.guard.forget_arrival(comes.pid, arrival)
+    for _ in range(2):
+        domain.news = trio.Event()
+        await make_way(domain, 1001, is_multiuser=False, asked_at=asked_at)
+        await trio.sleep(1.0)
+    assert vendor.told == [f"shutdown_server {server}", f"shutdown_server {server} -f"]
