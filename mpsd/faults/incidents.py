@@ -241,7 +241,7 @@ class Incidents:
 
     def served(self, process: ProcessId, domain: Domain) -> None:
         """Record that a descriptor was passed on a connection of the process: it may have a channel to the domain's server."""
-        self.parties.serve(process, domain.name)
+        self.parties.serve(process, domain.name, self._clock())
 
     def forgotten(self, process: ProcessId, domain: Domain) -> None:
         """Record that the process is in a domain that it has left with a channel, or else in none, wherever it arrived last."""

@@ -20,11 +20,13 @@ Owner = tuple[int | None, str]  # a user, and the outermost container or pod
 class _History(Struct):
     """The servers of a domain, and whose clients they have served, also ended ones: two owners at most.
 
+    owners: each with the time of its last channel, 0: a server listed its client.  before: those of the servers before.
     is_whole: False: they served clients before this mpsd, which it cannot know.
     """
 
     servers: frozenset[int] = frozenset()
-    owners: set[Owner] = field(default_factory=set)
+    owners: dict[Owner, int] = field(default_factory=dict)
+    before: dict[Owner, int] = field(default_factory=dict)
     is_whole: bool = True
 
 
@@ -63,11 +65,16 @@ class KnownClients:
             guest.domain, guest.counts = domain, True
         return is_new
 
-    def serve(self, process: ProcessId, domain: str) -> None:
-        """Record that the process, which was met, may have a channel to a server of the domain."""
+    def serve(self, process: ProcessId, domain: str, at_ns: int = 0) -> None:
+        """Record that the process, which was met, may have a channel to a server of the domain; at_ns: it is passed now."""
         history, guest = self._histories.setdefault(domain, _History()), self._guests.get(process)
-        if guest is not None and len(history.owners) < 2:
-            history.owners.add(_owner_of(guest.party))
+        if guest is None:
+            return
+        owner = _owner_of(guest.party)
+        last_ns = max(at_ns, history.owners.pop(owner, 0))
+        history.owners[owner] = last_ns
+        if len(history.owners) > 2:
+            del history.owners[min(history.owners, key=history.owners.__getitem__)]
 
     def part(self, process: ProcessId) -> None:
         """Record that the process, which lives, is in no domain any more."""
@@ -106,21 +113,23 @@ class KnownClients:
             self.serve(process, domain)
 
     def note_servers(self, domain: str, servers: Collection[int]) -> bool:
-        """Note the pids of the domain's servers.  Return whether all are new: then nobody is noted whom they served."""
+        """Note the pids of the domain's servers.  Return whether all are new: then `begin_anew` has to follow."""
         known = self._histories.get(domain, _History()).servers
         if not servers or known == servers:
             return False
         if known and known.isdisjoint(servers):
-            self._histories[domain] = _History(frozenset(servers))
+            self._histories[domain] = _History(frozenset(servers), before=self._histories[domain].owners)
             return True
         self._histories.setdefault(domain, _History()).servers = frozenset(servers)
         return False
 
     def begin_anew(self, domain: str, served: Collection[ProcessId], started_ns: int) -> None:
-        """Record that all servers of the domain are new, and were started then or later: who ended before used none of them.
+        """Record that all servers of the domain are new, and were started then or later: clients that ended before had others.
 
-        served: the processes that may have a channel to these servers.
+        served: the processes that may have a channel to these servers.  One that got its channel since then may have ended.
         """
+        history = self._histories.setdefault(domain, _History())
+        history.owners = {owner: at_ns for owner, at_ns in history.before.items() if at_ns >= started_ns}
         for process in served:
             self.serve(process, domain)
         for guest in map(self._guests.__getitem__, self._gone):
@@ -142,7 +151,7 @@ class KnownClients:
         One that is present may only be connecting, and so not be served yet.
         """
         history, parties = self._histories.get(domain, _History()), map(self.find, present)
-        owners = history.owners.union(_owner_of(each) for each in parties if each is not None)
+        owners = set(history.owners).union(_owner_of(each) for each in parties if each is not None)
         return history.is_whole and len(owners) < 2
 
     def are_of_one(self, domain: str, present: Collection[ProcessId] = ()) -> bool:

@@ -1,6 +1,7 @@
 """GPU work of a client that has ended, which any process with its descriptors keeps running: whom its fault accuses."""
 
 import signal
+import subprocess
 
 import pytest
 import trio
@@ -212,3 +213,45 @@ async def test_a_client_that_ended_stays_a_suspect_while_another_user_waits_for_
             world.say_fault(domain)
             await trio.sleep(60)
     assert world.last.suspects == (culprit, neighbour, waiting)
+
+
+@pytest.fixture
+def new_server(request):
+    """Start a process that is to be a server, when it is called; return its pid."""
+    started = []
+
+    def start() -> int:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        return started[0].pid
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+@pytest.mark.parametrize("is_convicted", [False, True], ids=["the new server", "the one before"])
+async def test_one_that_new_servers_served_before_mpsd_listed_them_counts(tmp_path, autojump_clock, new_server, is_convicted):
+    """With a server for all users: it got a channel and ended, and a child went on.  The next client there was convicted."""
+    world = IncidentWorld(tmp_path, describe=of_users)
+    domain = world.domain()
+    async with running(world.incidents.run):
+        [gone] = world.arrive(domain, 101)
+        if is_convicted:
+            world.incidents.served(gone, domain)
+        await trio.sleep(60)
+        pid = new_server()
+        await trio.sleep(1)
+        if not is_convicted:
+            world.incidents.served(gone, domain)
+        world.end(gone)
+        domain.servers = {pid: ServerView(pid, 0, "ACTIVE", (), domain.name, domain.gpus)}
+        world.pool.notify()
+        await trio.sleep(60)
+        [victim] = world.arrive(domain, 201)
+        world.incidents.served(victim, domain)
+        domain.servers = {pid: ServerView(pid, 0, "ACTIVE", (victim.pid,), domain.name, domain.gpus)}
+        world.xid(31, domain.name)
+        world.say_fault(domain)
+        await trio.sleep(60)
+    assert ("blame.convicted" in world.topics) is is_convicted
