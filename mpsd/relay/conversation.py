@@ -109,8 +109,9 @@ class Conversations(Struct):
             if caller.process not in domain.members:  # else its next connection could go to another domain
                 self.pool.take_over(domain, caller.process, caller.credentials.uid)
             self._note_channel(caller, domain)
-        async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
-            end = await self._through(caller, domain, backend, right)
+        with domain.handshake(caller.process):
+            async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
+                end = await self._through(caller, domain, backend, right)
         with trio.move_on_after(_FAREWELL_SECONDS):
             await until_ended(caller.connection)
             return

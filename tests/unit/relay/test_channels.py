@@ -5,6 +5,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import trio.testing
 
 from mpsd.host import processes
 from mpsd.model.process import Credentials
@@ -76,3 +77,23 @@ async def test_one_in_whose_handshake_mpsd_was_restarted_is_met_before_its_chann
         caller = ClientConnection(1, "control", ours, Credentials(process.pid, OWN, OWN), process, 0.0, link)
         await shared.resume(caller, domain, backend)
     assert noted == [("adopted", True), ("served", True)]
+
+
+async def test_one_that_mpsd_does_not_see_takes_a_place_in_a_handshake_from_before_a_restart(tmp_path):
+    """The domain looked empty, and the next user's client had the server end that started for it."""
+    pool = HopefulPool()
+    domain = pool.domain
+    domain.control = VendorDaemon()
+    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
+    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
+    assignment = Assignment(pool, KnownClients(), NobodyApart(), is_per_gpu=False, reader=NoFacts())
+    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, daemon:
+        link = Forwarding(ours, may_impersonate=False, share=OWN)
+        caller = ClientConnection(1, "control", ours, Credentials(0, OWN, OWN), None, 0.0, link)
+        async with running(shared.resume, caller, domain, backend):
+            await trio.testing.wait_all_tasks_blocked()
+            assert domain.occupancy == 1
+    assert domain.occupancy == 0
