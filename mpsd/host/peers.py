@@ -51,14 +51,16 @@ def peer_process(connection: socket.socket, credentials: Credentials) -> Process
     return found
 
 
-def has_ended(connection: socket.socket, process: ProcessId) -> bool:
-    """Return whether the process that connected has ended; False if that is not known.  process: as found then."""
+def has_ended(connection: socket.socket, process: ProcessId | None) -> bool:
+    """Return whether the process that connected has ended; False if that is not known.  process: as found then, None if not."""
     try:
-        return not _lives(connection) and not processes.is_alive(process)
+        if _lives(connection):
+            return False
     except PeerEnded:
         return True
     except OSError:
-        return not processes.is_alive(process)
+        pass
+    return process is not None and not processes.is_alive(process)
 
 
 def _lives(connection: socket.socket) -> bool:

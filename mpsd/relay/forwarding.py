@@ -240,7 +240,7 @@ class Forwarding(Struct):
         Root of a pid namespace can speak as a process there that has ended, and one can end while a server starts for it.
         Raise WrongSpeaker.
         """
-        if self.process is not None and has_ended(self.client, self.process):
+        if has_ended(self.client, self.process):
             message.close()
             raise WrongSpeaker(f"pid {self.speaker} has ended, and another process has its connection")
 

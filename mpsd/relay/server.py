@@ -20,7 +20,7 @@ from mpsd.fairness.turns import Turns
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import ACCEPT_PAUSE_SECONDS, ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.host.descriptors import Closings
-from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
+from mpsd.host.peers import PeerEnded, has_ended, peer_credentials, peer_process
 from mpsd.host.polling import is_readable
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.backlog import Backlog, Note
@@ -257,7 +257,8 @@ class Relay(Struct):
     async def _go_on(self, caller: ClientConnection, name: str, backend: socket.socket | None) -> None:
         domain = self.conversations.pool.domains.get(name)
         track = caller.link.track
-        if domain is not None and backend is not None and not track.is_torn and not caller.why_not:
+        has_gone = bool(caller.why_not) and has_ended(caller.connection, None)  # else mpsd could not read it just now
+        if domain is not None and backend is not None and not track.is_torn and not has_gone:
             return await self.conversations.resume(caller, domain, backend)
         if backend is not None:
             backend.close()

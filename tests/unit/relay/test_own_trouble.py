@@ -152,6 +152,26 @@ async def test_a_restarted_mpsd_holds_a_client_that_it_cannot_identify() -> None
         end.close()
 
 
+async def test_a_restarted_mpsd_goes_on_with_a_client_that_it_cannot_read_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held such a client for good, whose handshake an earlier mpsd had begun: it can lack a descriptor at its start."""
+    resumed: list[ClientConnection] = []
+
+    async def resume(_: Conversations, caller: ClientConnection, *of: object) -> None:
+        resumed.append(caller)
+
+    monkeypatch.setattr(Conversations, "resume", resume)
+    (ours, theirs), (backend, daemon) = pair(), pair()
+    relay, caller = one_caller(ours, None)
+    pool = SimpleNamespace(domains={"d2": SimpleNamespace(name="d2")})
+    relay.conversations = Conversations(pool, None, None, None, None, None)  # type: ignore[arg-type]
+    caller.why_not = "mpsd cannot see who it is: Too many open files"
+    with ours, theirs, backend, daemon:
+        await relay._go_on(caller, "d2", backend)
+    assert resumed == [caller]
+    for end in relay.backlog._ends:
+        end.close()
+
+
 async def test_a_daemon_that_dies_with_unread_messages_is_no_error_of_its_client() -> None:
     """The kernel then fails the next send with ECONNRESET, not EPIPE, if the end has not been read yet."""
     (client, link_client), (link_domain, domain) = pair(), pair()

@@ -19,6 +19,9 @@ from mpsd.relay.forwarding import Forwarding, LinkSide
 from tests.running import running
 from tests.unit.relay.test_forwarding import PATIENCE, PRIVILEGED, pair, well
 
+KERNEL = tuple(int(each) for each in os.uname().release.split("-")[0].split(".")[:2])
+needs_peer_pidfd = pytest.mark.skipif(KERNEL < (6, 5), reason="Linux 6.5 has SO_PEERPIDFD")
+
 
 @pytest.mark.parametrize("age", [0, 1], ids=["the same", "a later one"])
 async def test_a_later_process_with_the_pid_does_not_speak_for_the_one_before(age: int) -> None:
@@ -110,7 +113,8 @@ def connect_and_end(client: socket.socket, listener: socket.socket) -> tuple[soc
     return accepted, process
 
 
-async def test_one_that_has_ended_gets_no_channel(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, pytest.param(False, marks=needs_peer_pidfd)])
+async def test_one_that_has_ended_gets_no_channel(tmp_path: Path, is_known: bool) -> None:
     """mpsd had freed its place, and the channel went to the process that has its connection: in no list, and without an end."""
     listener, client = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     listener.bind(str(tmp_path / "control"))
@@ -118,7 +122,7 @@ async def test_one_that_has_ended_gets_no_channel(tmp_path: Path) -> None:
     link_client, process = connect_and_end(client, listener)
     link_client.setblocking(False)
     link_domain, domain = pair()
-    link = Forwarding(link_client, False, speaker=process.pid, process=process)
+    link = Forwarding(link_client, False, speaker=process.pid, process=process if is_known else None)
     passed: list[bool] = []
     link.note_descriptors(passed.append)
     socket.send_fds(domain, [b"a channel"], [domain.fileno()])
