@@ -57,7 +57,7 @@ async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: 
             assert (client.is_held, made.count) == (True, 1)
             mock_clock.jump(0.2)
             await until(lambda: made.count == 0)
-            assert not client.is_held
+            await until(lambda: not client.is_held)
     told_by_log = [(line["event"], line.get("ended"), line.get("seconds")) for line in lines]
     assert told_by_log == [("uvm.held", "signal 9", None), ("uvm.released", None, 2.1)]
     (seen,) = told.observations  # the work that is no longer held can end the others
@@ -75,7 +75,7 @@ async def test_one_that_ends_by_itself_is_let_go_at_once(
         await until(lambda: made.standing(client.process) == WATCHED)
         client.end(words)
         await until(lambda: made.count == 0)
-        assert not client.is_held
+        await until(lambda: not client.is_held)  # a child of this process has it until it executes
 
 
 @pytest.mark.parametrize("why", ["alone", "released", "faulted", "not asked for"])
@@ -92,7 +92,7 @@ async def test_one_that_was_killed_is_let_go_at_once_where_holding_helps_nobody(
             client.ask("fault 6 0x1000 1 1 1")
         client.kill()
         await until(lambda: made.count == 0)
-        assert not client.is_held
+        await until(lambda: not client.is_held)
     assert len(told.observations) == (why == "faulted")  # its last action is reported
 
 
