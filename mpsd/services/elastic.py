@@ -88,17 +88,22 @@ class ElasticShares:
                 await self._coordinator.woken.wait()
                 continue
             await trio.sleep(LOOK_SECONDS)
-            self.look()
+            try:
+                self.look()
+            except Exception:  # shares are no reason to end mpsd for all
+                log.exception("service.bug")
+                await self._coordinator.woken.wait()
 
     def look(self) -> None:
         """Measure all elastic services, and deal each pool."""
         pools: dict[tuple[int, int | None, str], list[ServiceRecord]] = {}
-        for record in self._elastic():
+        elastic = tuple(self._elastic())  # once: to measure one can change whether it makes way
+        for record in elastic:
             self._measure(record)
             arena = record.arena
             made_in = None if arena.is_of_owner else arena.pid_namespace
             pools.setdefault((arena.owner_uid, made_in, arena.gpu), []).append(record)
-        for record in self._usage.keys() - set(self._elastic()):
+        for record in self._usage.keys() - set(elastic):
             del self._usage[record]
         for pool in pools.values():
             self._deal(pool)

@@ -4,13 +4,15 @@ import os
 import struct
 
 import pytest
+import structlog
 import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
 from mpsd.errors import BadRequest, UnusablePath
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Elasticity, ServiceSettings
+from mpsd.model.service import Elasticity, Phase, ServiceSettings
+from mpsd.services.elastic import ElasticShares
 from mpsd.wire.forward_state import CONTROL, CONTROL_AT, HEAD, MAGIC, parse_control
 from tests.unit.services.fake_machine import OWNER
 
@@ -337,6 +339,32 @@ async def test_one_that_makes_way_for_its_successor_is_waited_for(
         await load.carry_out()
         await load.work(8)
         assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
+
+
+async def test_one_whose_successor_ended_at_once_ends_nothing_else(load: Load, autojump_clock: MockClock) -> None:
+    """It made way before the look measured it, and no more afterwards: any user could end mpsd so."""
+    async with load.machine.mpsd():
+        await load.begin()
+        await load.rest()
+        record = load.machine.coordinator.records[FIRST]
+        assert record.dealt
+        successor = ProcessId(4711, record.dealt.ticks + 1)
+        record.service = replace(record.service, members=(), writer=successor, phase=Phase.FENCING)
+        load.machine.failover._elastic.look()
+        assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
+        assert load.why().startswith("stands still")
+
+
+async def test_an_error_of_a_deal_ends_no_service(load: Load, autojump_clock: MockClock, monkeypatch) -> None:
+    def fail(of: ElasticShares) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(ElasticShares, "look", fail)
+    async with load.machine.mpsd():
+        with structlog.testing.capture_logs() as lines:
+            await load.begin()
+            await load.work(8)
+    assert {line["event"] for line in lines} >= {"service.bug"}
 
 
 async def test_one_that_leaves_the_pool_gets_back_what_it_lent(load: Load, autojump_clock: MockClock) -> None:
