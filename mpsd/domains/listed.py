@@ -3,6 +3,7 @@
 It lists a client that has ended for as long as a forked child has its connections; its GPU memory stays taken (measured, H200).
 """
 
+import os
 from collections.abc import Mapping
 
 from mpsd.domains.domain import Domain
@@ -42,9 +43,10 @@ def may_be_used(domain: Domain, process: ProcessId) -> bool:
 def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | None:
     """Return the process that the servers of a domain list with this pid; None if it has ended, or is not known.
 
-    Another process can have the pid of an ended client, and is no client.  admitted: of the domain.
+    Another process can have the pid of an ended client, and is no client.  mpsd's own pid stands for all clients of other pid
+    namespaces (mpsd/relay/forwarding.py).  admitted: of the domain.
     """
-    found = processes.find(pid)
+    found = processes.find(pid) if pid != os.getpid() else None
     return found if found is not None and is_meant(admitted, found) else None
 
 

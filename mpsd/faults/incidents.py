@@ -75,8 +75,7 @@ class Incidents:
         watches_since: int | None = None,
     ) -> None:
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
-        self._describe = describe
-        self.parties = KnownClients(describe, clock)
+        self._describe, self.parties = describe, KnownClients(describe, clock)
         self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since, self.parties.have_one_owner)
         self.settings = settings
         self._blame = Blame(settings, store.blame())
@@ -205,6 +204,7 @@ class Incidents:
             self._fusion.servers_started(domain.name, started_ns)
         for process in [each for each in domain.members if self.parties.find(each) is None]:
             self.parties.meet(process, domain.name)
+        self.parties.note_unseen(domain.name, domain.client_pids)
         for pid in domain.client_pids:
             known = self.parties.by_pid(pid)
             self.parties.keep(domain.admitted.get(pid))

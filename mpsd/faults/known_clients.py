@@ -3,6 +3,7 @@
 A client that has just ended may be the culprit, so it counts for a while; but not for new servers, which it never used.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct, field
@@ -15,6 +16,7 @@ _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process ha
 _MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
 _MOST_GONE = 4096
 Owner = tuple[int | None, str]  # a user, and the outermost container or pod
+_UNSEEN: Owner = (None, "another pid namespace")  # all clients there: mpsd cannot tell them apart
 
 
 class _History(Struct):
@@ -75,6 +77,11 @@ class KnownClients:
         history.owners[owner] = last_ns
         if len(history.owners) > 2:
             del history.owners[min(history.owners, key=history.owners.__getitem__)]
+
+    def note_unseen(self, domain: str, listed: Collection[int]) -> None:
+        """Record whether a server of the domain lists clients that mpsd does not see: then no seen one is there alone."""
+        if os.getpid() in listed:  # mpsd/domains/listed.py
+            self._histories.setdefault(domain, _History()).owners[_UNSEEN] = self._clock()
 
     def part(self, process: ProcessId) -> None:
         """Record that the process, which lives, is in no domain any more."""

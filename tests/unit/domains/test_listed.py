@@ -10,15 +10,15 @@ from mpsd.host import processes
 from mpsd.model.domain import ServerView
 from mpsd.model.process import ProcessId
 
-OURS = processes.process_id(os.getpid())
-BEFORE = ProcessId(os.getpid(), 7)  # an ended client, which had our pid
+OTHER = processes.process_id(os.getppid())
+BEFORE = ProcessId(os.getppid(), 7)  # an ended client, which had the pid of our parent
 
 
 @pytest.mark.parametrize(
     ("admitted", "found"),
     [
-        pytest.param(None, OURS, id="a client that bypassed mpsd"),
-        pytest.param(OURS, OURS, id="an admitted client"),
+        pytest.param(None, OTHER, id="a client that bypassed mpsd"),
+        pytest.param(OTHER, OTHER, id="an admitted client"),
         pytest.param(BEFORE, None, id="an ended one, of which a child has the connection"),
     ],
 )
@@ -26,7 +26,12 @@ def test_the_process_of_a_listed_pid(admitted: ProcessId | None, found: ProcessI
     domain = Domain("default", 1, (), None, 48)  # type: ignore[arg-type]
     if admitted:
         domain.admit(admitted)
-    assert listed_process(domain.admitted, os.getpid()) == found
+    assert listed_process(domain.admitted, os.getppid()) == found
+
+
+def test_our_own_pid_is_that_of_no_client() -> None:
+    """It stands for clients of other pid namespaces."""
+    assert listed_process({}, os.getpid()) is None
 
 
 def test_a_process_that_has_gone() -> None:

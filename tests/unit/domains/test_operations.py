@@ -46,8 +46,9 @@ def test_one_is_found_by_its_pid() -> None:
 
 
 def test_a_client_that_only_a_server_knows_is_looked_at() -> None:
-    assert THIS is not None
-    asked = operations([ProcessId(7, 1)], strangers=(THIS.pid,))
-    [view] = asked.clients(THIS.pid)
-    assert (view.process, view.uid, view.server_pid) == (THIS, os.geteuid(), SERVER)
-    assert [view.process.pid for view in asked.clients()] == [7, THIS.pid]
+    other = processes.process_id(os.getppid())
+    assert other is not None
+    asked = operations([ProcessId(7, 1)], strangers=(other.pid,))
+    [view] = asked.clients(other.pid)
+    assert (view.process, view.uid, view.server_pid) == (other, os.geteuid(), SERVER)
+    assert [view.process.pid for view in asked.clients()] == [7, other.pid]

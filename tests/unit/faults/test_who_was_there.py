@@ -79,21 +79,33 @@ async def test_who_went_before_its_servers_were_renewed_was_not_there(world, aut
 
 async def test_clients_that_came_past_mpsd_are_known(world, autojump_clock):
     """Without root, only the domain's server knows them; they are asked about while they live."""
-    domain, ours = world.domain(), process_id(os.getpid())
-    world.lists(domain, ours.pid, 4_194_305)  # the second is not a process
+    domain, one = world.domain(), process_id(os.getppid())
+    world.lists(domain, one.pid, 4_194_305)  # the second is not a process
     world.say_fault(domain)
-    assert world.last.culprit == ours
-    assert world.last.party(ours).program == f"p{ours.pid}"
+    assert world.last.culprit == one
+    assert world.last.party(one).program == f"p{one.pid}"
+
+
+@pytest.mark.parametrize("with_seen", [False, True], ids=["alone", "beside one that is seen"])
+async def test_a_client_of_another_pid_namespace_is_nobody(world, autojump_clock, with_seen):
+    """Its server lists mpsd's own pid: mpsd convicted itself of the client's fault, and sent itself SIGKILL."""
+    domain = world.domain()
+    if with_seen:
+        world.arrive(domain, 101)
+    world.lists(domain, os.getpid(), *([101] if with_seen else []))
+    world.say_fault(domain)
+    assert world.last.culprit is None
+    assert os.getpid() not in {each.pid for each in (*world.last.suspects, *world.last.victims)}
 
 
 async def test_they_are_known_before_anything_happens(world, autojump_clock):
     domain = world.domain()
     async with trio.open_nursery() as nursery:
         running(world, nursery)
-        world.lists(domain, os.getpid())
+        world.lists(domain, os.getppid())
         world.pool.notify()
         await trio.testing.wait_all_tasks_blocked()
-        assert world.incidents.parties.find(process_id(os.getpid())) is not None
+        assert world.incidents.parties.find(process_id(os.getppid())) is not None
         nursery.cancel_scope.cancel()
 
 
