@@ -33,6 +33,7 @@ class ClientConnection(Struct):
     since: float
     link: Forwarding
     why_not: str = ""  # why its process is not known
+    has_gone: bool = False  # since the process had ended
     facts: StartFacts = NOTHING  # what its process was started with, as read last
     has_arrived: bool = False  # at a domain; linked again, it is no further connection
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)

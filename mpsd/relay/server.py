@@ -20,7 +20,7 @@ from mpsd.fairness.turns import Turns
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import ACCEPT_PAUSE_SECONDS, ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.host.descriptors import Closings
-from mpsd.host.peers import PeerEnded, has_ended, peer_credentials, peer_process
+from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.host.polling import is_readable
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.backlog import Backlog, Note
@@ -186,7 +186,7 @@ class Relay(Struct):
     def _wait(self, sock: socket.socket, note: Note, *, was_in: bool = False) -> bool:
         """Put a copy of the connection into the backlog; False if the backlog is full."""
         who = peer_credentials(sock)
-        process, _ = _identify(sock, who)
+        process, _, _ = _identify(sock, who)
         listing = nullcontext() if note.greeting else self._listed(process, who.uid)
         return self.backlog.put(sock, note, self.ranges.share_of(who.uid), listing, process, was_in=was_in)
 
@@ -257,8 +257,7 @@ class Relay(Struct):
     async def _go_on(self, caller: ClientConnection, name: str, backend: socket.socket | None) -> None:
         domain = self.conversations.pool.domains.get(name)
         track = caller.link.track
-        has_gone = bool(caller.why_not) and has_ended(caller.connection, None)  # else mpsd could not read it just now
-        if domain is not None and backend is not None and not track.is_torn and not has_gone:
+        if domain is not None and backend is not None and not track.is_torn and not caller.has_gone:
             return await self.conversations.resume(caller, domain, backend)
         if backend is not None:
             backend.close()
@@ -286,14 +285,14 @@ class Relay(Struct):
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         credentials = peer_credentials(connection)
-        process, why_not = _identify(connection, credentials)
+        process, why_not, has_gone = _identify(connection, credentials)
         settings = self.conversations.settings
         link = Forwarding(
             connection, settings.may_impersonate, settings.trusts_containers, track=track, speaker=credentials.pid,
             process=process, ids=credentials, closings=self._closings, share=self.ranges.share_of(credentials.uid),
         )  # fmt: skip
         now = trio.current_time()
-        caller = ClientConnection(number, door, connection, credentials, process, now, link, why_not=why_not, places=places)
+        caller = ClientConnection(number, door, connection, credentials, process, now, link, why_not, has_gone, places=places)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller
         places[self.ranges.share_of(credentials.uid)] += 1
@@ -387,11 +386,14 @@ def _process_at(connection: socket.socket, credentials: Credentials) -> ProcessI
     return _identify(connection, credentials)[0]
 
 
-def _identify(connection: socket.socket, credentials: Credentials) -> tuple[ProcessId | None, str]:
-    """Return the process that connected, or why it is not known: a wrong one would get these limits, or be ended."""
+def _identify(connection: socket.socket, credentials: Credentials) -> tuple[ProcessId | None, str, bool]:
+    """Return the process that connected; or why it is not known, and whether it has ended.
+
+    A wrong one would get these limits, or be ended.
+    """
     try:
-        return peer_process(connection, credentials), ""
+        return peer_process(connection, credentials), "", False
     except PeerEnded as exc:
-        return None, str(exc)
+        return None, str(exc), True
     except OSError as exc:
-        return None, f"mpsd cannot see who it is: {exc.strerror}"
+        return None, f"mpsd cannot see who it is: {exc.strerror}", False

@@ -11,7 +11,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from mpsd.host import processes
+from mpsd.host import peers, processes
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
@@ -22,7 +22,7 @@ from mpsd.relay.forwarding import Forwarding, LinkSide
 from mpsd.relay.hang_ups import HangUps
 from mpsd.relay.offences import Offences
 from mpsd.relay.refusals import Refusals
-from mpsd.relay.server import Relay
+from mpsd.relay.server import Relay, _identify
 from mpsd.relay.vendor_connection import connect
 from tests.running import running
 from tests.unit.relay.test_backlog import descriptors_all_in_use
@@ -152,9 +152,17 @@ async def test_a_restarted_mpsd_holds_a_client_that_it_cannot_identify() -> None
         end.close()
 
 
-async def test_a_restarted_mpsd_goes_on_with_a_client_that_it_cannot_read_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_gone", [False, True])
+async def test_a_restarted_mpsd_goes_on_with_a_client_that_it_cannot_read_just_now(
+    monkeypatch: pytest.MonkeyPatch, has_gone: bool
+) -> None:
     """It held such a client for good, whose handshake an earlier mpsd had begun: it can lack a descriptor at its start."""
     resumed: list[ClientConnection] = []
+    held: list[str] = []
+
+    async def is_known_later(caller: ClientConnection) -> bool:
+        held.append(caller.why_not)
+        return False
 
     async def resume(_: Conversations, caller: ClientConnection, *of: object) -> None:
         resumed.append(caller)
@@ -163,13 +171,25 @@ async def test_a_restarted_mpsd_goes_on_with_a_client_that_it_cannot_read_just_n
     (ours, theirs), (backend, daemon) = pair(), pair()
     relay, caller = one_caller(ours, None)
     pool = SimpleNamespace(domains={"d2": SimpleNamespace(name="d2")})
-    relay.conversations = Conversations(pool, None, None, None, None, None)  # type: ignore[arg-type]
-    caller.why_not = "mpsd cannot see who it is: Too many open files"
+    keeper, refusals = SimpleNamespace(drop=lambda name: None), SimpleNamespace(is_known_later=is_known_later)
+    relay.conversations = Conversations(pool, keeper, None, None, None, refusals)  # type: ignore[arg-type]
+    caller.why_not, caller.has_gone = "mpsd cannot see who it is: Too many open files", has_gone
     with ours, theirs, backend, daemon:
         await relay._go_on(caller, "d2", backend)
-    assert resumed == [caller]
+    assert (resumed, len(held)) == (([], 1) if has_gone else ([caller], 0))
     for end in relay.backlog._ends:
         end.close()
+
+
+@pytest.mark.parametrize("knows_pidfds", [True, False])
+def test_an_end_is_known_also_on_an_older_kernel(monkeypatch: pytest.MonkeyPatch, knows_pidfds: bool) -> None:
+    """Linux before 6.5 has no SO_PEERPIDFD: a handshake of an ended process was continued there after a restart."""
+    if not knows_pidfds:
+        monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    ours, theirs = pair()
+    with ours, theirs:
+        process, why_not, has_gone = _identify(ours, Credentials(4_194_305, 0, 0))
+    assert (process, bool(why_not), has_gone) == (None, True, True)
 
 
 async def test_a_daemon_that_dies_with_unread_messages_is_no_error_of_its_client() -> None:
