@@ -1,6 +1,7 @@
 """mpsd's side of the keeper, against the real keeper."""
 
 import errno
+import gc
 import os
 import resource
 import select
@@ -223,6 +224,7 @@ async def test_the_successor_of_a_stopped_keeper_costs_no_descriptor(client, mon
     monkeypatch.setattr(connections, "_SECONDS", 0.2)
     stopped = client.pid
     os.kill(stopped, signal.SIGSTOP)
+    gc.collect()  # it would close what other tests have left
     before = descriptors()
     try:
         await client.replace()
@@ -235,12 +237,12 @@ async def test_the_successor_of_a_stopped_keeper_costs_no_descriptor(client, mon
 
 async def test_a_stopped_keeper_keeps_nothing_open_once_it_has_a_successor(client, monkeypatch):
     """It would hold the connections for as long as it lives, when it goes on: their peers would never see mpsd close them."""
-    monkeypatch.setattr(connections, "_SECONDS", 0.2)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         client.hold("domain.1.default", ours)
         [(_, copy, _)] = client.held()  # it has it
         copy.close()
+        monkeypatch.setattr(connections, "_SECONDS", 0.2)
         stopped = client.pid
         os.kill(stopped, signal.SIGSTOP)
         try:
