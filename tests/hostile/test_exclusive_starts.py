@@ -3,6 +3,7 @@
 from tests.hostile.attacker import attacking
 from tests.hostile.test_held_windows import ATTACKER, CONNECTS_AS_CLIENT, OTHER
 from tests.integration.machine import Machine
+from tests.integration.process import is_running, wait_for
 
 STARTS = 3
 # It connects again and again, and leaves before it is a client.
@@ -28,5 +29,14 @@ def test_they_do_not_touch_the_server_that_another_users_client_connects_to(mach
     machine.start()
     with attacking(KNOCKS, machine.pipe / "control", uid=ATTACKER):
         for _ in range(STARTS):
-            machine.counter(uid=OTHER).ready().end()
-    assert not [line for line in machine.log("control.log") if "Server will not shutdown" in line]
+            before = refused(machine)
+            client = machine.counter(uid=OTHER).ready()
+            server = machine.server_of(client)
+            assert refused(machine) == before
+            client.end()
+            wait_for("its server to be shut down", lambda server=server: not is_running(server))
+
+
+def refused(machine: Machine) -> int:
+    """Return how often a server was asked to shut down that a process was connected to; it is so for a moment at an end too."""
+    return sum("Server will not shutdown" in line for line in machine.log("control.log"))
