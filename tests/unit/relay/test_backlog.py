@@ -155,7 +155,7 @@ async def test_a_restarted_mpsd_keeps_all_of_a_full_queue(pairs: ExitStack, monk
     held = [(name, pairs.enter_context(end.dup()), 0) for name, end, _ in before.ends()]
     uid_of = iter([*owners[owners.count(USER) // 2 :], *owners[: owners.count(USER) // 2]])
     monkeypatch.setattr("mpsd.relay.server.peer_credentials", lambda sock: Credentials(1, next(uid_of), 0))
-    monkeypatch.setattr("mpsd.relay.server._identify", lambda sock, who: (None, ""))
+    monkeypatch.setattr("mpsd.relay.server._identify", lambda sock, who: (None, "", False))
     monkeypatch.setattr(Relay, "_listed", lambda relay, process, uid: nullcontext())
     with trio.CancelScope() as scope:
         scope.cancel()
