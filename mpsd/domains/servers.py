@@ -37,9 +37,7 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
                 await make_way(domain, uid, is_multiuser=is_multiuser, asked_at=asked_at)
             else:
                 await domain.control.command(f"start_server -uid {uid}", seconds)
-            with trio.move_on_after(_POLL_SECONDS):
-                await domain.news.wait()  # a line of its log
-            domain.mark_stale()
+            await _next_look(domain)
     raise VendorFailed(f"the server of user {uid} in domain {domain.name} did not start in {seconds:g} s")
 
 
@@ -55,9 +53,13 @@ async def end_others(domain: Domain, uid: int, *, is_multiuser: bool) -> None:
     with trio.move_on_after(_OTHERS_SECONDS):
         while not domain.served and any(_is_idle_of_another(domain, server, uid) for server in await domain.fresh_servers()):
             await make_way(domain, uid, is_multiuser=False, asked_at=asked_at)
-            with trio.move_on_after(_POLL_SECONDS):
-                await domain.news.wait()
-            domain.mark_stale()
+            await _next_look(domain)
+
+
+async def _next_look(domain: Domain) -> None:
+    with trio.move_on_after(_POLL_SECONDS):
+        await domain.news.wait()  # a line of its log
+    domain.mark_stale()
 
 
 async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, asked_at: dict[int, float] | None = None) -> None:
