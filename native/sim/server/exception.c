@@ -17,7 +17,7 @@ static struct {
 	bool is_resumed;  /* the debugger has finished */
 	bool is_broken;   /* what it did does not help: the culprit's warps have lost their memory */
 	bool is_wide;     /* all SMs show it */
-	unsigned rest;    /* so often more of its blocks will come to the same trap */
+	unsigned rest;    /* how many more times the same SMs report it */
 	bool hangs;       /* the culprit's kernel never ends by itself */
 	enum fault_class class;
 	pid_t culprit;
@@ -114,14 +114,14 @@ bool exception_begin(struct server *server, struct connection *culprit, enum fau
 {
 	const struct connection *stopped = is_exception(class) ? stopped_client(server, culprit->pid) : NULL;
 	bool is_second = now_held.is_blocked && now_held.is_resumed;
+	unsigned again = (unsigned)machine_knob("MPSD_SIM_SM_WIDE", 0);
 
 	if (!stopped)
 		return false;
 	now_held.is_blocked = true;
 	now_held.is_resumed = now_held.is_broken = false;
-	now_held.rest = (unsigned)machine_knob("MPSD_SIM_SM_WIDE", 0);
-	now_held.is_wide = now_held.rest > 0;
-	now_held.rest = class == FAULT_TRAP ? now_held.rest : 0;
+	now_held.is_wide = again > 0;
+	now_held.rest = class == FAULT_TRAP ? again : 0;
 	now_held.hangs = class == FAULT_STACK;
 	now_held.class = class;
 	forget_space(server); /* of the exception before */
@@ -175,7 +175,7 @@ static bool was_resumed_once(void)
 }
 
 /* All clients go on after one RESUME, and the SMs still show the exception.  With MPSD_SIM_SM_STUCK they do not, and more SMs show it
- * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report a trap so often again, each time until another RESUME. */
+ * (once of 67 on the device).  With MPSD_SIM_SM_WIDE the same SMs report a trap that many more times, each time until another RESUME. */
 static void look_for_debugger(struct server *server)
 {
 	if (now_held.is_resumed || !was_resumed_once())
