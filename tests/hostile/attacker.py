@@ -31,6 +31,21 @@ say(UI)
 hear(UI_READY)
 print("ready", flush=True)
 """
+# The beginning of an attack by root of separate user and pid namespaces, which may name every process there as its own.
+IN_NAMESPACES = """
+import ctypes, os, sys
+mine = os.getuid()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x30000000):  # CLONE_NEWUSER | CLONE_NEWPID
+    sys.exit("no namespaces")
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write(f"0 {mine} 1")
+open("/proc/self/gid_map", "w").write(f"0 {mine} 1")
+if os.fork():
+    os.wait()
+    sys.exit()
+libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with the attack, and its namespace with it
+"""
 CONNECTS = """
 import socket, sys
 def connected():

@@ -4,38 +4,40 @@ import signal
 
 from mpsd_client import Selector, calls
 
-from tests.hostile.attacker import attacking
+from tests.hostile.attacker import IN_NAMESPACES, attacking
 from tests.hostile.test_held_windows import ATTACKER, CONNECTS_AS_CLIENT
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
 
-# As root of separate user and pid namespaces, where it may name every process, also one that has ended and was not waited for.
-GOES_ON = (
+# begun(): the pid of a child, and the connection on which it has greeted; attaches: it asks for a channel, too, and lives on.
+BEGINS_IN_A_CHILD = (
     CONNECTS_AS_CLIENT
     + """
-import ctypes
-mine = os.getuid()
-if ctypes.CDLL(None, use_errno=True).unshare(0x30000000):  # CLONE_NEWUSER | CLONE_NEWPID
-    sys.exit("no namespaces")
-open("/proc/self/setgroups", "w").write("deny")
-open("/proc/self/uid_map", "w").write(f"0 {mine} 1")
-open("/proc/self/gid_map", "w").write(f"0 {mine} 1")
-if os.fork():
-    os.wait()
-    sys.exit()
-ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-kept = []
-for _ in range(3):
+def begun(attaches):
     ours, theirs = socket.socketpair()
-    ended = os.fork()
-    if not ended:
+    child = os.fork()
+    if not child:
         made = connected()
         hear(made, 1)
         say(made, HELLO)
         hear(made, WELCOME)
+        if attaches:
+            say(made, ATTACH, 1)
         socket.send_fds(theirs, [b"."], [made.fileno()])
+        if attaches:
+            time.sleep(600)
         os._exit(0)
-    made = socket.socket(fileno=socket.recv_fds(ours, 1, 1)[1][0])
+    return child, socket.socket(fileno=socket.recv_fds(ours, 1, 1)[1][0])
+"""
+)
+# It may name every process of its pid namespace, also one that has ended and was not waited for.
+GOES_ON = (
+    IN_NAMESPACES
+    + BEGINS_IN_A_CHILD
+    + """
+kept = []
+for _ in range(3):
+    ended, made = begun(False)
     time.sleep(0.3)  # so long mpsd takes to forget it
     words = HEAD.pack(0x4C4B0001, ATTACH, ended, 0, 1, 0, 0, 0)
     made.sendmsg([words], [(socket.SOL_SOCKET, 2, struct.pack("iII", ended, 0, 0))])
@@ -52,21 +54,11 @@ time.sleep(600)
 )
 # Its child is ended at SIGUSR1, before it has its channel.
 ENDS_ITS_CHILD = (
-    CONNECTS_AS_CLIENT
+    BEGINS_IN_A_CHILD
     + """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-ours, theirs = socket.socketpair()
-ended = os.fork()
-if not ended:
-    made = connected()
-    hear(made, 1)
-    say(made, HELLO)
-    hear(made, WELCOME)
-    say(made, ATTACH, 1)
-    socket.send_fds(theirs, [b"."], [made.fileno()])
-    time.sleep(600)
-made = socket.socket(fileno=socket.recv_fds(ours, 1, 1)[1][0])
+ended, made = begun(True)
 print("ready", flush=True)
 signal.sigwait({signal.SIGUSR1})
 os.kill(ended, 9)

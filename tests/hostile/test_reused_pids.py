@@ -11,27 +11,18 @@ from pathlib import Path
 import pytest
 from mpsd_client import Client, Refused, Selector, calls, values
 
-from tests.hostile.attacker import NOBODY, attacking
+from tests.hostile.attacker import IN_NAMESPACES, NOBODY, attacking
 from tests.hostile.test_identity import held
 from tests.integration.machine import CLIENTS, Machine
 from tests.integration.process import is_running, wait_for
 
 SYS_CLONE3 = 435
 # As root of separate user and pid namespaces: each line of output is a claim that the kernel refused, with its error.
-FORGES = """
-import ctypes, os, socket, struct, sys, time
+FORGES = (
+    IN_NAMESPACES
+    + """
+import socket, struct, time
 path, others_pid, others_uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-mine = os.getuid()
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.unshare(0x30000000):  # CLONE_NEWUSER | CLONE_NEWPID
-    sys.exit("no namespaces")
-open("/proc/self/setgroups", "w").write("deny")
-open("/proc/self/uid_map", "w").write(f"0 {mine} 1")
-open("/proc/self/gid_map", "w").write(f"0 {mine} 1")
-if os.fork():
-    os.wait()
-    sys.exit()
-libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with the attack, and its namespace with it
 brother = os.fork()
 if not brother:
     time.sleep(60)
@@ -47,6 +38,7 @@ print("ready", flush=True)
 print(len(refused), flush=True)
 time.sleep(60)
 """
+)
 # Preloaded into a client: on SIGUSR1 a child takes its connections, without the driver's knowledge, and reports a trap to the
 # simulator's server after some seconds, as the GPU does if a kernel of the ended client traps.
 LEAVES = """

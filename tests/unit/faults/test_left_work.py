@@ -21,6 +21,16 @@ def of_users(process: ProcessId) -> Party:
     return Party(process, ATTACKER if process.pid < 200 else USER, "train")
 
 
+async def comes_after(world: IncidentWorld, domain: Domain, ended: int) -> ProcessId:
+    """Return a client that arrives a minute after the end of another one, which had a channel to the server."""
+    [gone] = world.arrive(domain, ended)
+    world.incidents.served(gone, domain)
+    world.end(gone)
+    await trio.sleep(60)
+    [victim] = world.arrive(domain, 201)
+    return victim
+
+
 @pytest.mark.parametrize(
     ("ended", "victims", "confidence"),
     [
@@ -67,11 +77,7 @@ async def test_one_that_is_only_connecting_is_not_convicted_of_it_either(
     world = IncidentWorld(tmp_path, describe=of_users)
     domain = world.domain()
     async with running(world.incidents.run):
-        [gone] = world.arrive(domain, ended)
-        world.incidents.served(gone, domain)
-        world.end(gone)
-        await trio.sleep(60)
-        [victim] = world.arrive(domain, 201)
+        victim = await comes_after(world, domain, ended)
         if is_contained:
             world.see(Source.SENTINEL, domain.name, process=victim, is_proof=True, fault_class=FaultClass.SM, is_contained=True)
         else:
@@ -129,11 +135,7 @@ async def test_a_sentinel_convicts_no_client_of_what_an_ended_one_of_another_use
     world = IncidentWorld(tmp_path, describe=of_users)
     domain = world.domain()
     async with running(world.incidents.run):
-        [gone] = world.arrive(domain, ended)
-        world.incidents.served(gone, domain)
-        world.end(gone)
-        await trio.sleep(60)
-        [victim] = world.arrive(domain, 201)
+        victim = await comes_after(world, domain, ended)
         world.lists(domain, victim.pid)
         exception = {"fault_class": FaultClass.SM, "is_contained": True, "pc": 0x200000000}
         world.see(Source.SENTINEL, domain.name, **exception)

@@ -20,6 +20,13 @@ from tests.unit.relay.test_linked_again import KnownClients, NoFacts, accepted
 from tests.unit.relay.test_overdue import OWN, PATIENCE, VendorDaemon
 
 
+def conversations(pool, separation):
+    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
+    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
+    assignment = Assignment(pool, KnownClients(), separation, is_per_gpu=False, reader=NoFacts())
+    return Conversations(pool, keeper, None, settings, assignment, refusals=None)
+
+
 @pytest.mark.parametrize("is_by_domain", [True, False])
 @pytest.mark.parametrize("has_left", [False, True])
 async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp_path, has_left, is_by_domain):
@@ -29,10 +36,7 @@ async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp
     pool, process = HopefulPool(), processes.process_id(os.getpid())
     domain = pool.domain
     domain.control = VendorDaemon(str(tmp_path / "control"))
-    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
-    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
-    assignment = Assignment(pool, KnownClients(), NobodyApart(), is_per_gpu=False, reader=NoFacts())
-    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    shared = conversations(pool, NobodyApart())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         for end in (ours, theirs, listener):
@@ -65,10 +69,7 @@ async def test_one_in_whose_handshake_mpsd_was_restarted_is_met_before_its_chann
             noted.append(("served", process in domain.members))
 
     pool.client_adopted.subscribe(lambda process, domain: noted.append(("adopted", process in domain.served)))
-    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
-    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
-    assignment = Assignment(pool, KnownClients(), Noted(), is_per_gpu=False, reader=NoFacts())
-    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    shared = conversations(pool, Noted())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, daemon:
@@ -84,10 +85,7 @@ async def test_one_that_mpsd_does_not_see_takes_a_place_in_a_handshake_from_befo
     pool = HopefulPool()
     domain = pool.domain
     domain.control = VendorDaemon()
-    keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
-    settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
-    assignment = Assignment(pool, KnownClients(), NobodyApart(), is_per_gpu=False, reader=NoFacts())
-    shared = Conversations(pool, keeper, None, settings, assignment, refusals=None)
+    shared = conversations(pool, NobodyApart())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, daemon:
