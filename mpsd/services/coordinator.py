@@ -20,6 +20,7 @@ from mpsd.notify import Changed, Signal
 from mpsd.services.actives import Actives
 from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
+from mpsd.services.guard import guarded
 from mpsd.services.handover import HandoverRecord
 from mpsd.services.handover_timing import note_times
 from mpsd.services.members import ServiceRecord
@@ -80,7 +81,8 @@ class Coordinator:
         """Begin the grace period for members of an earlier mpsd, once this one runs."""
         self.registry.grace_until = trio.current_time() + self.settings.follow_grace
         for record in self.records.values():
-            self._meet(record)
+            with guarded(record):
+                self._meet(record)
 
     # -- services --------------------------------------------------------------------------------------------------------
 
@@ -158,60 +160,57 @@ class Coordinator:
 
     def see(self, seen: Observation) -> None:
         """Take an observation of a fault, as early as possible."""
-        try:
+        with guarded(domain=seen.domain):  # the other consumers have to get the fault too
             self.evidence.take(seen, self.settings.settle, self.parts.clock_ns())
             if is_fault_of_domain(seen):
                 with self.parts.outbox.hold():
                     self.fault(seen.domain, seen.seen_ns)
-        except Exception:  # the other consumers have to get the fault too
-            log.exception("service.bug", domain=seen.domain)
 
     def fault(self, domain: str, happened_ns: int, process: ProcessId | None = None) -> None:
         """Record that all contexts of the domain are lost, or those of this process."""
         for record in list(self.records.values()):
-            concerned = [each for each in record.service.members if each.domain == domain and process in (None, each.process)]
-            if any(each.standing is not MemberState.FAULTED for each in concerned):
-                self.tell(record, Faulted(domain, process), happened_ns)
-            writer = record.service.writer
-            instance = record.instances.get(writer) if writer is not None else None
-            if instance is not None and record.service.phase is Phase.FENCING and instance.domain == domain:
-                self.fence_wanted.emit(record, instance.process)  # the new observation may prove that it can no longer write
+            with guarded(record, domain=domain):
+                self._fault(record, domain, happened_ns, process)
+
+    def _fault(self, record: ServiceRecord, domain: str, happened_ns: int, process: ProcessId | None) -> None:
+        concerned = [each for each in record.service.members if each.domain == domain and process in (None, each.process)]
+        if any(each.standing is not MemberState.FAULTED for each in concerned):
+            self.tell(record, Faulted(domain, process), happened_ns)
+        writer = record.service.writer
+        instance = record.instances.get(writer) if writer is not None else None
+        if instance is not None and record.service.phase is Phase.FENCING and instance.domain == domain:
+            self.fence_wanted.emit(record, instance.process)  # the new observation may prove that it can no longer write
 
     def close(self, domain: str) -> None:
         """Move services out of a domain in which an exception was contained.  May be repeated."""
         for record in list(self.records.values()):
             if any(each.domain == domain for each in record.service.members):
-                self.tell(record, Closing(domain))
+                with guarded(record, domain=domain):
+                    self.tell(record, Closing(domain))
 
     def _ended(self, process: ProcessId, seen_ns: int) -> None:
-        try:
-            self._note_end(process, seen_ns)
-        except Exception:
-            log.exception("service.bug", pid=process.pid)
-
-    def _note_end(self, process: ProcessId, seen_ns: int) -> None:
         for record in list(self.records.values()):
             if (instance := record.instances.get(process)) is None:
                 continue
             instance.is_gone = True
-            if record.service.member(process) is not None:
-                self.tell(record, Ended(process), seen_ns)
-            self.show(record)
-            self.leave_if_empty(record)
-        self.process_ended.emit(process)
+            with guarded(record, pid=process.pid):
+                if record.service.member(process) is not None:
+                    self.tell(record, Ended(process), seen_ns)
+                self.show(record)
+                self.leave_if_empty(record)
+        with guarded(pid=process.pid):
+            self.process_ended.emit(process)
 
     def heard_of(self, what: str, arena: Arena) -> None:
         """Take a change of an arena from the vault.  Never raises."""
         if (record := self.records.get(arena.id)) is None:
             return
         record.arena = arena
-        try:
+        with guarded(record):
             if what in _GONE:
                 self._remove(record)
             elif not record.is_promoting:
                 self._compare(record)
-        except Exception:
-            log.exception("service.bug", service=arena.name)
 
     def _compare(self, record: ServiceRecord) -> None:
         """Align the service with its arena: the vault decides the writer, the holders, and whether the arena has contents."""

@@ -22,6 +22,7 @@ from mpsd.leases.rules.elastic_shares import LEVELS, Elastic, FeedbackPlace
 from mpsd.leases.rules.group_shares import Group, GroupMember
 from mpsd.model.service import Cause, Phase, Share
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.guard import guarded
 from mpsd.services.members import ServiceRecord
 from mpsd.services.views import changed_to
 from mpsd.wire.forward_state import Work
@@ -88,25 +89,24 @@ class ElasticShares:
                 await self._coordinator.woken.wait()
                 continue
             await trio.sleep(LOOK_SECONDS)
-            try:
+            with guarded():
                 self.look()
-            except Exception:  # shares are no reason to end mpsd for all
-                log.exception("service.bug")
-                await self._coordinator.woken.wait()
 
     def look(self) -> None:
         """Measure all elastic services, and deal each pool."""
         pools: dict[tuple[int, int | None, str], list[ServiceRecord]] = {}
         elastic = tuple(self._elastic())  # once: to measure one can change whether it makes way
         for record in elastic:
-            self._measure(record)
             arena = record.arena
             made_in = None if arena.is_of_owner else arena.pid_namespace
             pools.setdefault((arena.owner_uid, made_in, arena.gpu), []).append(record)
         for record in self._usage.keys() - set(elastic):
             del self._usage[record]
         for pool in pools.values():
-            self._deal(pool)
+            with guarded(*pool):
+                for record in pool:
+                    self._measure(record)
+                self._deal(pool)
 
     def _elastic(self) -> Iterator[ServiceRecord]:
         """Return the elastic services that have members, or make way: what another one without them had is its owner's."""

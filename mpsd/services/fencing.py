@@ -20,6 +20,7 @@ from mpsd.errors import MpsdError
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, Phase
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.guard import guarded
 from mpsd.services.members import Instance, ServiceRecord
 from mpsd.services.rules.promotion_types import Fenced
 
@@ -88,8 +89,9 @@ class Fencing:
 
     async def _later(self, record: ServiceRecord, writer: ProcessId, seconds: float) -> None:
         await trio.sleep(seconds)
-        if self._is_due(record, writer):
-            self.fence(record, writer)
+        with guarded(record, pid=writer.pid):
+            if self._is_due(record, writer):
+                self.fence(record, writer)
 
     def _patience(self, record: ServiceRecord, writer: ProcessId) -> float:
         member = record.service.member(writer)
@@ -100,17 +102,16 @@ class Fencing:
 
     async def _end(self, record: ServiceRecord, writer: ProcessId, patience: float) -> None:
         """End the writer after `patience` seconds.  An error ends only this attempt: `fence` is called again."""
-        try:
-            await trio.sleep(patience)
-            if self._is_due(record, writer) and not record.instances[writer].is_gone:
-                await self._coordinator.parts.end(writer, self._coordinator.process_watch.uid_of(writer))
-        except MpsdError as exc:
-            log.error("service.not_ended", service=record.arena.name, pid=writer.pid, why=str(exc))
-        except Exception:
-            log.exception("service.bug", service=record.arena.name, pid=writer.pid)
-        finally:
-            if record.stopping == writer:
-                record.stopping = None
+        with guarded(record, pid=writer.pid):
+            try:
+                await trio.sleep(patience)
+                if self._is_due(record, writer) and not record.instances[writer].is_gone:
+                    await self._coordinator.parts.end(writer, self._coordinator.process_watch.uid_of(writer))
+            except MpsdError as exc:
+                log.error("service.not_ended", service=record.arena.name, pid=writer.pid, why=str(exc))
+            finally:
+                if record.stopping == writer:
+                    record.stopping = None
 
     def _is_due(self, record: ServiceRecord, writer: ProcessId) -> bool:
         return record.service.writer == writer and record.service.phase is Phase.FENCING and writer in record.instances

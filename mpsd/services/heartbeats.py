@@ -14,6 +14,7 @@ from msgspec import Struct
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.model.service import MemberState, Phase
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.guard import guarded
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ready, Silent
 from mpsd.wire.forward_state import CONTROL_AT, CONTROL_BYTES, HEAD, Work, parse_control, parse_head
@@ -89,7 +90,8 @@ class Heartbeats:
                 self._fetching.add(record)
                 nursery.start_soon(self._fetch, record)
             elif pulse is not None and now >= pulse.looked_at + pause:
-                self._look(record, pulse, 2 * pause)
+                with guarded(record):
+                    self._look(record, pulse, 2 * pause)
             due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
         self._absolve()
         with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
@@ -102,7 +104,8 @@ class Heartbeats:
             member = record.service.member(writer) if writer is not None else None
             is_silent = member is not None and member.standing is MemberState.SILENT
             if writer is not None and is_silent and record.service.phase is Phase.SERVING and not record.heartbeat_seconds:
-                self._coordinator.tell(record, Ready(writer))
+                with guarded(record):
+                    self._coordinator.tell(record, Ready(writer))
 
     def _look(self, record: ServiceRecord, pulse: _Pulse, most_seconds: float) -> None:
         """Read the marks.
@@ -111,13 +114,13 @@ class Heartbeats:
         """
         writer = record.service.writer
         member = record.service.member(writer)
+        now = trio.current_time()
+        passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now  # whatever follows, the next look is later
         try:
             marks, _ = self._read(pulse)
         except (BadRequest, OSError) as exc:
             self._cannot_read(record, exc)
             return
-        now = trio.current_time()
-        passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now
         if writer is None or member is None:
             return
         if pulse.heartbeat_seconds != record.heartbeat_seconds:
@@ -140,13 +143,14 @@ class Heartbeats:
         return known if known is not None and (known.state_serial, known.generation) == wanted else None
 
     async def _fetch(self, record: ServiceRecord) -> None:
-        try:
-            await self._fetch_now(record)
-            self._unread.discard(record)
-        except (MpsdError, OSError) as exc:  # the keeper has died
-            self._cannot_read(record, exc)
-        finally:
-            self._fetching.discard(record)
+        with guarded(record):
+            try:
+                await self._fetch_now(record)
+                self._unread.discard(record)
+            except (MpsdError, OSError) as exc:  # the keeper has died
+                self._cannot_read(record, exc)
+            finally:
+                self._fetching.discard(record)
 
     def _cannot_read(self, record: ServiceRecord, exc: Exception) -> None:
         if record not in self._unread:

@@ -15,6 +15,7 @@ from mpsd.errors import ArenaBusy, BadRequest, MpsdError, NoRoom
 from mpsd.model.process import ProcessId
 from mpsd.model.service import LastRecord, MoveState, Phase
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.guard import guarded
 from mpsd.services.members import ServiceRecord
 from mpsd.services.move_record import ROUNDS, MoveRecord
 from mpsd.services.replicas import Replica, Replicas
@@ -38,9 +39,10 @@ class Moves:
                 with trio.move_on_after(_LOOK_SECONDS):
                     await self._coordinator.woken.wait()
                 for record in list(self._coordinator.records.values()):
-                    move = record.move
-                    if move is not None and move.is_under_way and self._look(record, move):
-                        nursery.start_soon(self._end, record, move.to_process)  # other moves do not wait for that
+                    with guarded(record):
+                        move = record.move
+                        if move is not None and move.is_under_way and self._look(record, move):
+                            nursery.start_soon(self._end, record, move.to_process)  # other moves do not wait for that
 
     def begin(self, record: ServiceRecord, gpu: str, wait_seconds: float) -> None:
         """Begin a move to this GPU, a UUID.  Raises BadRequest, ArenaBusy or NoRoom, and changes nothing then."""
@@ -160,12 +162,11 @@ class Moves:
         return True
 
     async def _end(self, record: ServiceRecord, process: ProcessId) -> None:
-        try:
-            await self._coordinator.parts.end(process, self._coordinator.process_watch.uid_of(process))
-        except MpsdError as exc:
-            log.warning("service.not_ended", service=record.arena.name, pid=process.pid, why=str(exc))
-        except Exception:
-            log.exception("service.bug", service=record.arena.name, pid=process.pid)
+        with guarded(record, pid=process.pid):
+            try:
+                await self._coordinator.parts.end(process, self._coordinator.process_watch.uid_of(process))
+            except MpsdError as exc:
+                log.warning("service.not_ended", service=record.arena.name, pid=process.pid, why=str(exc))
 
     def _cancel(self, record: ServiceRecord, move: MoveRecord, why: str) -> None:
         coordinator = self._coordinator

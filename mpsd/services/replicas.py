@@ -23,6 +23,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import MoveState, Order, Phase, ReplicaOrder, ReplicaReport, ReplicaView, ServiceSettings
 from mpsd.notify import Signal
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.guard import guarded
 from mpsd.services.members import MOVE_ASKED, ServiceRecord
 from mpsd.services.rules.promotion import successor
 from mpsd.services.rules.promotion_types import Ended
@@ -61,7 +62,9 @@ class Replicas:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             for replica in list(self._by_arena.values()):
-                self._look(replica)
+                record = self._coordinator.records.get(replica.of)
+                with guarded(*([] if record is None else [record]), pid=replica.process.pid):
+                    self._look(replica)
 
     def view(self, arena_id: int) -> ReplicaView | None:
         """Return the replica of a service that is behind least; None without one."""

@@ -23,6 +23,7 @@ from mpsd.services.coordinator import Coordinator
 from mpsd.services.elastic import ElasticShares
 from mpsd.services.enlistment import Enlistment
 from mpsd.services.fencing import Fencing
+from mpsd.services.guard import AGAIN_SECONDS, guarded
 from mpsd.services.heartbeats import Heartbeats
 from mpsd.services.members import Instance, ServiceRecord
 from mpsd.services.moves import Moves
@@ -339,16 +340,22 @@ class ServiceRequests:
         while True:
             now, due = trio.current_time(), math.inf
             for record in list(coordinator.records.values()):
-                if record.service.deadline is not None and record.service.deadline <= now:
-                    coordinator.tell(record, Elapsed())
-                for instance in self._standbys(record):
-                    if self._silent_at(instance) <= now:
-                        coordinator.tell(record, Silent(instance.process))
-                coordinator.leave_if_empty(record)
-                due = min(due, self._next(record))
+                next_ = now + AGAIN_SECONDS
+                with guarded(record):
+                    self._look_at_time(record, now)
+                    next_ = self._next(record)
+                due = min(due, next_)
             self._due = due
             with trio.move_on_at(due):
                 await coordinator.woken.wait()
+
+    def _look_at_time(self, record: ServiceRecord, now: float) -> None:
+        if record.service.deadline is not None and record.service.deadline <= now:
+            self.coordinator.tell(record, Elapsed())
+        for instance in self._standbys(record):
+            if self._silent_at(instance) <= now:
+                self.coordinator.tell(record, Silent(instance.process))
+        self.coordinator.leave_if_empty(record)
 
     def _next(self, record: ServiceRecord) -> float:
         """Return the trio time of the next check."""

@@ -14,6 +14,7 @@ from mpsd.host import processes
 from mpsd.host.process_watch import ProcessWatch
 from mpsd.model.process import ProcessId
 from mpsd.services.coordinator import Coordinator
+from mpsd.services.guard import guarded
 from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Placed
 
@@ -31,7 +32,8 @@ class Servers:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._ends.run)
             while True:
-                self.look()
+                with guarded():
+                    self.look()
                 await self._pool.changed()
 
     def _domains(self) -> set[str]:
@@ -62,8 +64,9 @@ class Servers:
                 is_there = process.pid in present.get(instance.domain, ())
                 if process.pid not in anywhere or is_there or instance.is_gone:  # its pid can be another's by now
                     continue
-                if found := self._coordinator.parts.domain_of(process):
-                    self._place(record, process, found)
+                with guarded(record, pid=process.pid):
+                    if found := self._coordinator.parts.domain_of(process):
+                        self._place(record, process, found)
 
     def forgotten(self, process: ProcessId, domain: Domain) -> None:
         """Note that the process, which lives, is in no domain: another user can have this one by now, and fault there."""
@@ -71,7 +74,8 @@ class Servers:
             return  # its server ends with the vendor daemon, and the context with it
         for record in list(self._coordinator.records.values()):
             if (instance := record.instances.get(process)) is not None and instance.domain == domain.name:
-                self._place(record, process, "")
+                with guarded(record, pid=process.pid):
+                    self._place(record, process, "")
 
     def _place(self, record: ServiceRecord, process: ProcessId, domain: str) -> None:
         instance, parts = record.instances[process], self._coordinator.parts

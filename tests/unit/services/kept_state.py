@@ -11,15 +11,16 @@ from mpsd.wire.forward_state import CONTROL_AT, HEAD, MAGIC
 class Kept:
     """A forward state as the vault gives it; closed with the test."""
 
-    def __init__(self, machine, generation: int) -> None:
+    def __init__(self, machine, generation: int, arena_id: int = 1) -> None:
         self.machine, self.descriptor, self.n, self.generation = machine, os.memfd_create("state"), 0, generation
+        self.arena_id = arena_id
         os.pwrite(self.descriptor, HEAD.pack(1, 0, MAGIC, generation, 0, 8, 0), 0)
         self.publish()
         self.keep()
 
     def keep(self) -> None:
-        arena = self.machine.vault.made[1]
-        self.machine.vault.descriptors[1] = self.descriptor
+        arena = self.machine.vault.made[self.arena_id]
+        self.machine.vault.descriptors[self.arena_id] = self.descriptor
         facts = {"state_serial": arena.state_serial + 1, "state_generation": self.generation}
         self.machine.vault.become("state", replace(arena, **facts))
 
