@@ -28,6 +28,7 @@ CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent R
                        client_priority INTEGER NOT NULL);
 CREATE TABLE members (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, uid INTEGER NOT NULL, domain TEXT NOT NULL,
                       PRIMARY KEY (pid, start_time, domain));
+CREATE TABLE frozen (name TEXT PRIMARY KEY, mark INTEGER NOT NULL);
 """
 _MOST_UNWRITTEN = 4096  # a few rows of each domain
 _Row = tuple[str, tuple[object, ...]]  # a statement, and the values that name its row
@@ -126,8 +127,18 @@ class SqliteStore:
         except sqlite3.Error as exc:
             raise UnusablePath(f"the limits cannot be stored, and would be lost at a restart: {exc}") from None
 
+    def frozen(self) -> list[tuple[str, int]]:
+        """Return what mpsd has frozen and not thawed yet, as stop/freezer.py names it."""
+        return self._db.execute("SELECT name, mark FROM frozen").fetchall()
+
+    def save_frozen(self, name: str, mark: int) -> None:
+        self._try("INSERT OR REPLACE INTO frozen VALUES (?, ?)", (name, mark))
+
+    def forget_frozen(self, name: str) -> None:
+        self._try("DELETE FROM frozen WHERE name = ?", (name,))
+
     def forget_all(self) -> None:
-        """Delete all rows after `quit`: the next daemon starts afresh, as the vendor's does."""
+        """Delete all rows after `quit`, but for what is still frozen: the next daemon starts afresh, as the vendor's does."""
         for table in ("domains", "members", "baselines", "log_positions", "defaults"):
             self._try(f"DELETE FROM {table}", ())
 

@@ -1,7 +1,7 @@
 """Suspend processes: a whole cgroup by the freezer of cgroup v2, or each process by SIGSTOP.
 
 cgroup.freeze is documented in the kernel's admin-guide/cgroup-v2.rst; SIGKILL still ends a frozen process.  Version 1 is
-not used.  Prose: docs/ending.md.
+not used.  What is frozen is stored before, and the next mpsd thaws what a killed one left so.  Prose: docs/ending.md.
 """
 
 import errno
@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -23,11 +24,19 @@ _MOST_CGROUPS, _MOST_PROCESSES = 256, 1024  # 0.1 s; beyond that only the client
 _STOPPED = "tT"
 
 
+class FrozenNotes(Protocol):
+    """Where mpsd stores what it has frozen: the path of a cgroup with its inode number, a pid with its start time."""
+
+    def frozen(self) -> list[tuple[str, int]]: ...
+    def save_frozen(self, name: str, mark: int) -> None: ...
+    def forget_frozen(self, name: str) -> None: ...
+
+
 class CgroupFreezer:
     """Freezes one directory of the unified hierarchy.  Guards that only a cgroup that mpsd froze is thawed."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, notes: FrozenNotes) -> None:
+        self._directory, self._notes = directory, notes
         self._is_ours = False
 
     async def freeze(self) -> bool:
@@ -38,11 +47,13 @@ class CgroupFreezer:
         try:
             if (self._directory / "cgroup.freeze").read_text().strip() != "0":
                 return False
+            self._notes.save_frozen(str(self._directory), self._directory.stat().st_ino)
+            self._is_ours = True
             self._write("1")
         except OSError as exc:
             log.info("cgroup.not_frozen", cgroup=str(self._directory), why=exc.strerror)
+            self._let_go()
             return False
-        self._is_ours = True
         with trio.move_on_after(_FREEZE_SECONDS):
             while not self._is_frozen():  # noqa: ASYNC110  cgroup.events notifies by inotify, which is harder to get right
                 await trio.sleep(_LOOK_SECONDS)
@@ -54,11 +65,16 @@ class CgroupFreezer:
     def thaw(self) -> None:
         if not self._is_ours:
             return
-        self._is_ours = False
         try:
             self._write("0")
         except OSError as exc:  # removed with its last process
             log.info("cgroup.not_thawed", cgroup=str(self._directory), why=exc.strerror)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._is_ours:
+            self._is_ours = False
+            self._notes.forget_frozen(str(self._directory))
 
     def pids(self) -> set[int]:
         """Return the pids of all processes that would be frozen.
@@ -92,16 +108,19 @@ class CgroupFreezer:
 class SignalFreezer:
     """Freezes processes, each by its pidfd.  Guards that a process that was already stopped is not continued."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: FrozenNotes) -> None:
+        self._notes = notes
         self._ours: dict[ProcessId, int] = {}
 
     def freeze(self, process: ProcessId, pidfd: int) -> str:
         """Stop a process; return why it failed, empty on success."""
         if processes.state(process.pid) in _STOPPED:
             return ""
+        self._notes.save_frozen(str(process.pid), process.start_time)
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         except OSError as exc:
+            self._notes.forget_frozen(str(process.pid))
             return f"SIGSTOP: {exc.strerror}"
         self._ours[process] = pidfd
         return ""
@@ -115,3 +134,48 @@ class SignalFreezer:
                 signal.pidfd_send_signal(pidfd, signal.SIGCONT)
             except OSError:
                 pass  # it has ended; or it is another user's by now, which its user had continued: others are still frozen
+            self._notes.forget_frozen(str(process.pid))
+
+
+def thaw_left(notes: FrozenNotes) -> None:
+    """Thaw what an mpsd that was killed has left frozen.  Call it at the start, before anything is frozen.
+
+    It leaves alone a later cgroup of the same path, and a later process with the same pid.
+    """
+    for name, mark in notes.frozen():
+        try:
+            is_thawed = _thaw_cgroup(Path(name), mark) if name.startswith("/") else _continue(ProcessId(int(name), mark))
+        except OSError as exc:
+            log.warning("stop.not_thawed", what=name, why=exc.strerror)
+        else:
+            if is_thawed:
+                log.warning("stop.thawed", what=name, why="an earlier mpsd was killed while its clients drained")
+        notes.forget_frozen(name)
+
+
+def _thaw_cgroup(directory: Path, inode: int) -> bool:
+    """Return whether it was frozen.  Raises OSError."""
+    freeze = directory / "cgroup.freeze"
+    try:
+        if directory.stat().st_ino != inode or freeze.read_text().strip() == "0":
+            return False
+    except FileNotFoundError:  # it was removed
+        return False
+    freeze.write_text("0")
+    return True
+
+
+def _continue(process: ProcessId) -> bool:
+    """Return whether it was stopped.  Raises OSError."""
+    pidfd = processes.open_pidfd(process)
+    if pidfd is None:
+        return False
+    try:
+        if processes.state(process.pid) not in f"{_STOPPED}?":
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True

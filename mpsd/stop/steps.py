@@ -20,7 +20,7 @@ from mpsd.host.polling import is_readable, until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Step, Stopped
-from mpsd.stop.freezer import CgroupFreezer, SignalFreezer
+from mpsd.stop.freezer import CgroupFreezer, FrozenNotes, SignalFreezer
 from mpsd.stop.rules import plan, why_not_kill
 
 log = structlog.get_logger()
@@ -98,10 +98,11 @@ class Steps:
         whole: CgroupFreezer | None,
         servers_now: Callable[[Sequence[ProcessId]], Awaitable[list[Servers]]],
         release: Callable[[ProcessId], None],
+        notes: FrozenNotes,
     ) -> None:
         self._manner = manner
         self._whole = whole
-        self._one_by_one = SignalFreezer()
+        self._one_by_one = SignalFreezer(notes)
         self._servers_now = servers_now
         self._release = release
 

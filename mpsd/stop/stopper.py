@@ -60,7 +60,7 @@ class Stopper:
             if not (cases := self._open_all(left, silent, asker)):
                 break
             with self._counted(cases):
-                await Steps(manner, whole, self._servers_now, self.release).run(cases)
+                await Steps(manner, whole, self._servers_now, self.release, self._pool.store).run(cases)
             done |= {case.process: case.result for case in cases}
         return Report(list(done.values()), others)
 

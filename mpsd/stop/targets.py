@@ -89,7 +89,7 @@ class Targets:
             return None
         if not asker.may_freeze(top, rules.territory(cgroups.paths(asker.pid))):
             return None
-        found = CgroupFreezer(mount.joinpath(*Path(top).parts[1:]))
+        found = CgroupFreezer(mount.joinpath(*Path(top).parts[1:]), self._pool.store)
         try:
             pids = found.pids()
         except OSError:

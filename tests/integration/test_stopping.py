@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 from mpsd_client import Refused, calls, values
 
+from mpsd.domains.store import SqliteStore
 from mpsd.stop.freezer import CgroupFreezer
 from tests.integration.client import Client
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for
 
 pytestmark = pytest.mark.root
+DRAIN = (
+    "import sys; from mpsd_client import Client, calls;"
+    "Client(sys.argv[1]).ask(calls.client_stop({}, way='drain', drain_seconds=600))"
+)
 QUICK = "[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n"
 
 
@@ -176,14 +181,41 @@ def test_a_client_that_somebody_has_stopped_is_continued_first(shared: Machine) 
 
 
 
-async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int) -> None:
-    freezer = CgroupFreezer(cgroup)
+async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "mpsd.db")
+    freezer = CgroupFreezer(cgroup, store)
     assert freezer.pids() == {busy}
     assert await freezer.freeze()
-    assert not await CgroupFreezer(cgroup).freeze()  # another freezer has frozen it already
+    assert not await CgroupFreezer(cgroup, store).freeze()  # another freezer has frozen it already
     assert (cgroup / "cgroup.freeze").read_text().strip() == "1"
     freezer.thaw()
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
+    store.close()
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["by pid", "by cgroup"])
+def test_what_mpsd_froze_before_kill_9_goes_on_after_its_restart(machine: Machine, cgroup: Path, is_whole: bool) -> None:
+    machine.start()
+    drained, held = machine.counter().ready(), machine.counter().ready()
+    for client in (drained, held):
+        machine.server_of(client)
+    put(drained, cgroup)
+    target = f"cgroup='{cgroup.name}'" if is_whole else str(drained.pid)
+    asking = subprocess.Popen(
+        [machine.variables["MPSD_PYTHON"], "-c", DRAIN.format(target), str(machine.pipe / "mpsd.sock")],
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for("the first step", lambda: [line["step"] for line in machine.journal("client.stop")] == ["freeze"])
+    assert (cgroup / "cgroup.freeze").read_text().strip() == f"{is_whole:d}"
+    os.kill(held.pid, signal.SIGSTOP)
+    machine.kill_daemon()
+    asking.wait()
+    machine.start()
+    assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
+    drained.goes_on()
+    assert state_of(held.pid) == "T"
+    os.kill(held.pid, signal.SIGCONT)
+    held.goes_on()
 
 
 def test_another_users_client_is_not_there(machine: Machine, cgroup: Path) -> None:
