@@ -103,6 +103,24 @@ class Assignment(Struct):
         identity = self.admission.identity_of(process) if process else None
         return (uid, identity.cgroups if identity else ())
 
+    def take_over(self, caller: ClientConnection, domain: Domain) -> None:
+        """Know a client of an earlier mpsd again, which may have a channel."""
+        if caller.process is not None:
+            domain.admit(caller.process)
+            if caller.process not in domain.members:  # else its next connection could go to another domain
+                self.pool.take_over(domain, caller.process, caller.credentials.uid)
+            self.note_channel(caller, domain)
+
+    def note_channel(self, caller: ClientConnection, domain: Domain, is_by_domain: bool = True) -> None:
+        """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection.
+
+        is_by_domain: the domain has passed a descriptor.  A client that has passed one, and leaves before that, takes no place.
+        """
+        if caller.process is not None:
+            self.separation.served(caller.process, domain)
+            if is_by_domain:
+                self.pool.attach(domain, caller.process, caller.credentials.uid)
+
     async def find_place(self, caller: ClientConnection) -> tuple[Domain, Grant] | None:
         """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused or Stopping."""
         process = caller.process

@@ -8,9 +8,10 @@ from contextlib import suppress
 import trio
 from msgspec import Struct, field
 
+from mpsd.domains.domain import Domain
 from mpsd.host.client_facts import NOTHING
 from mpsd.host.inspector_messages import StartFacts
-from mpsd.host.peers import peer_process
+from mpsd.host.peers import PeerEnded, peer_process
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.forwarding import Forwarding
 
@@ -45,7 +46,12 @@ class ClientConnection(Struct):
 
     def identify(self) -> None:
         """Find out which process connected.  Raise PeerEnded or OSError."""
-        self.process = self.link.process = peer_process(self.connection, self.credentials)
+        try:
+            self.process = self.link.process = peer_process(self.connection, self.credentials)
+        except PeerEnded:
+            self.has_gone = True
+            raise
+        self.why_not = ""
 
     def domain_id(self, domain: str) -> str:
         return f"domain.{self.number}.{domain}"
@@ -60,6 +66,17 @@ def has_ended(connection: socket.socket) -> bool:
     except OSError:
         return True
     return not data and not ancillary
+
+
+async def give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:
+    """Cancel the link when the domain falls silent.
+
+    A client with contexts there stays: all connections of a process go to one domain.
+    """
+    await domain.silenced.wait()
+    if caller.link.transcript is not None and caller.process not in domain.connected:
+        domain.leave(caller.process)
+        scope.cancel()
 
 
 async def has_ended_when_it_sends(connection: socket.socket, seconds: float) -> bool:

@@ -23,10 +23,11 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.host.descriptors import FULL
+from mpsd.host.peers import PeerEnded
 from mpsd.keeper.connections import KeeperClient
 from mpsd.model.process import ProcessId
 from mpsd.relay.assignment import Assignment
-from mpsd.relay.client_connection import ClientConnection, has_ended_when_it_sends, until_ended
+from mpsd.relay.client_connection import ClientConnection, give_up_when_silent, has_ended_when_it_sends, until_ended
 from mpsd.relay.forwarding import LinkSide, has_hung_up
 from mpsd.relay.offences import Offences
 from mpsd.relay.progress import HandshakeProgress
@@ -84,8 +85,7 @@ class Conversations(Struct):
         if caller.why_not:
             if not await self.refusals.is_known_later(caller):
                 return
-            self.open[None] -= 1
-            self.open[caller.process] += 1
+            self._count_as_known(caller)
         is_told = False
         while True:
             try:
@@ -104,19 +104,34 @@ class Conversations(Struct):
         """Continue a handshake that an earlier mpsd relayed.  The limits that it set are still in force."""
         caller.link.no_way_back()
         caller.link.granted_at = trio.current_time()  # for all that this mpsd knows
-        if caller.process is not None:
-            domain.admit(caller.process)
-            if caller.process not in domain.members:  # else its next connection could go to another domain
-                self.pool.take_over(domain, caller.process, caller.credentials.uid)
-            self._note_channel(caller, domain)
+        self.assignment.take_over(caller, domain)
+        caller.link.note_descriptors(lambda _: self._know(caller, domain))
         with domain.handshake(caller.process):
             async with domain.guard.window(Entrant("adopted", caller.link.share), domain.control) as right:
                 end = await self._through(caller, domain, backend, right)
+        while caller.why_not and not caller.has_gone:
+            await trio.sleep(_RETRY_SECONDS)
+            self._know(caller, domain)
         with trio.move_on_after(_FAREWELL_SECONDS):
             await until_ended(caller.connection)
             return
         lost = "its domain ended what an earlier mpsd had relayed, and may have lost a word of"
         await self.refusals.hold(caller, domain, _WHY_DETACHED.get(end, lost))
+
+    def _know(self, caller: ClientConnection, domain: Domain) -> None:
+        """Ask again who a client of an earlier mpsd is, if this one could not read it: its context must be no stranger's."""
+        if not caller.why_not:
+            return
+        try:
+            caller.identify()
+        except (PeerEnded, OSError):
+            return
+        self._count_as_known(caller)
+        self.assignment.take_over(caller, domain)
+
+    def _count_as_known(self, caller: ClientConnection) -> None:
+        self.open[None] -= 1
+        self.open[caller.process] += 1
 
     async def _once(self, caller: ClientConnection) -> bool:
         """Place and link the caller once; return True when the connection is over, False if it should be placed again."""
@@ -222,22 +237,12 @@ class Conversations(Struct):
             self.assignment.separation.arrived(caller.process, domain, caller.has_arrived)
             caller.has_arrived = True
         self.keeper.hold(caller.domain_id(domain.name), backend)
-        caller.link.note_descriptors(partial(self._note_channel, caller, domain))
+        caller.link.note_descriptors(partial(self.assignment.note_channel, caller, domain))
         try:
             return await self._through(caller, domain, backend, right)
         finally:
             if caller.link.has_passed_descriptors and caller.process in domain.members:
-                self._note_channel(caller, domain)
-
-    def _note_channel(self, caller: ClientConnection, domain: Domain, is_by_domain: bool = True) -> None:
-        """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection.
-
-        is_by_domain: the domain has passed a descriptor.  A client that has passed one, and leaves before that, takes no place.
-        """
-        if caller.process is not None:
-            self.assignment.separation.served(caller.process, domain)
-            if is_by_domain:
-                self.pool.attach(domain, caller.process, caller.credentials.uid)
+                self.assignment.note_channel(caller, domain)
 
     async def _see_arrive(self, caller: ClientConnection, domain: Domain, arrival: ConnectingClient) -> None:
         """Wait until the client has arrived.
@@ -330,7 +335,7 @@ class Conversations(Struct):
 
         trouble: Exception | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_give_up_when_silent, caller, domain, nursery.cancel_scope)
+            nursery.start_soon(give_up_when_silent, caller, domain, nursery.cancel_scope)
             nursery.start_soon(end_overdue, nursery.cancel_scope)
             try:
                 end = await caller.link.run(backend, patience, is_well)
@@ -386,14 +391,3 @@ class Conversations(Struct):
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-async def _give_up_when_silent(caller: ClientConnection, domain: Domain, scope: trio.CancelScope) -> None:
-    """Cancel the link when the domain falls silent.
-
-    A client with contexts there stays: all connections of a process go to one domain.
-    """
-    await domain.silenced.wait()
-    if caller.link.transcript is not None and caller.process not in domain.connected:
-        domain.leave(caller.process)
-        scope.cancel()

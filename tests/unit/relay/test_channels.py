@@ -1,5 +1,6 @@
 """When mpsd knows that a client may have a channel to a server of its domain."""
 
+import errno
 import os
 import socket
 from types import SimpleNamespace
@@ -95,3 +96,57 @@ async def test_one_that_mpsd_does_not_see_takes_a_place_in_a_handshake_from_befo
             await trio.testing.wait_all_tasks_blocked()
             assert domain.occupancy == 1
     assert domain.occupancy == 0
+
+
+@pytest.mark.parametrize("is_read_in_time", [True, False], ids=["before its channel", "after its handshake"])
+async def test_one_that_mpsd_could_not_read_at_a_restart_is_known_later(autojump_clock, monkeypatch, is_read_in_time):
+    """Its channel was not stored, and once it had a context, mpsd took it for a stranger, and ended its work."""
+    pool, process, find = HopefulPool(), processes.process_id(os.getpid()), processes.process_id
+    domain = pool.domain
+    domain.control = VendorDaemon()
+    shared = conversations(pool, NobodyApart())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    is_readable = False
+
+    def process_id(pid):
+        if not is_readable:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return find(pid)
+
+    monkeypatch.setattr(processes, "process_id", process_id)
+    with ours, theirs, daemon:
+        for end in (ours, theirs, daemon):
+            end.setblocking(False)
+        link = Forwarding(ours, may_impersonate=False, share=OWN)
+        why_not = "mpsd cannot see who it is: Too many open files"
+        caller = ClientConnection(1, "control", ours, Credentials(process.pid, OWN, OWN), None, 0.0, link, why_not)
+        shared.open[None] += 1
+        async with running(shared.resume, caller, domain, backend):
+            await trio.testing.wait_all_tasks_blocked()
+            is_readable = is_read_in_time
+            socket.send_fds(daemon, [b"channel"], [daemon.fileno()])
+            (await message.receive(theirs)).close()
+            assert domain.served == ({process} if is_read_in_time else set())
+            theirs.close()
+            await trio.sleep(5)
+            is_readable = True
+            await trio.sleep(5)
+            assert (domain.served, domain.admitted) == ({process}, {process.pid: process})
+        assert +shared.open == {process: 1}
+
+
+async def test_one_that_ended_before_mpsd_could_read_it_is_not_waited_for(autojump_clock, monkeypatch):
+    pool = HopefulPool()
+    pool.domain.control = VendorDaemon()
+    shared = conversations(pool, NobodyApart())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, daemon:
+        ours.setblocking(False)
+        theirs.close()
+        link = Forwarding(ours, may_impersonate=False, share=OWN)
+        caller = ClientConnection(1, "control", ours, Credentials(4_194_305, OWN, OWN), None, 0.0, link, "not read")
+        with trio.fail_after(60):
+            await shared.resume(caller, pool.domain, backend)
+    assert not pool.domain.admitted
