@@ -105,11 +105,13 @@ class Assignment(Struct):
 
     def take_over(self, caller: ClientConnection, domain: Domain) -> None:
         """Know a client of an earlier mpsd again, which may have a channel."""
-        if caller.process is not None:
-            domain.admit(caller.process)
-            if caller.process not in domain.members:  # else its next connection could go to another domain
-                self.pool.take_over(domain, caller.process, caller.credentials.uid)
-            self.note_channel(caller, domain)
+        if caller.process is None:  # the domain is its user's all the same
+            domain.join(None, caller.credentials.uid, domain.key)
+            return
+        domain.admit(caller.process)
+        if caller.process not in domain.members:  # else its next connection could go to another domain
+            self.pool.take_over(domain, caller.process, caller.credentials.uid)
+        self.note_channel(caller, domain)
 
     def note_channel(self, caller: ClientConnection, domain: Domain, is_by_domain: bool = True) -> None:
         """Note that the process may have a channel, also if it breaks the handshake, or has left with another connection.

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 import pytest
 import trio.testing
 
+from mpsd.domains.domain_view import view_of
+from mpsd.domains.rules.placement import Join, PlacementRequest, Rules, place
 from mpsd.host import processes
+from mpsd.model.domain import Defaults, ServerView
 from mpsd.model.process import Credentials
 from mpsd.relay import message
 from mpsd.relay.assignment import Assignment
@@ -81,12 +84,19 @@ async def test_one_in_whose_handshake_mpsd_was_restarted_is_met_before_its_chann
     assert noted == [("adopted", True), ("served", True)]
 
 
-async def test_one_that_mpsd_does_not_see_takes_a_place_in_a_handshake_from_before_a_restart(tmp_path):
-    """The domain looked empty, and the next user's client had the server end that started for it."""
+async def test_the_domain_is_that_of_one_that_mpsd_does_not_see_in_a_handshake_from_before_a_restart(tmp_path):
+    """The domain looked empty, or like the user's whose server was about to end: another user's client was placed there, and
+    ended the server that started for the first one."""
     pool = HopefulPool()
     domain = pool.domain
-    domain.control = VendorDaemon()
+    domain.control, domain.applied_defaults, domain.is_public = VendorDaemon(), Defaults(), True
+    domain.servers = {1: ServerView(1, OWN + 1, "ACTIVE", (), domain.name, domain.gpus)}
     shared = conversations(pool, NobodyApart())
+
+    def joins(uid):
+        ask = PlacementRequest(uid, frozenset())
+        return isinstance(place(ask, [view_of(domain, Defaults())], Rules(max_domains=1)), Join)
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     backend, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, daemon:
@@ -95,6 +105,7 @@ async def test_one_that_mpsd_does_not_see_takes_a_place_in_a_handshake_from_befo
         async with running(shared.resume, caller, domain, backend):
             await trio.testing.wait_all_tasks_blocked()
             assert domain.occupancy == 1
+            assert [joins(uid) for uid in (OWN, OWN + 1, OWN + 2)] == [True, False, False]
     assert domain.occupancy == 0
 
 

@@ -23,7 +23,7 @@ FREE = "no limits"
 class VendorDaemon:
     """Answers mpsd or not; and a client's connection as the test does."""
 
-    silence_seconds = 15.0
+    silence_seconds, is_exposed = 15.0, False
 
     def __init__(self, path=""):
         self.path, self.is_answering = path, True
