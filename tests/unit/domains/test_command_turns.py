@@ -116,7 +116,7 @@ async def test_a_stop_ends_the_work_of_no_later_process(queue: Queue, child: "su
 
     case = StopCase(process, pidfd, [(queue.domain, SERVER)], may_end)
     released: list[ProcessId] = []
-    steps = Steps(Manner(), None, no_servers, released.append)
+    steps = Steps(Manner(), None, no_servers, released.append, notes=None)  # type: ignore[arg-type]  # it freezes none
 
     async with queue.wait(lambda: steps.run([case])):
         end(child)
