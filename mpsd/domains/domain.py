@@ -21,6 +21,7 @@ from mpsd.domains.rules.line_alarm import LineAlarm
 from mpsd.domains.rules.log_lines import News
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.domains.server_questions import ask_servers
+from mpsd.domains.unseen_clients import UnseenClients
 from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
@@ -49,6 +50,7 @@ class Domain:
     servers: dict[int, ServerView] = field(default_factory=dict)
     members: dict[ProcessId, float] = field(default_factory=dict)  # placed here; last seen (trio time)
     channels: set[ProcessId] = field(default_factory=set)  # may have a channel to a server, also if they have left since
+    unseen: UnseenClients = field(default_factory=UnseenClients)
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
     guard: Guard = field(init=False)  # the limits of each client, and its turn to send to the vendor daemon
     key: str = ""  # all its clients have this key (domains/rules/placement.py)
@@ -279,6 +281,7 @@ class Domain:
         for each in (self.servers, self.members, self.channels, self.uids, self.admitted, self.contexts, self._ready_since):
             each.clear()
         self.failures.clear()
+        self.unseen.forget()
         self.guard.forget()
         self.key, self.hindrance, self.blocked_by = "", "", None
         self.silenced = trio.Event()

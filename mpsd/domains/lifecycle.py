@@ -49,6 +49,7 @@ async def live(pool: Pool, domain: Domain) -> None:
             _forget(pool, domain)
         pause = min(pause * 2, pool.settings.restart_max_seconds)
         domain.state = DomainState.STARTING
+    domain.unseen.forget()
     await pool.remove(domain)
 
 
@@ -72,6 +73,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         pool.store.forget_baselines(domain.name)
         pool.begin_guarding(domain)
     else:
+        domain.unseen.is_uncertain = True  # they may have channels, and an earlier mpsd may have had the same pid
         known = {process: uid for process, uid in pool.store.members(domain.name) if processes.is_alive(process)}
         for process in known.keys() & set(pool.store.left(domain.name)):
             del known[process]

@@ -1,5 +1,6 @@
 """Keep spares, restore faulty domains and retire idle ones, without a request."""
 
+import os
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -109,7 +110,8 @@ class Upkeep:
     @staticmethod
     def _lives(domain: Domain) -> bool:
         """Return whether a client of the domain lives; one that has left does not count."""
-        return any(map(processes.lives, domain.known_pids))
+        known, ours = domain.known_pids, os.getpid()  # ours stands for clients that mpsd does not see
+        return any(map(processes.lives, known - {ours})) or domain.unseen.may_live(is_listed=ours in known)
 
     def _is_empty(self, domain: Domain) -> bool:
         """Return whether the domain has no clients.  A server that does not answer lists those that have ended, too."""
@@ -262,6 +264,7 @@ class Upkeep:
         domain.contexts.clear()
         domain.failures.clear()
         domain.channels.clear()
+        domain.unseen.forget()
         self._pool.store.forget_members(domain.name)
         domain.guard.forget()
         domain.is_public, domain.key = False, ""

@@ -66,10 +66,8 @@ def has_ended(connection: socket.socket, process: ProcessId | None) -> bool:
 def _lives(connection: socket.socket) -> bool:
     """Return whether the process lives for certain; False if the kernel does not know.  Raise PeerEnded or OSError."""
     try:
-        pidfd = _pidfd_of(connection)
+        pidfd = open_peer_pidfd(connection)
     except OSError as exc:
-        if exc.errno in (errno.ESRCH, errno.ENODATA, errno.EINVAL):
-            raise PeerEnded("the process that connected has ended") from None
         if exc.errno in FULL:
             raise
         return False
@@ -82,8 +80,20 @@ def _lives(connection: socket.socket) -> bool:
     return True
 
 
+def open_peer_pidfd(connection: socket.socket) -> int:
+    """Return a pidfd of the process that connected, also of one in a pid namespace that mpsd does not see.
+
+    If need be it is a spare descriptor.  Raises PeerEnded or OSError.
+    """
+    try:
+        return _pidfd_of(connection)
+    except OSError as exc:
+        if exc.errno in (errno.ESRCH, errno.ENODATA, errno.EINVAL):
+            raise PeerEnded("the process that connected has ended") from None
+        raise
+
+
 def _pidfd_of(connection: socket.socket) -> int:
-    """Return a pidfd of the process that connected, if need be as a spare descriptor.  Raises OSError."""
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as exc:

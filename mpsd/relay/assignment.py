@@ -107,10 +107,10 @@ class Assignment(Struct):
         """Know a client of an earlier mpsd again, which may have a channel."""
         if caller.process is None:  # the domain is its user's all the same
             domain.join(None, caller.credentials.uid, domain.key)
-            return
-        domain.admit(caller.process)
-        if caller.process not in domain.members:  # else its next connection could go to another domain
-            self.pool.take_over(domain, caller.process, caller.credentials.uid)
+        else:
+            domain.admit(caller.process)
+            if caller.process not in domain.members:  # else its next connection could go to another domain
+                self.pool.take_over(domain, caller.process, caller.credentials.uid)
         self.note_channel(caller, domain)
 
     def note_channel(self, caller: ClientConnection, domain: Domain, is_by_domain: bool = True) -> None:
@@ -122,6 +122,8 @@ class Assignment(Struct):
             self.separation.served(caller.process, domain)
             if is_by_domain:
                 self.pool.attach(domain, caller.process, caller.credentials.uid)
+        elif is_by_domain:
+            domain.unseen.note(caller.connection)
 
     async def find_place(self, caller: ClientConnection) -> tuple[Domain, Grant] | None:
         """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused or Stopping."""

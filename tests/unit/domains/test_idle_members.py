@@ -56,7 +56,7 @@ async def test_it_lets_its_domain_be_drained(has_channel: bool, autojump_clock: 
 @pytest.mark.parametrize("has_channel", [False, True])
 async def test_it_keeps_no_domain_that_its_clients_have_left(has_channel: bool, autojump_clock: trio.testing.MockClock) -> None:
     """It counts against no user: with one such process in each, a user had all domains of a GPU contained, for an hour."""
-    process = processes.process_id(os.getpid())
+    process = processes.process_id(os.getppid())
     domain = Domain("d2", 2, ("GPU-a",), None, 48, state=DomainState.CONTAINED)  # type: ignore[arg-type]
     domain.join(process, 1000)
     if has_channel:

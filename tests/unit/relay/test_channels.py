@@ -106,6 +106,8 @@ async def test_the_domain_is_that_of_one_that_mpsd_does_not_see_in_a_handshake_f
             await trio.testing.wait_all_tasks_blocked()
             assert domain.occupancy == 1
             assert [joins(uid) for uid in (OWN, OWN + 1, OWN + 2)] == [True, False, False]
+        assert domain.unseen.may_live(is_listed=True), "it may have a channel"
+        domain.unseen.forget()
     assert domain.occupancy == 0
 
 
