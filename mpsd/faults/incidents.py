@@ -37,7 +37,7 @@ from mpsd.model.blame import BlameStatus
 from mpsd.model.describe import describe as in_words
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
-from mpsd.model.fault_signs import is_contained
+from mpsd.model.fault_signs import are_of_one, is_contained
 from mpsd.model.process import ProcessId
 from mpsd.notify import Changed, Outbox, Signal
 
@@ -113,7 +113,8 @@ class Incidents:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
             seen = replace(seen, domain=domain.name, gpu=gpu)
             if seen.source is Source.SENTINEL and seen.is_proof:  # by mappings, which a client can change
-                seen = replace(seen, is_proof=self.parties.are_of_one(domain.name, self._present(domain)))
+                are_alone = are_of_one(map(self.parties.find, present := self._present(domain)))  # also in the inner containers
+                seen = replace(seen, is_proof=are_alone and self.parties.have_one_owner(domain.name, present))
         self.observed.emit(seen)
         if domain is not None:
             seen = replace(seen, present=self._present(domain))
@@ -198,9 +199,8 @@ class Incidents:
 
     def _meet_listed(self, domain: Domain) -> None:
         """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
-        if self.parties.note_servers(domain.name, domain.servers.keys()):
-            started_ns = self._clock() - age_ns(domain)
-            self.parties.begin_anew(domain.name, domain.served, started_ns)
+        facts = domain.name, domain.servers.keys(), domain.served
+        if (started_ns := self.parties.note_servers(*facts, lambda: self._clock() - age_ns(domain))) is not None:
             self._fusion.servers_started(domain.name, started_ns)
         for process in [each for each in domain.members if self.parties.find(each) is None]:
             self.parties.meet(process, domain.name)

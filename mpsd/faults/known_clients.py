@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct, field
 
 from mpsd.model.fault import Party
-from mpsd.model.fault_signs import are_of_one
 from mpsd.model.process import ProcessId
 
 _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process has ended
@@ -22,13 +21,12 @@ _UNSEEN: Owner = (None, "another pid namespace")  # all clients there: mpsd cann
 class _History(Struct):
     """The servers of a domain, and whose clients they have served, also ended ones: two owners at most.
 
-    owners: each with the time of its last channel, 0: a server listed its client.  before: those of the servers before.
+    owners: each with the time of its last channel, 0: a server listed its client.
     is_whole: False: they served clients before this mpsd, which it cannot know.
     """
 
     servers: frozenset[int] = frozenset()
     owners: dict[Owner, int] = field(default_factory=dict)
-    before: dict[Owner, int] = field(default_factory=dict)
     is_whole: bool = True
 
 
@@ -119,28 +117,27 @@ class KnownClients:
         for process in served:
             self.serve(process, domain)
 
-    def note_servers(self, domain: str, servers: Collection[int]) -> bool:
-        """Note the pids of the domain's servers.  Return whether all are new: then `begin_anew` has to follow."""
-        known = self._histories.get(domain, _History()).servers
-        if not servers or known == servers:
-            return False
-        if known and known.isdisjoint(servers):
-            self._histories[domain] = _History(frozenset(servers), before=self._histories[domain].owners)
-            return True
-        self._histories.setdefault(domain, _History()).servers = frozenset(servers)
-        return False
+    def note_servers(
+        self, domain: str, servers: Collection[int], served: Collection[ProcessId], first_started_ns: Callable[[], int]
+    ) -> int | None:
+        """Note the pids of the domain's servers.  If all are new, return when the first one was started, else None.
 
-    def begin_anew(self, domain: str, served: Collection[ProcessId], started_ns: int) -> None:
-        """Record that all servers of the domain are new, and were started then or later: clients that ended before had others.
-
-        served: the processes that may have a channel to these servers.  One that got its channel since then may have ended.
+        Clients that ended before that had other servers.  One that got its channel since then may have ended, too.
+        served: the processes that may have a channel to these servers.  first_started_ns: called only if all are new.
         """
-        history = self._histories.setdefault(domain, _History())
-        history.owners = {owner: at_ns for owner, at_ns in history.before.items() if at_ns >= started_ns}
+        history = self._histories.get(domain, _History())
+        if not servers or not history.servers or not history.servers.isdisjoint(servers):
+            history.servers = frozenset(servers) or history.servers
+            self._histories[domain] = history
+            return None
+        started_ns = first_started_ns()
+        owners = {owner: at_ns for owner, at_ns in history.owners.items() if at_ns >= started_ns}
+        self._histories[domain] = _History(frozenset(servers), owners)
         for process in served:
             self.serve(process, domain)
         for guest in map(self._guests.__getitem__, self._gone):
             guest.counts &= guest.domain != domain or guest.gone_ns is None or guest.gone_ns >= started_ns
+        return started_ns
 
     def adopt(self, domain: str) -> None:
         """Record that the domain has the servers of an earlier mpsd; call it after `renew`."""
@@ -160,10 +157,6 @@ class KnownClients:
         history, parties = self._histories.get(domain, _History()), map(self.find, present)
         owners = set(history.owners).union(_owner_of(each) for each in parties if each is not None)
         return history.is_whole and len(owners) < 2
-
-    def are_of_one(self, domain: str, present: Collection[ProcessId] = ()) -> bool:
-        """Return the same; the inner containers of those present count too."""
-        return self.have_one_owner(domain, present) and are_of_one(map(self.find, present))
 
     def present(self, domain: str, now_there: Iterable[ProcessId], seconds: float) -> tuple[ProcessId, ...]:
         """Return the clients in the domain now, and those that ended there within so many seconds."""

@@ -133,7 +133,7 @@ OWNERS = {A.pid: Party(A, 1000, "x"), B.pid: Party(B, 1001, "x"), C.pid: Party(C
 
 
 @pytest.mark.parametrize(
-    ("others", "servers", "are_of_one"),
+    ("others", "servers", "have_one"),
     [
         pytest.param([], [1], True, id="one client"),
         pytest.param([ProcessId(104, 7)], [1], True, id="two of one user"),
@@ -144,10 +144,10 @@ OWNERS = {A.pid: Party(A, 1000, "x"), B.pid: Party(B, 1001, "x"), C.pid: Party(C
         pytest.param([B], [2], True, id="with the servers of before"),
     ],
 )
-def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others, servers, are_of_one):
+def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others, servers, have_one):
     """However long ago: work of a client that has ended can go on."""
     parties = KnownClients(lambda process: OWNERS.get(process.pid, Party(process, 1000, "x")), clock)
-    parties.note_servers("d", [1])
+    parties.note_servers("d", [1], (), clock)
     for each in others:
         parties.meet(each, "d")
         parties.serve(each, "d")
@@ -157,11 +157,11 @@ def test_whether_all_whom_the_servers_have_served_are_of_one_user(clock, others,
     clock.go(3600)
     parties.meet(A, "d")
     parties.serve(A, "d")
-    parties.note_servers("d", servers)
-    assert parties.are_of_one("d") is are_of_one
-    assert parties.are_of_one("e")
+    parties.note_servers("d", servers, (), clock)
+    assert parties.have_one_owner("d") is have_one
+    assert parties.have_one_owner("e")
     parties.renew("d")
-    assert parties.are_of_one("d")
+    assert parties.have_one_owner("d")
 
 
 def test_who_is_there_counts_for_new_servers_too(clock):
@@ -169,14 +169,11 @@ def test_who_is_there_counts_for_new_servers_too(clock):
     for each in (A, B):
         parties.meet(each, "d")
     parties.renew("d", [A, B])
-    parties.note_servers("d", [1])
-    assert parties.note_servers("d", [2])
-    for each in (A, B):
-        parties.serve(each, "d")
-    parties.note_servers("e", [3])
-    assert parties.note_servers("e", [4])
-    parties.serve(A, "e")
-    assert (parties.are_of_one("d"), parties.are_of_one("e")) == (False, True)
+    parties.note_servers("d", [1], (), clock)
+    assert parties.note_servers("d", [2], (A, B), clock) == clock()
+    parties.note_servers("e", [3], (), clock)
+    assert parties.note_servers("e", [4], (A,), clock) == clock()
+    assert (parties.have_one_owner("d"), parties.have_one_owner("e")) == (False, True)
 
 
 def test_who_ended_before_all_servers_were_started_was_not_there(clock):
@@ -185,7 +182,8 @@ def test_who_ended_before_all_servers_were_started_was_not_there(clock):
         parties.meet(each, "d")
         parties.leave(each)
         clock.go(1)
-    parties.begin_anew("d", (), clock() - 1_500_000_000)
+    parties.note_servers("d", [1], (), clock)
+    parties.note_servers("d", [2], (), lambda: clock() - 1_500_000_000)
     assert parties.present("d", (), 6.0) == (B,)
 
 
@@ -199,15 +197,15 @@ def test_the_domains_that_are_there_are_remembered(parties):
         parties.meet(ProcessId(number, 7), f"d{number}")
         parties.renew(f"d{number}")
         parties.forget_domains_but({"d", f"d{number}"})
-    assert not parties.are_of_one("d")
+    assert not parties.have_one_owner("d")
     assert len(parties._histories) == 2
 
 
-def test_whom_servers_of_before_mpsds_start_have_served_is_not_known(parties):
-    parties.note_servers("d", [1])
+def test_whom_servers_of_before_mpsds_start_have_served_is_not_known(parties, clock):
+    parties.note_servers("d", [1], (), clock)
     parties.meet(A, "d")
     parties.renew("d")
     parties.adopt("d")
-    assert not parties.are_of_one("d")
-    parties.note_servers("d", [2])
-    assert parties.are_of_one("d")
+    assert not parties.have_one_owner("d")
+    parties.note_servers("d", [2], (), clock)
+    assert parties.have_one_owner("d")
