@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from mpsd.errors import UnusablePath
 from mpsd.leases.rules import elastic_shares
 from mpsd.leases.rules.elastic_shares import LEVELS, Elastic, FeedbackPlace
-from mpsd.leases.rules.group_shares import Group, GroupMember
+from mpsd.leases.rules.group_shares import Deal, Group, GroupMember
 from mpsd.model.service import Cause, Phase, Share
 from mpsd.services.coordinator import Coordinator
 from mpsd.services.guard import guarded
@@ -69,6 +69,11 @@ class _Usage(Struct, eq=False):
         """Return the largest recent use, as a fraction of this share, of which all may have been used."""
         used = max((each for _, each in self.uses), default=0.0)
         return None if self.busy is None else max(self.busy, min(1.0, used / sm_percent))
+
+    def is_falling(self, now: float) -> bool:
+        """Return whether its largest recent use is about to count no more: uses of windows that saw its end count then."""
+        rest = max((each for when, each in self.uses if when > now - PEAK_SECONDS + WINDOW_SECONDS), default=0.0)
+        return any(each > rest for _, each in self.uses)
 
 
 class ElasticShares:
@@ -173,12 +178,22 @@ class ElasticShares:
         elif not weighed.is_new:
             self._show(rest, f"stands still: {why}")
             return
+        elif falling := next((each for each in rest if self._falls(each, deal)), None):
+            self._show(rest, f"stands still: the use of service {falling.arena.name} is falling")
+            return
         percent = {each: _rounded(deal[each.arena.id]) for each in rest}
         try:
             self._give(percent, f"moved: {why}")
         except UnusablePath as exc:
             log.error("store.failed", statement="the shares of services", why=str(exc))
             self._show(rest, f"stands still: {exc}")
+
+    def _falls(self, record: ServiceRecord, deal: Deal) -> bool:
+        """Return whether this service would lose a part of its share now, and more of it a moment later."""
+        share, usage = record.share, self._usage[record]
+        is_interactive = usage.place.level == elastic_shares.INTERACTIVE
+        is_less = share is not None and deal[record.arena.id] < share.sm_percent
+        return is_interactive and is_less and usage.is_falling(trio.current_time())
 
     def _give(self, percent: Mapping[ServiceRecord, float], why: str) -> None:
         """Give these services other shares, all or none: their starters carry it out.  Raises UnusablePath."""

@@ -139,6 +139,20 @@ async def test_shares_follow_need_and_come_back(load: Load, autojump_clock: Mock
         assert len(load.moved()) == 6
 
 
+async def test_a_use_that_falls_moves_each_share_once(load: Load, autojump_clock: MockClock) -> None:
+    async with load.machine.mpsd():
+        await load.begin()
+        load.busy[CHAT] = 0.65
+        await load.work(12)  # more than what counts
+        assert not load.moved()
+        load.busy[CHAT] = 0.1
+        for _ in range(30):
+            await load.work(0.5)
+            if load.moved():
+                break
+        assert load.moved() == [("llm", 16.5), ("first", 41.2), ("second", 41.2)]
+
+
 async def test_the_next_members_go_where_the_former_ones_are(load: Load, autojump_clock: MockClock) -> None:
     """Two busy domains take turns on a GPU: a pool whose members go to and fro between two does half its work."""
     machine = load.machine
