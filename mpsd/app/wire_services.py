@@ -82,7 +82,7 @@ def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId, int | None], A
 
 
 def _domains_of(pool: Pool, process: ProcessId) -> list[Domain]:
-    found = pool.home_of(process) or pool.domain_of_process(process.pid)
+    found = pool.domain_of(process)
     return [] if found is None else [found]
 
 

@@ -50,6 +50,11 @@ def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | N
     return found if found is not None and is_meant(admitted, found) else None
 
 
+def pids_in_use(domain: Domain) -> set[int]:
+    """Return the pids of the domain's servers, of the clients that they list, and of its sentinel's client."""
+    return {*domain.servers, *domain.client_pids, *domain.sentinel.pids}
+
+
 def is_meant(admitted: Mapping[int, ProcessId], process: ProcessId) -> bool:
     """Return whether the servers of a domain that list the process's pid mean the process, as far as mpsd knows."""
     return admitted.get(process.pid) in (None, process)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
-from mpsd.domains.listed import has_lost_place, may_be_used
+from mpsd.domains.listed import has_lost_place, is_meant, may_be_used, pids_in_use
 from mpsd.domains.log_follower import PublicLines
 from mpsd.domains.orphaned_daemons import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
@@ -116,9 +116,13 @@ class Pool:
             return found
         raise NoSuchServer(f"Server {pid} not found")
 
-    def domain_of_process(self, pid: int) -> Domain | None:
-        """Return the domain of a vendor server, a client or a sentinel's client."""
-        own = (each for each in self.domains.values() if pid in {*each.servers, *each.client_pids, *each.sentinel.pids})
+    def domain_of(self, process: ProcessId) -> Domain | None:
+        """Return the domain of a vendor server, a client or a sentinel's client; a list may mean an ended one with its pid."""
+        listing = (d for d in self.domains.values() if process.pid in pids_in_use(d) and is_meant(d.admitted, process))
+        return self.home_of(process) or next(listing, None)
+
+    def domain_of_pid(self, pid: int) -> Domain | None:
+        own = (each for each in self.domains.values() if pid in pids_in_use(each))
         placed = (each for each in self.domains.values() if any(process.pid == pid for process in each.members))
         return next(own, None) or next(placed, None)
 
@@ -195,8 +199,7 @@ class Pool:
 
     def name_of_domain(self, process: ProcessId) -> str:
         """Return the domain of a process; empty: it is not known."""
-        found = self.home_of(process) or self.domain_of_process(process.pid)
-        return "" if found is None else found.name
+        return "" if (found := self.domain_of(process)) is None else found.name
 
     def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
         if others := self.avoid(process):
@@ -348,9 +351,7 @@ class Pool:
 
     async def settled(self) -> None:
         """Wait until every domain takes clients or has failed: until then a connecting process may be a client of any of them.
-
-        Raise VendorFailed if the first domain cannot be started.
-        """
+        Raise VendorFailed if the first domain cannot be started."""
         while any(domain.state is DomainState.STARTING and not domain.trouble for domain in self.domains.values()):
             await self.changed()
         if self._has_adopted:
@@ -377,10 +378,8 @@ class Pool:
     # -- settings ----------------------------------------------------------------------------------------------------
 
     async def set_defaults(self, defaults: Defaults) -> None:
-        """Set the limits of servers that start from now on.
-
-        Raise VendorFailed if a domain does not take them; that domain then takes no clients until it has.
-        """
+        """Set the limits of servers that start from now on.  Raise VendorFailed if a domain does not take them; it takes no
+        clients until it has."""
         self.store.save_defaults(defaults)
         self.defaults = defaults
         failures: list[VendorFailed] = []

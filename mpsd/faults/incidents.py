@@ -173,7 +173,7 @@ class Incidents:
             return home
         if self.parties.find(seen.process) is not None:  # its pid may belong to another process by now
             return self._pool.domains.get(self.parties.domain_of(seen.process))
-        return self._pool.domain_of_process(seen.process.pid)
+        return self._pool.domain_of(seen.process)
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
@@ -181,7 +181,7 @@ class Incidents:
             former = self._pool.domains.get(name)
             if former is None or (former.is_ill and former.state is not DomainState.CONTAINED):
                 return former
-        found = self._pool.domain_of_process(pid)
+        found = self._pool.domain_of_pid(pid)
         return found if found is not None and may_be_named(found, pid) else None
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:

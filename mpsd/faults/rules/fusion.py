@@ -163,7 +163,7 @@ class Fusion:
         if is_of_device(seen):
             return [self._of_device(seen, now_ns), *self._excused(seen)]
         home = self._by_process(seen) or self._by_domain(seen)
-        if home is None and not seen.domain and seen.gpu:
+        if home is None and not seen.domain and seen.gpu and not is_proof(seen):  # a stranger's own fault is another one
             home = self._by_gpu(seen)
             if home is not None:
                 self._place(home, seen)

@@ -145,6 +145,19 @@ async def test_a_client_with_the_pid_of_an_ended_one_is_where_it_was_placed(worl
     assert world.last.culprit == ended
 
 
+async def test_a_record_of_a_process_with_the_pid_of_an_ended_client_is_not_of_its_domain(world, autojump_clock):
+    """A user whose process got the pid of an ended client, which a child keeps listed, ended its domain's services so."""
+    domain = world.domain()
+    ended, other = ProcessId(101, 7), ProcessId(101, 8)
+    world.move(ended, domain)
+    domain.admit(ended)
+    world.lists(domain, 101)
+    world.end(ended)
+    world.see(Source.KMOD, process=other, is_proof=True, fault_class=FaultClass.MMU)
+    assert not domain.is_ill
+    assert {each.domain for each in world.told} == {""}
+
+
 async def test_who_has_moved_is_not_moved_back_by_the_list_of_where_it_was(world, autojump_clock):
     """The former server still lists it; its second Xid is of where it was, and it is where it is."""
     first, second = world.domain(), world.domain("d2")

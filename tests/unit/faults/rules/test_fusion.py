@@ -52,6 +52,13 @@ OPENERS = [
 ]
 
 
+def test_the_fault_of_a_process_without_mps_is_not_the_fault_of_a_domain():
+    """The module proves it, too; so a stranger could be blamed for what a client had done, and that client went free."""
+    opened = FaultSetup().hear(xid(13)).hear(kmod(STRANGER, domain="", present=()))
+    assert (opened.incidents[2].domain, opened.incidents[2].culprit) == ("", STRANGER)
+    assert opened.incidents[1].culprit is None
+
+
 @pytest.mark.parametrize(("first", "count"), OPENERS)
 def test_what_opens_an_incident(first, count):
     assert len(FaultSetup().hear(first).incidents) == count
