@@ -45,6 +45,7 @@ CAPABILITIES = {
     "CAP_KILL": (5, "ending other users' clients"),
     "CAP_CHOWN": (0, "giving files to the user of a domain"),
     "CAP_DAC_OVERRIDE": (1, "using directories that other users made"),
+    "CAP_LEASE": (28, "keeping other users from writing to a core dump while it is read"),
     "CAP_SYSLOG": (34, "reading of faults in the kernel log"),
 }
 

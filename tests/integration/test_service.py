@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.faults.sources.test_core_dump_file import SAMPLES
+
 ROOT = Path(__file__).resolve().parents[2]
 FRONT_END = ROOT / "clients/control/nvidia-cuda-mps-control"
 UNIT = ROOT / "clients/systemd/mpsd.service"
@@ -102,6 +104,26 @@ def test_the_units_capabilities_are_enough(environ: dict[str, str]) -> None:
         assert "mode.privileged" in Path(environ["CUDA_MPS_LOG_DIRECTORY"], "mpsd.log").read_text()
     finally:
         assert command("quit", environ) == ""
+
+
+READS_A_DUMP = """
+import os, sys
+from pathlib import Path
+from mpsd.faults.sources.core_dump_directory import CoreDirectory
+path = Path(sys.argv[1])
+directory = CoreDirectory(path, 2, 1 << 24)
+(path / "core.1").write_bytes(Path(sys.argv[2]).read_bytes())
+os.chown(path / "core.1", 12345, 12345)
+print([dump.may_change for dump in directory.look(["core.1"])])
+"""
+
+
+@pytest.mark.root
+def test_the_unit_lets_mpsd_keep_other_users_from_a_dump_that_it_reads(tmp_path: Path) -> None:
+    """Without CAP_LEASE the dumps of all users but root proved nothing, and cleared no client."""
+    (tmp_path / "sample").write_bytes(SAMPLES["trap-culprit"])
+    words = [*hardened(), sys.executable, "-c", READS_A_DUMP, tmp_path / "cores", tmp_path / "sample"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "[False]\n"
 
 
 def test_systemd_is_told_of_start_reload_and_stop(

@@ -52,7 +52,8 @@ class Dump(Struct, frozen=True):
     """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
 
     age_seconds: since it was written.  kept_as: "" if deleted.  writers: as FileWriters.take returns them.  may_change: mpsd
-    could not keep other processes from writing to it while it read it, since the file system does not support leases.
+    could not keep other processes from writing to it while it read it: the file system does not support leases, or the file is
+    another user's and mpsd lacks CAP_LEASE.
     """
 
     name: str
@@ -260,8 +261,8 @@ def _mount_of(descriptor: int) -> str:
 
 
 def _keep_writers_out(descriptor: int) -> bool:
-    """Take a lease: a process that opens the file for writing waits until mpsd closes it.  False if the file
-    system does not support leases.
+    """Take a lease: a process that opens the file for writing waits until mpsd closes it.  False if
+    it cannot have one, as without CAP_LEASE for a file of another user.
 
     Raises BlockingIOError if a process has it open for writing.
     """
