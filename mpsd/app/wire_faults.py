@@ -61,7 +61,7 @@ def build_faults(
     parties, core_dumps = incidents.parties, None
     if config.faults.core_dumps == "on":
         cores = found.claim.pipe_directory / CORES
-        core_dumps = CoreDumps(cores, parties.of_user, parties.lived, share_of=found.ranges.share_of)
+        core_dumps = CoreDumps(cores, parties.of_user, share_of=found.ranges.share_of)
     sources = _build_sources(found, attachments, kernel_log, core_dumps, policy)
     return Faults(incidents, outbox, sources, kernel_log, core_dumps, reactions, attachments, policy)
 

@@ -181,11 +181,6 @@ class KnownClients:
         """Return the user's clients, including those that ended within the last minute."""
         return [process for process, guest in self._guests.items() if guest.party.uid == uid]
 
-    def lived(self, process: ProcessId, at_ns: int) -> bool:
-        """Return whether the client was met, and had not ended by then."""
-        guest = self._guests.get(process)
-        return guest is not None and (guest.gone_ns is None or guest.gone_ns >= at_ns)
-
     def by_pid(self, pid: int) -> ProcessId | None:
         """Return the living client with this pid, else the one that ended last."""
         return self._by_pid.get(pid)

@@ -31,10 +31,10 @@ _GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
 
 
-def process_id(pid: int) -> ProcessId | None:
+def process_id(pid: int, *, even_ending: bool = False) -> ProcessId | None:
     """Return the process with this pid; None if it does not exist, is invisible in this pid namespace, or is ending.
 
-    Raises OSError if that is not known.
+    even_ending: also one that is ending, until it is reaped.  Raises OSError if it is not known.
     """
     try:
         fields = _stat(pid)
@@ -42,15 +42,15 @@ def process_id(pid: int) -> ProcessId | None:
         if exc.errno in _HIDDEN:
             return None
         raise
-    if fields is None or _is_ending(pid, fields):
+    if fields is None or (not even_ending and _is_ending(pid, fields)):
         return None
     return ProcessId(pid, int(fields[_START_TIME - 3]))
 
 
-def find(pid: int) -> ProcessId | None:
+def find(pid: int, *, even_ending: bool = False) -> ProcessId | None:
     """Return the process as `process_id` does; None also if it is not known: with some kernels its user prevents that."""
     try:
-        return process_id(pid)
+        return process_id(pid, even_ending=even_ending)
     except OSError:
         return None
 

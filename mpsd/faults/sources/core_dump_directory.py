@@ -31,7 +31,6 @@ from msgspec import Struct
 
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
-from mpsd.host.file_identity import FileId, identity_of
 from mpsd.host.file_writers import Lineage
 from mpsd.host.trusted_directories import open_directory
 
@@ -78,8 +77,8 @@ class CoreDirectory:
     """Guards that the directory stays within its limits, and that each dump is reported once.
 
     kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
-    clock: seconds since the epoch.  share_of: the uid that a uid counts as.  writers_of: who wrote a file; asked while it still
-    has its name.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
+    clock: seconds since the epoch.  share_of: the uid that a uid counts as.  writers_of: who used an open file; asked
+    while it still has its name.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class CoreDirectory:
         total_bytes: int,
         clock: Callable[[], float] = time.time,
         share_of: Callable[[int], int] = int,
-        writers_of: Callable[[FileId], frozenset[Lineage]] = lambda file: frozenset(),
+        writers_of: Callable[[int], frozenset[Lineage]] = lambda file: frozenset(),
     ) -> None:
         self._clock, self._share_of, self._writers_of = clock, share_of, writers_of
         self._kept = kept
@@ -179,7 +178,7 @@ class CoreDirectory:
             if age_seconds < _QUIET_SECONDS:
                 return None  # its writer may open it again
             why = str(exc)
-        writers = self._writers_of(identity_of(found))
+        writers = self._writers_of(descriptor)
         kept_as = self._put_away(name, descriptor, int(found.st_ctime), core is not None and core.has_exception)
         return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, writers, may_change)
 

@@ -1,17 +1,15 @@
 """CUDA core dumps of clients as a source: they name the culprit of an SM exception, and clear innocent clients.
 
 A dump is its writer's claim: any user can forge one.  So it counts only against or for a client of the user who owns the file,
-and only for the client that wrote it, which the kernel identifies (host/file_writers.py).  Of a writer that has ended the
-kernel gives only the pid: then it is a client that had this pid and lived when the file was written.  If the kernel cannot
+and only if that client alone has opened it, which the kernel reports (host/file_writers.py).  If the kernel cannot
 identify the writer (without root), a dump proves nothing and clears no client: it is shown with the client whose pid, in its
 own pid namespace, is in the file's name, if exactly one matches.  A client can still accuse or clear itself with a false dump.
 Prose: docs/faults.md, "Core dumps".
 """
 
-import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import structlog
@@ -23,9 +21,9 @@ from mpsd.fairness.rates import Rate, Rates
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
 from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
-from mpsd.host.file_identity import FileId
 from mpsd.host.file_writers import FileWriters, Lineage
 from mpsd.host.inotify import COMPLETE, DirectoryWatch
+from mpsd.host.polling import until_readable
 from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
@@ -56,21 +54,20 @@ def environment(directory: Path) -> dict[str, str]:
 class CoreDumps:
     """Guards the directory of dumps, and the pids that clients have in their own namespaces.
 
-    clients_of: the clients of a user, including those that ended within the last minute.  lived: whether one lived at that
-    time, of CLOCK_MONOTONIC.  share_of: the uid that a uid counts as.  absent: why no dumps are read; "" while they are.
+    clients_of: the clients of a user, including those that ended within the last minute.  share_of: the uid that a uid counts
+    as.  absent: why no dumps are read; "" while they are.
     """
 
     def __init__(
         self,
         directory: Path,
         clients_of: Callable[[int], Iterable[ProcessId]],
-        lived: Callable[[ProcessId, int], bool] = lambda process, at_ns: True,
         *,
         share_of: Callable[[int], int] = int,
     ) -> None:
         self.absent = "not started"
         self._path = directory
-        self._clients_of, self._lived, self._share_of = clients_of, lived, share_of
+        self._clients_of, self._share_of = clients_of, share_of
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
         self._writers: FileWriters | None = None
         self._judged = Rates(_JUDGED)
@@ -105,7 +102,10 @@ class CoreDumps:
         self._writers = self._open_writers(directory.place)
         self.absent = ""
         try:
-            await self._follow(directory, watch, publish)
+            async with trio.open_nursery() as nursery:
+                if self._writers is not None:
+                    nursery.start_soon(_read_events, self._writers)
+                await self._follow(directory, watch, publish)
         finally:
             self.absent = "stopped"
             if self._writers is not None:
@@ -119,7 +119,7 @@ class CoreDumps:
             began = trio.current_time()
             try:
                 # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
-                found = await run_in_thread(self._look, directory, closed)
+                found = await run_in_thread(directory.look, closed)
             except OSError as exc:  # as without a free descriptor
                 self._note_absent(f"{self._path}: {exc.strerror}", "dumps are read later")
                 await trio.sleep(_LOOK_SECONDS)
@@ -132,13 +132,7 @@ class CoreDumps:
             with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
                 closed = await watch.names()
 
-    def _look(self, directory: CoreDirectory, closed: Collection[str]) -> list[Dump]:
-        dumps = directory.look(closed)
-        if self._writers is not None:
-            self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
-        return dumps
-
-    def _writers_of(self, file: FileId) -> frozenset[Lineage]:
+    def _writers_of(self, file: int) -> frozenset[Lineage]:
         return self._writers.take(file) if self._writers is not None else frozenset()
 
     async def _tell(self, found: Iterable[Dump], publish: Callable[[Observation], None]) -> None:
@@ -149,7 +143,7 @@ class CoreDumps:
             elif self._judged.allows(self._share_of(dump.uid), trio.current_time()):
                 began, seen_ns = trio.current_time(), read_ns - int(dump.age_seconds * 1e9)
                 is_certain = self._writers is not None and not dump.may_change
-                publish(observe(dump, dump.core, self._owner(dump, seen_ns), seen_ns, is_certain=is_certain))
+                publish(observe(dump, dump.core, self._owner(dump), seen_ns, is_certain=is_certain))
                 await trio.sleep(trio.current_time() - began)  # others' work comes between two of them
         if refused:  # one line, however many a user sends
             first = refused[0]
@@ -157,12 +151,10 @@ class CoreDumps:
         for uid, count in self._judged.take_suppressed().items():
             log.warning("faults.core_dumps_not_judged", uid=uid, count=count, why="this user's come too fast")
 
-    def _owner(self, dump: Dump, written_ns: int) -> ProcessId | None:
+    def _owner(self, dump: Dump) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))
         if self._writers is not None:
-            written_at = time.clock_gettime(time.CLOCK_BOOTTIME) - dump.age_seconds
-            there = [each for each in clients if has_begun(each, written_at) and self._lived(each, written_ns)]
-            return find_writer(dump.writers, there)
+            return find_writer(dump.writers, clients)
         for process in clients:
             if process not in self._inside:
                 self.meet(process)
@@ -182,16 +174,20 @@ class CoreDumps:
             log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect=effect)
 
 
+async def _read_events(writers: FileWriters) -> None:
+    """Read the events of the files at once: until then mpsd does not see what a process does with a file elsewhere."""
+    while True:
+        await until_readable(writers.descriptor)
+        began = trio.current_time()
+        await run_in_thread(writers.drain)
+        await trio.sleep(trio.current_time() - began)  # as long as it took, however many come
+
+
 def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> ProcessId | None:
-    """Return the client that wrote the file, itself or through a child.  None: another process wrote to it too, or alone."""
-    latest = {process.pid: process for process in sorted(clients, key=lambda process: process.start_time)}
-    found = {next((latest[pid] for pid in lineage if pid in latest), None) for lineage in lineages}
+    """Return the client that used the file, itself or through a child.  None: another process used it too, or alone."""
+    known = set(clients)
+    found = {next((process for process in lineage if process in known), None) for lineage in lineages}
     return found.pop() if len(found) == 1 else None
-
-
-def has_begun(process: ProcessId, at_seconds: float) -> bool:
-    """Return whether the process had started by then, in seconds since boot: a later one may have the pid of a writer."""
-    return process.start_time <= at_seconds * os.sysconf("SC_CLK_TCK")
 
 
 def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId, int]) -> ProcessId | None:

@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from mpsd.host import file_writers
-from mpsd.host.file_identity import FileId
+from mpsd.host import file_writers, processes
+from mpsd.host.file_identity import identity_at
 from mpsd.host.file_writers import FileWriters
+from mpsd.host.polling import is_readable
 from tests.descriptors import descriptors
 
 pytestmark = pytest.mark.root
@@ -32,44 +33,109 @@ def writers(tmp_path):
     made.close()
 
 
-def file_id(path) -> FileId:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+@pytest.fixture
+def taken(writers):
+    """Take the writers of a path."""
+
+    def take(path):
+        with open(path, "rb") as file:
+            return writers.take(file.fileno())
+
+    return take
 
 
-def write_as_another(path) -> int:
-    """The pid of the process that wrote it and has ended."""
-    with subprocess.Popen([sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write('x')", path]) as other:
+WRITE = "import sys; open(sys.argv[1], 'a').write('x')"
+
+
+@pytest.fixture
+def ended():
+    """Run a Python program with arguments, and return its pid: it has ended, but no other process can have that pid yet."""
+    with ExitStack() as programs:
+
+        def run(program, *words) -> int:
+            made = programs.enter_context(subprocess.Popen([sys.executable, "-c", program, *words]))
+            assert os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT).si_status == 0
+            return made.pid
+
+        yield run
+
+
+def write_and_be_reaped(path) -> int:
+    """The pid of the process that wrote it."""
+    with subprocess.Popen([sys.executable, "-c", WRITE, path]) as other:
         assert other.wait() == 0
     return other.pid
 
 
 def pids(lineages) -> set[int]:
-    return {lineage[0] for lineage in lineages}
+    return {lineage[0].pid for lineage in lineages}
 
 
-def test_the_writer_is_known_even_when_it_has_gone(tmp_path, writers):
-    pid = write_as_another(tmp_path / "a")
-    assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
-    assert writers.take(file_id(tmp_path / "a")) == frozenset()
+def test_the_writer_is_known_even_when_it_has_ended(tmp_path, taken, ended):
+    pid = ended(WRITE, tmp_path / "a")
+    [lineage] = taken(tmp_path / "a")
+    assert [each.pid for each in lineage[:2]] == [pid, os.getpid()]
+    assert lineage[0] == processes.find(pid, even_ending=True)
+    assert taken(tmp_path / "a") == frozenset()
 
 
-def test_who_only_closes_the_file_of_another_has_not_written_it(tmp_path, writers):
+def test_a_writer_that_mpsd_saw_alive_is_known_when_its_pid_is_another_processs(tmp_path, writers, taken):
+    program = "import sys; open(sys.argv[1], 'a').write('x'); print(flush=True); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path / "a"], stdin=pipe, stdout=pipe) as other:
+        other.stdout.readline()
+        writers.drain()
+        writer = processes.find(other.pid)
+        other.communicate()
+    assert {lineage[0] for lineage in taken(tmp_path / "a")} == {writer}
+
+
+SEND = """
+import os, socket, sys
+socket.send_fds(socket.socket(fileno=int(sys.argv[2])), [b"x"], [os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)])
+"""
+RECEIVE = """
+import socket, sys
+if sys.argv[3:]:
+    open(sys.argv[1], "a").close()
+socket.socket(fileno=int(sys.argv[2])).recv(1)  # this receives no descriptor: the kernel closes it
+"""
+
+
+@pytest.fixture
+def sent(tmp_path):
+    """Let a process open tmp_path / "a" and send it to another one, which closes it; return both pids.
+
+    own: a word if the other one has opened the file itself.
+    """
+    with ExitStack() as programs:
+
+        def send(*own) -> list[int]:
+            with ExitStack() as sockets:
+                made = []
+                for program, end in zip((SEND, RECEIVE), map(sockets.enter_context, socket.socketpair()), strict=True):
+                    words = [sys.executable, "-c", program, tmp_path / "a", str(end.fileno()), *own]
+                    made.append(programs.enter_context(subprocess.Popen(words, pass_fds=[end.fileno()])).pid)
+                    os.waitid(os.P_PID, made[-1], os.WEXITED | os.WNOWAIT)
+            return made
+
+        yield send
+
+
+def test_who_only_closes_the_file_of_another_has_not_written_it(tmp_path, taken, sent):
     """A container's root could accuse every client with its uid: it wrote a false dump, and sent the open file to a socket of
     the client, which closed it by reading a byte."""
-    reads = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open(tmp_path / "a", "w") as file:
-        file.write("forged")
-        file.flush()
-        socket.send_fds(ours, [b"x"], [file.fileno()])
-        found = file_id(tmp_path / "a")
-        file.close()
-        subprocess.run([sys.executable, "-c", reads, str(theirs.fileno())], pass_fds=[theirs.fileno()], check=True)
-    assert writers.take(found) == frozenset()
+    sent()
+    assert taken(tmp_path / "a") == frozenset()
 
 
-def test_a_child_writes_what_its_parent_has_opened(tmp_path, writers):
+def test_who_closes_its_own_file_for_another_process_is_not_its_only_user(tmp_path, taken, sent):
+    """An attacker could write to a client's dump, and leave the last close to that client: it seemed to be the only writer."""
+    both = sent("own")
+    assert pids(taken(tmp_path / "a")) == set(both)
+
+
+def test_a_child_writes_what_its_parent_has_opened(tmp_path, taken):
     program = """if True:
         import os, sys
         file, (reads, says) = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY, 0o600), os.pipe()
@@ -87,21 +153,87 @@ def test_a_child_writes_what_its_parent_has_opened(tmp_path, writers):
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", program, tmp_path / "a"], stdin=pipe, stdout=pipe, text=True) as parent:
         child = int(parent.stdout.readline())
-        [lineage] = writers.take(file_id(tmp_path / "a"))
-        assert lineage[:2] == (child, parent.pid)
+        lineages = taken(tmp_path / "a")
+        assert pids(lineages) == {child, parent.pid}
+        assert parent.pid in [each.pid for lineage in lineages if lineage[0].pid == child for each in lineage]
         parent.stdin.close()
 
 
-def test_a_later_process_with_its_pid_is_not_its_writer(tmp_path, writers):
-    pid = write_as_another(tmp_path / "a")
+def test_a_later_process_with_its_pid_is_not_its_writer(tmp_path, taken):
+    pid = write_and_be_reaped(tmp_path / "a")
     later = fork_with_pid(pid)
     if not later:
         pytest.skip(f"pid {pid} cannot be had again")
     try:
-        assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
+        assert taken(tmp_path / "a") == frozenset()
     finally:
         os.kill(later, signal.SIGKILL)
         os.waitpid(later, 0)
+
+
+def test_a_process_that_was_reaped_is_no_known_writer(tmp_path, taken):
+    """Only its pid was left, which another client could have by the time at which the dump was judged."""
+    write_and_be_reaped(tmp_path / "a")
+    assert taken(tmp_path / "a") == frozenset()
+
+
+# Opens the file by a link in another directory, where mpsd sees nothing; writes to it, closes it, and removes the link.
+WRITE_ELSEWHERE = """
+import os, sys
+os.mkdir(sys.argv[2])
+os.link(sys.argv[1], f"{sys.argv[2]}/x")
+with open(f"{sys.argv[2]}/x", "r+") as file:
+    file.write("forged")
+os.unlink(f"{sys.argv[2]}/x")
+"""
+
+
+HOLD = """
+import sys
+with open(sys.argv[1], "w") as file:
+    print("open", flush=True)
+    sys.stdin.read()
+    file.write("genuine")
+"""
+
+
+def test_who_writes_to_it_by_a_name_elsewhere_is_known_too(tmp_path, writers, taken, ended):
+    """A container's root could change the dump of a client in another container, and so convict that client."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout.readline() == "open\n"
+        writers.drain()
+        attacker = ended(WRITE_ELSEWHERE, tmp_path / "a", tmp_path / "d")
+        client.stdin.close()
+        os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+        assert pids(taken(tmp_path / "a")) == {client.pid, attacker}
+
+
+@pytest.mark.parametrize("change", [
+    pytest.param(lambda path: os.truncate(path, 3), id="without opening it"),
+    pytest.param(lambda path: path.rename(path.with_name("b")).rename(path), id="its name, and back"),
+])  # fmt: skip
+def test_a_file_that_has_changed_since_its_last_close_has_no_known_writer(tmp_path, writers, taken, ended, change):
+    ended(WRITE, tmp_path / "a")
+    writers.drain()
+    before = (tmp_path / "a").stat().st_ctime_ns
+    while (tmp_path / "a").stat().st_ctime_ns == before:  # before Linux 6.13, for some milliseconds
+        change(tmp_path / "a")
+    assert taken(tmp_path / "a") == frozenset()
+
+
+def test_a_later_file_with_the_inode_of_one_that_is_gone_has_no_known_writer(tmp_path, writers, taken, ended):
+    ended(WRITE, tmp_path / "a")
+    writers.drain()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").write_text("forged")
+    while (tmp_path / "d" / "x").stat().st_ctime_ns == (tmp_path / "a").stat().st_ctime_ns:
+        (tmp_path / "d" / "x").chmod(0o600)
+    (tmp_path / "d" / "x").rename(tmp_path / "a")
+    [use] = writers._found.values()
+    writers._found[identity_at(tmp_path / "a")] = use  # as if the kernel had given that inode again
+    assert taken(tmp_path / "a") == frozenset()
 
 
 def fork_with_pid(pid) -> int:
@@ -114,7 +246,7 @@ def fork_with_pid(pid) -> int:
     return max(made, 0)
 
 
-def test_a_writer_is_known_while_mpsd_has_thousands_of_descriptors(tmp_path, writers):
+def test_a_writer_is_known_while_mpsd_has_thousands_of_descriptors(tmp_path, taken, ended):
     """select(2) takes no descriptor above 1023, which mpsd has once some 150 clients run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
@@ -122,36 +254,30 @@ def test_a_writer_is_known_while_mpsd_has_thousands_of_descriptors(tmp_path, wri
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         while opened.enter_context(open(os.devnull, "rb")).fileno() < 1024:
             pass
-        (tmp_path / "a").write_text("x")
-        assert pids(writers.take(file_id(tmp_path / "a"))) == {os.getpid()}
+        pid = ended(WRITE, tmp_path / "a")
+        assert pids(taken(tmp_path / "a")) == {pid}
 
 
-def test_a_writer_that_is_there_has_parents(tmp_path, writers):
-    (tmp_path / "a").write_text("x")
-    (lineage,) = writers.take(file_id(tmp_path / "a"))
-    assert lineage[0] == os.getpid()
-    assert len(lineage) > 1
-
-
-def test_several_writers_are_all_told(tmp_path, writers):
+def test_several_writers_are_all_told(tmp_path, taken, ended):
     """A second one may have changed what the first one wrote."""
-    pid = write_as_another(tmp_path / "a")
-    (tmp_path / "a").write_text("mine")
-    assert pids(writers.take(file_id(tmp_path / "a"))) == {pid, os.getpid()}
+    both = {ended(WRITE, tmp_path / "a"), ended(WRITE, tmp_path / "a")}
+    assert pids(taken(tmp_path / "a")) == both
 
 
-def test_readers_are_no_writers(tmp_path, writers):
-    pid = write_as_another(tmp_path / "a")
+def test_readers_are_told_too_but_not_mpsd_itself(tmp_path, taken, ended):
+    """Whether a process opened the file to write, no event tells."""
+    pid = ended(WRITE, tmp_path / "a")
+    reader = ended("import sys; open(sys.argv[1]).read()", tmp_path / "a")
     (tmp_path / "a").read_text()
-    assert pids(writers.take(file_id(tmp_path / "a"))) == {pid}
+    assert pids(taken(tmp_path / "a")) == {pid, reader}
 
 
 def test_a_file_that_was_deleted_is_not_remembered(tmp_path, writers):
     """Another file may reuse its inode."""
     (tmp_path / "a").write_text("x")
-    gone = file_id(tmp_path / "a")
     (tmp_path / "a").unlink()
-    assert writers.take(gone) == frozenset()
+    writers.drain()
+    assert not writers._found
 
 
 def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers, monkeypatch):
@@ -159,7 +285,7 @@ def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers
     before = descriptors()
     for number in range(200):
         (tmp_path / str(number)).write_text("x")
-    assert writers.take((0, 0)) == frozenset()
+    writers.drain()
     assert len(writers._found) <= 3
     assert descriptors() <= before  # a thread may still be closing those of an earlier test
 
@@ -170,26 +296,38 @@ def close_many(directory, number=16_500) -> None:
         os.close(os.open(directory / f"many.{each}", os.O_CREAT | os.O_WRONLY, 0o600))
 
 
-def test_a_writer_whose_event_was_dropped_makes_no_other_the_sole_one(tmp_path, writers):
+def test_a_writer_whose_event_was_dropped_makes_no_other_the_sole_one(tmp_path, writers, taken, ended):
     """A user could forge the dump of another container's client, and convict it."""
-    pid = write_as_another(tmp_path / "a")
+    ended(WRITE, tmp_path / "a")
     close_many(tmp_path)
-    (tmp_path / "a").write_text("forged")
-    assert writers.take(file_id(tmp_path / "a")) == frozenset()
-    write_as_another(tmp_path / "a")
-    assert writers.take(file_id(tmp_path / "a")) == frozenset(), "it may have been open since before"
+    ended(WRITE, tmp_path / "a")
+    assert taken(tmp_path / "a") == frozenset()
+    ended(WRITE, tmp_path / "a")
+    assert taken(tmp_path / "a") == frozenset(), "it may have been open since before"
     writers._unsure_until = 0.0
-    pid = write_as_another(tmp_path / "a")
-    assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
+    pid = ended(WRITE, tmp_path / "a")
+    assert pids(taken(tmp_path / "a")) == {pid}
 
 
-def test_a_writer_whose_event_found_no_descriptor_makes_no_other_the_sole_one(tmp_path, writers):
-    write_as_another(tmp_path / "a")
+def test_what_mpsd_forgets_it_watches_no_more(tmp_path, writers):
+    """Else the kernel would keep every file in memory that a user makes, and moves elsewhere."""
+    (tmp_path / "d").mkdir()
+    with open(tmp_path / "a", "w"):
+        writers.drain()
+        writers._lose()
+        (tmp_path / "a").rename(tmp_path / "d" / "a")
+    assert not is_readable(writers.descriptor)
+    (tmp_path / "a").write_text("x")
+    assert is_readable(writers.descriptor)
+
+
+def test_a_writer_whose_event_found_no_descriptor_makes_no_other_the_sole_one(tmp_path, writers, taken, ended):
+    ended(WRITE, tmp_path / "a")
     writers.drain()
-    (tmp_path / "a").write_text("forged")
+    ended(WRITE, tmp_path / "a")
     with no_descriptor():
         writers.drain()
-    assert writers.take(file_id(tmp_path / "a")) == frozenset()
+    assert taken(tmp_path / "a") == frozenset()
 
 
 @contextmanager
@@ -211,7 +349,7 @@ def test_a_flood_of_one_user_does_not_take_all_the_time(tmp_path, writers, monke
     def look_up(pid, pidfd):
         looked_up.append(pid)
         time.sleep(0.01)
-        return (pid,)
+        return ()
 
     monkeypatch.setattr(file_writers, "_DRAIN_SECONDS", 0.1, raising=False)
     monkeypatch.setattr(file_writers, "_lineage_of", look_up)
@@ -233,21 +371,21 @@ sys.stdin.read()
 """
 
 
-def test_no_lease_on_a_file_makes_mpsd_wait(tmp_path, writers):
+def test_no_lease_on_a_file_makes_mpsd_wait(tmp_path, taken, ended):
     """The kernel opens the file of each event: for up to 45 s, while its owner does not give up the lease."""
     with subprocess.Popen(
         [sys.executable, "-c", LEASE, tmp_path / "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "leased\n"
-        pid = write_as_another(tmp_path / "b")
-        taken = []
-        reader = threading.Thread(target=lambda: taken.append(writers.take(file_id(tmp_path / "b"))), daemon=True)
+        pid = ended(WRITE, tmp_path / "b")
+        found = []
+        reader = threading.Thread(target=lambda: found.append(taken(tmp_path / "b")), daemon=True)
         reader.start()
         reader.join(10)
         waited = reader.is_alive()
         other.kill()
         reader.join()
-    assert (taken, waited) == ([{(pid,)}], False)
+    assert (list(map(pids, found)), waited) == ([{pid}], False)
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):
@@ -255,5 +393,5 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path):
         FileWriters(tmp_path / "absent")
 
 
-def test_an_orphan_is_nobodys_child_and_known_to_be_there():
-    assert file_writers._lineage(1) == (1, 0)
+def test_init_has_no_parent():
+    assert [each.pid for each in file_writers._lineage(1)] == [1]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from mpsd.fairness.rates import Rate
 from mpsd.faults.sources import core_dumps
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import parse_core
-from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, has_begun, observe, pid_inside
+from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, observe, pid_inside
+from mpsd.host import processes
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from tests.running import running
@@ -79,16 +81,21 @@ def test_the_owner_is_who_calls_itself_so(pid, inside, owner):
     assert find_owner(pid, [ONE, OTHER], inside) == owner
 
 
+CHILD, SHELL = ProcessId(300, 7), ProcessId(50, 1)
+
+
 @pytest.mark.parametrize(
     ("lineages", "owner"),
     [
-        pytest.param([(100, 50)], ONE, id="itself"),
-        pytest.param([(300, 100, 50)], ONE, id="a child of it"),
-        pytest.param([(100, 200, 50)], ONE, id="a client that is another's child"),
-        pytest.param([(300, 50)], None, id="no client of ours"),
-        pytest.param([(100, 50), (300, 100)], ONE, id="itself and a child of it"),
-        pytest.param([(100, 50), (200, 50)], None, id="two clients"),
-        pytest.param([(100, 50), (300, 50)], None, id="a client and a stranger"),
+        pytest.param([(ONE, SHELL)], ONE, id="itself"),
+        pytest.param([(CHILD, ONE, SHELL)], ONE, id="a child of it"),
+        pytest.param([(ONE, OTHER, SHELL)], ONE, id="a client that is another's child"),
+        pytest.param([(CHILD, SHELL)], None, id="no client of ours"),
+        pytest.param([(ProcessId(ONE.pid, 9), SHELL)], None, id="a later process with its pid"),
+        pytest.param([(ONE, SHELL), (CHILD, ONE)], ONE, id="itself and a child of it"),
+        pytest.param([(ONE, SHELL), (OTHER, SHELL)], None, id="two clients"),
+        pytest.param([(ONE, SHELL), (CHILD, SHELL)], None, id="a client and a stranger"),
+        pytest.param([], None, id="not known"),
     ],
 )
 def test_the_owner_is_who_wrote_it(lineages, owner):
@@ -158,74 +165,122 @@ async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path, by_nam
     assert source.absent == "stopped"
 
 
+WRITE = "import shutil, sys; sys.stdin.read(); shutil.copyfile(sys.argv[1], sys.argv[2])"
+
+
+@pytest.fixture
+def write_and_end(tmp_path):
+    """Start a process that writes a sample to a file; return it and a function that lets it write, and waits until it ended.
+
+    It is not reaped yet, so that no other process has its pid.
+    """
+    with ExitStack() as started:
+
+        def start(sample, name):
+            (tmp_path / "sample").write_bytes(SAMPLES[sample])
+            words = [sys.executable, "-c", WRITE, tmp_path / "sample", name]
+            made = started.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE))
+
+            def end() -> None:
+                made.stdin.close()
+                os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT)
+
+            return processes.find(made.pid), end
+
+        yield start
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("clients", "is_ours"),
+    ("is_client", "counts"),
     [
-        pytest.param([ProcessId(os.getpid(), 5), OTHER], True, id="whatever it calls itself"),
-        pytest.param([OTHER], False, id="none of ours wrote it"),
+        pytest.param(True, True, id="a client that wrote it and ended"),
+        pytest.param(False, False, id="no client, which named it as one"),
     ],
 )
-async def test_a_dump_is_of_whoever_wrote_it(tmp_path, clients, is_ours):
-    """Its name has another client's pid: by forgery, or from a container in which all have the same pid."""
+async def test_a_dump_of_a_writer_that_has_ended_is_no_other_clients(tmp_path, write_and_end, is_client, counts):
+    """The file's name must not accuse a client."""
     directory = tmp_path / "cores"
     send, receive = trio.open_memory_channel(10)
+    writer, end = write_and_end("trap-culprit", directory / f"core.{OTHER.pid}")
+    clients = [writer if is_client else ONE, OTHER]
+    async with running(CoreDumps(directory, lambda uid: clients).run, send.send_nowait):
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+            end()
+            seen = await receive.receive()
+    assert (seen.process, seen.is_proof) == ((writer, True) if counts else (None, False))
+
+
+@pytest.mark.root
+async def test_a_dump_that_gets_its_name_late_is_not_of_a_later_process_with_its_writers_pid(tmp_path, write_and_end):
+    """A container's root could write a dump and end, wait until a client had its pid, and then give the file the client's uid
+    and the name of a dump: the change of its ctime made it look written while that client lived."""
+    directory = tmp_path / "cores"
+    send, receive = trio.open_memory_channel(10)
+    writer, end = write_and_end("trap-culprit", directory / "waits")
+    clients = [ProcessId(writer.pid, writer.start_time + 1)]
+    async with running(CoreDumps(directory, lambda uid: clients).run, send.send_nowait):
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+            end()
+            (directory / "waits").rename(directory / "core.h.1")
+            seen = await receive.receive()
+    assert (seen.process, seen.is_proof) == (None, False)
+
+
+HOLD = """
+import sys
+with open(sys.argv[1], "wb") as file:
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+# Another process opens the dump by a link elsewhere, and writes to it.
+CHANGE = """
+import os, sys
+cores = sys.argv[1]
+os.mkdir(f"{cores}/d")
+os.link(f"{cores}/core.h.1", f"{cores}/d/x")
+with open(f"{cores}/d/x", "r+b") as file:
+    os.unlink(f"{cores}/d/x")
+    file.write(open(sys.argv[2], "rb").read())
+"""
+
+
+@pytest.mark.root
+async def test_a_dump_into_which_another_process_wrote_elsewhere_proves_nothing(tmp_path):
+    """mpsd watched the directory only."""
+    directory, sample = tmp_path / "cores", tmp_path / "sample"
+    sample.write_bytes(SAMPLES["trap-culprit"])
+    send, receive = trio.open_memory_channel(10)
+    clients = []
     source = CoreDumps(directory, lambda uid: clients)
     async with running(source.run, send.send_nowait):
         with trio.fail_after(10):
             await trio.testing.wait_all_tasks_blocked()
-            (directory / f"core.{OTHER.pid}").write_bytes(SAMPLES["trap-culprit"])
-            seen = await receive.receive()
-    assert (seen.process, seen.is_proof) == ((clients[0], True) if is_ours else (None, False))
-
-
-def test_a_process_that_began_after_the_writing_is_not_the_writer():
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert has_begun(ProcessId(100, 50 * ticks), 50.0)
-    assert not has_begun(ProcessId(100, 50 * ticks + 1), 50.0)
-
-
-WRITE = "import shutil, sys; sys.stdin.read(); shutil.copyfile(sys.argv[1], sys.argv[2])"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize(
-    ("is_client", "ends_first", "counts"),
-    [
-        pytest.param(True, False, True, id="a client that wrote it and ended"),
-        pytest.param(True, True, False, id="one that has the pid of a client which had ended before"),
-        pytest.param(False, False, False, id="no client, which named it as one"),
-    ],
-)
-async def test_a_dump_of_a_writer_that_has_ended_is_no_other_clients(tmp_path, is_client, ends_first, counts):
-    """By then the kernel reports only its pid: the file's name must not accuse a client."""
-    directory, sample = tmp_path / "cores", tmp_path / "sample"
-    sample.write_bytes(SAMPLES["trap-culprit"])
-    send, receive = trio.open_memory_channel(10)
-    name = directory / f"core.{OTHER.pid}"
-    writer = subprocess.Popen([sys.executable, "-c", WRITE, sample, name], stdin=subprocess.PIPE)  # noqa: ASYNC220
-    clients = [ProcessId(writer.pid, 5) if is_client else ONE, OTHER]
-    source = CoreDumps(directory, lambda uid: clients, lambda process, at_ns: not ends_first)
-    async with running(source.run, send.send_nowait):
-        with trio.fail_after(10):
-            await trio.testing.wait_all_tasks_blocked()
-            writer.communicate()  # it has ended, before mpsd reads the kernel's event
-            seen = await receive.receive()
-    assert (seen.process, seen.is_proof) == ((clients[0], True) if counts else (None, False))
+            words = [sys.executable, "-c", HOLD, directory / "core.h.1"]
+            with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:  # noqa: ASYNC220
+                clients.append(processes.find(client.pid))
+                await trio.to_thread.run_sync(client.stdout.readline)
+                while not source._writers._found:  # noqa: ASYNC110
+                    await trio.sleep(0.001)  # nothing tells of an event that was read
+                await trio.run_process([sys.executable, "-c", CHANGE, directory, sample])
+                client.stdin.close()
+                await trio.to_thread.run_sync(os.waitid, os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+                seen = await receive.receive()
+    assert (seen.kernel, seen.process, seen.is_proof) == ("trap", None, False)
 
 
 @pytest.mark.root
-async def test_a_dump_without_an_exception_clears_the_client_that_wrote_it(tmp_path):
+async def test_a_dump_without_an_exception_clears_the_client_that_wrote_it(tmp_path, write_and_end):
     """mpsd deletes such a dump, and looked for its writer by the file's name only then."""
-    directory, sample = tmp_path / "cores", tmp_path / "sample"
-    sample.write_bytes(SAMPLES["trap-innocent"])
+    directory = tmp_path / "cores"
     send, receive = trio.open_memory_channel(10)
-    writer = subprocess.Popen([sys.executable, "-c", WRITE, sample, directory / "core.1"], stdin=subprocess.PIPE)  # noqa: ASYNC220
-    client = ProcessId(writer.pid, 5)
+    client, end = write_and_end("trap-innocent", directory / "core.1")
     async with running(CoreDumps(directory, lambda uid: [client]).run, send.send_nowait):
         with trio.fail_after(10):
             await trio.testing.wait_all_tasks_blocked()
-            writer.communicate()
+            end()
             seen = await receive.receive()
     assert (seen.process, seen.clears) == (client, True)
     assert not [each for each in directory.iterdir() if each.is_file()]
