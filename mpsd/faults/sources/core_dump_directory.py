@@ -78,7 +78,8 @@ class CoreDirectory:
 
     kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
     clock: seconds since the epoch.  share_of: the uid that a uid counts as.  writers_of: who used an open file; asked
-    while it still has its name.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
+    while it still has its name.  may_read: whether a file of this user may be read, asked before each; else mpsd deletes it.
+    Raises UnusablePath when the directory cannot be created or is not mpsd's own.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class CoreDirectory:
         clock: Callable[[], float] = time.time,
         share_of: Callable[[int], int] = int,
         writers_of: Callable[[int], frozenset[Lineage]] = lambda file: frozenset(),
+        may_read: Callable[[int], bool] = lambda uid: True,
     ) -> None:
-        self._clock, self._share_of, self._writers_of = clock, share_of, writers_of
+        self._clock, self._share_of, self._writers_of, self._may_read = clock, share_of, writers_of, may_read
         self._kept = kept
         self._total_bytes = total_bytes
         self._closed: set[str] = set()
@@ -172,6 +174,9 @@ class CoreDirectory:
         assert matched is not None, "only such files are complete"
         age_seconds = max(self._clock() - found.st_ctime, 0.0)
         core, why = None, ""
+        if not self._may_read(found.st_uid):
+            self._put_away(name, descriptor, 0, is_worth_keeping=False)
+            return None
         try:
             core = parse_core(lambda offset, size: os.pread(descriptor, size, offset), found.st_size)
         except ProtocolError as exc:

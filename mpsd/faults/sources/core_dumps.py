@@ -33,7 +33,9 @@ KEPT = 16
 TOTAL_BYTES = 256 << 20
 _LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full
 _MOST_KNOWN = 8192
-_JUDGED = Rate(128, 0.1)  # dumps of a user: each can be an incident, of which the last 10,000 are kept, of all users
+# Dumps of a user: each can be an incident, of which the last 10,000 are kept, of all users; and to parse one takes the
+# interpreter's lock from the event loop.
+_JUDGED = Rate(128, 0.1)
 # Tables only: 0.3 MB in 0.1 s; with memory it would be 11 MB and up to a second (measured).  skip_abort: the program itself
 # decides what to do about its error.
 _FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
@@ -88,7 +90,12 @@ class CoreDumps:
         """Run until cancelled; return at once if dumps cannot be read here."""
         try:
             directory = CoreDirectory(
-                self._path, KEPT, TOTAL_BYTES, share_of=self._share_of, writers_of=self._writers_of
+                self._path,
+                KEPT,
+                TOTAL_BYTES,
+                share_of=self._share_of,
+                writers_of=self._writers_of,
+                may_read=lambda uid: self._judged.allows(self._share_of(uid), time.monotonic()),
             )
         except UnusablePath as exc:
             self._note_absent(str(exc))
@@ -140,7 +147,7 @@ class CoreDumps:
         for dump in found:
             if dump.core is None:
                 refused.append(dump)
-            elif self._judged.allows(self._share_of(dump.uid), trio.current_time()):
+            else:
                 began, seen_ns = trio.current_time(), read_ns - int(dump.age_seconds * 1e9)
                 is_certain = self._writers is not None and not dump.may_change
                 publish(observe(dump, dump.core, self._owner(dump), seen_ns, is_certain=is_certain))

@@ -126,6 +126,26 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_read(cores, monkey
     assert cores.names() == []
 
 
+@pytest.mark.parametrize("data", [CULPRIT, b"no dump"], ids=["a dump", "not a dump"])
+def test_a_file_that_may_not_be_read_is_deleted_unparsed(tmp_path, monkeypatch, data):
+    """To parse a file takes the interpreter's lock from the event loop, and only dumps among a user's files were counted."""
+    parsed, allowed = [], [False, True]
+
+    def parse(read_at, size):
+        parsed.append(size)
+        return parse_core(read_at, size)
+
+    monkeypatch.setattr(core_dump_directory, "parse_core", parse)
+    monkeypatch.setattr(core_dump_directory, "_QUIET_SECONDS", 0)
+    directory = CoreDirectory(tmp_path / "cores", 2, 1 << 24, may_read=lambda uid: uid == os.getuid() and allowed.pop())
+    for number in (1, 2):
+        (tmp_path / "cores" / f"core.{number}").write_bytes(data)
+    assert len(directory.look(["core.1", "core.2"])) == 1
+    assert (parsed, allowed) == ([len(data)], [])
+    assert not list((tmp_path / "cores").glob("core.*"))
+    directory.close()
+
+
 def test_what_waits_too_long_is_deleted(cores):
     cores.write("notes.txt", b"hello")
     cores.look("notes.txt")
