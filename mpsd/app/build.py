@@ -37,7 +37,7 @@ from mpsd.faults.incidents import Incidents
 from mpsd.faults.lifecycle import Faults
 from mpsd.health.collector import Health
 from mpsd.health.state_directory import StateDirectory
-from mpsd.host import processes, programs
+from mpsd.host import cgroups, processes, programs
 from mpsd.host.client_facts import ClientFacts
 from mpsd.keeper.connections import KeeperClient
 from mpsd.leases.lease_book import LeaseBook
@@ -88,7 +88,8 @@ def build(found: Startup) -> Daemon:
     book = _open_book(found, pool, facts, events)
     sentinels = join_sentinels(found, pool)
     attachments = build_attachments(found)
-    targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels))
+    unified = cgroups.unified_hierarchy()
+    targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels), unified)
     stopper = Stopper(pool, targets, attachments.release)
     faults = build_faults(found, pool, book, stopper, attachments, events, facts)
     vault = join_vault(found, lambda: pool.devices, book, attachments, events, registry.is_served)
@@ -130,12 +131,11 @@ def build(found: Startup) -> Daemon:
         api=api,
         events=events,
         faults=faults,
-        vault=vault,
-        failover=failover,
+        vault=vault, failover=failover,
         serve_metrics=partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
         restore=claim.restore,
         sentinels=sentinels,
-        beside=[health.run, partial(watch_vital_signs, pool.domains, pool.notify, events.publish)],
+        beside=[health.run, partial(watch_vital_signs, pool.domains, pool.notify, events.publish, unified)],
     )
     return daemon
 

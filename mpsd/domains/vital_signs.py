@@ -11,6 +11,7 @@ Prose: docs/domains.md, "A domain that cannot answer".
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -41,6 +42,7 @@ class Signs(Struct, frozen=True):
     """What to check: the processes with their roles, the socket that clients connect to, and some or all clients.
 
     daemon: the vendor daemon, also before it lists its servers; 0: none is known.  admitted: the clients that mpsd knows.
+    unified: where cgroup v2 is mounted.
     """
 
     pids: Sequence[tuple[str, int]]
@@ -49,6 +51,7 @@ class Signs(Struct, frozen=True):
     is_answering: bool = True
     daemon: int = 0
     admitted: Mapping[int, ProcessId] = {}
+    unified: Path | None = None
 
 
 class Unresponsive(Struct, frozen=True):
@@ -59,12 +62,19 @@ class Unresponsive(Struct, frozen=True):
 
 
 async def watch_vital_signs(
-    domains: Mapping[str, Domain], notify: Callable[[], None], publish: Callable[[str, Mapping[str, Any]], None]
+    domains: Mapping[str, Domain],
+    notify: Callable[[], None],
+    publish: Callable[[str, Mapping[str, Any]], None],
+    unified: Path | None = None,
 ) -> None:
-    """Check all domains as long as mpsd lives, in a thread: a file system that hangs stops the thread, not the loop."""
+    """Check all domains as long as mpsd lives, in a thread: a file system that hangs stops the thread, not the loop.
+
+    unified: where cgroup v2 is mounted.
+    """
     for turn in itertools.count():
         looks_at_clients = turn % _LOOKS_AT_CLIENTS == 0
-        signs = {domain.name: _signs(domain, looks_at_clients or not domain.is_answering) for domain in _alive(domains)}
+        alive = _alive(domains)
+        signs = {domain.name: _signs(domain, looks_at_clients or not domain.is_answering, unified) for domain in alive}
         found = await run_in_thread(_look_at_all, signs, abandon_on_cancel=True)
         for domain in _alive(domains):
             if (finding := found.get(domain.name)) is not None:
@@ -115,14 +125,14 @@ def _user_of(domain: Domain, pid: int) -> int | None:
     return processes.sole_uid(pid) if known is None else known
 
 
-def _signs(domain: Domain, with_clients: bool = False) -> Signs:
+def _signs(domain: Domain, with_clients: bool = False, unified: Path | None = None) -> Signs:
     daemon = domain.control.process.pid if domain.control.process else 0
     control = [("vendor daemon", daemon)] if daemon else []
     servers = (("vendor server", pid) for pid in domain.servers)
     # Those by the log too: a client may be stopped before the server has listed it, and then the server answers no more.
     clients = sorted(domain.client_pids | {each.pid for each in domain.connected}) if with_clients else ()
     socket = domain.control.socket_path("control")
-    return Signs((*control, *servers), socket, clients, domain.is_answering, daemon, domain.admitted)
+    return Signs((*control, *servers), socket, clients, domain.is_answering, daemon, domain.admitted, unified)
 
 
 def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, Unresponsive]:
@@ -136,7 +146,7 @@ def look(signs: Signs) -> Unresponsive:
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
     for pid in signs.clients:
-        if (how := how_stopped(pid)) and listed_process(signs.admitted, pid) is not None:
+        if (how := how_stopped(pid, signs.unified)) and listed_process(signs.admitted, pid) is not None:
             return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
     return Unresponsive()
 
@@ -148,8 +158,8 @@ def _stopped(pids: Iterable[tuple[str, int]]) -> str:
     return ""
 
 
-def how_stopped(pid: int) -> str:
+def how_stopped(pid: int, unified: Path | None = None) -> str:
     """Return how a process is kept from running; "" if it is not."""
     if how := _CLIENT_STOPPED.get(processes.state(pid)):
         return how
-    return "is frozen with its cgroup" if cgroups.is_frozen(pid) else ""
+    return "is frozen with its cgroup" if cgroups.is_frozen(pid, unified) else ""

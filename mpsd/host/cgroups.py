@@ -103,7 +103,10 @@ def parse_cgroups(text: str) -> Iterator[str]:
 
 
 def unified_hierarchy() -> Path | None:
-    """Return where cgroup v2 is mounted, alone or together with version 1."""
+    """Return where cgroup v2 is mounted, alone or together with version 1.
+
+    Call it at the start: users delay the read (mounts.py).
+    """
     with suppress(OSError):
         return next((Path(os.fsdecode(point)) for point, kind in mounted() if kind == b"cgroup2"), None)
     return None
@@ -118,12 +121,15 @@ def unified_path(pid: int) -> str | None:
     return None
 
 
-def is_frozen(pid: int) -> bool:
-    """Return whether the process is frozen with a cgroup of version 2, as by `docker pause`; its state does not show that."""
-    mount, path = unified_hierarchy(), unified_path(pid)
-    if mount is None or path is None or ".." in path.split("/"):  # outside mpsd's own cgroup namespace
+def is_frozen(pid: int, unified: Path | None) -> bool:
+    """Return whether the process is frozen with a cgroup of version 2, as by `docker pause`; its state does not show that.
+
+    unified: where version 2 is mounted.
+    """
+    path = unified_path(pid)
+    if unified is None or path is None or ".." in path.split("/"):  # outside mpsd's own cgroup namespace
         return False
     try:
-        return "frozen 1" in mount.joinpath(*Path(path).parts[1:], "cgroup.events").read_text().splitlines()
+        return "frozen 1" in unified.joinpath(*Path(path).parts[1:], "cgroup.events").read_text().splitlines()
     except OSError:
         return False

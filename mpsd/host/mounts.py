@@ -1,4 +1,8 @@
-"""What is mounted where; and where a path lies, in words that mean the same in every mount namespace and root directory."""
+"""What is mounted where; and where a path lies, in words that mean the same in every mount namespace and root directory.
+
+mpsd reads this at its start alone: the kernel takes a lock for it that every user holds for long who copies a mount namespace
+with many mounts, again and again.  No signal ends that wait (1.8 s were measured).
+"""
 
 import os
 import re

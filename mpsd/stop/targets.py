@@ -33,15 +33,20 @@ class Targets:
     """Guards that a caller finds only processes it may end, and never mpsd, a vendor daemon or a server.
 
     admitted: clients that admission knows, including those that wait.  needed: pids of mpsd's other processes that clients
-    depend on (keepers, the refuser); the domains' own are known here.
+    depend on (keepers, the refuser); the domains' own are known here.  unified: where cgroup v2 is mounted.
     """
 
     def __init__(
-        self, pool: Pool, admitted: Callable[[], Iterable[ProcessId]], needed: Callable[[], Iterable[int]] = tuple
+        self,
+        pool: Pool,
+        admitted: Callable[[], Iterable[ProcessId]],
+        needed: Callable[[], Iterable[int]] = tuple,
+        unified: Path | None = None,
     ) -> None:
         self._pool = pool
         self._admitted = admitted
         self._needed = needed
+        self._unified = unified
         self._turn = trio.Lock()
 
     def resolve(self, target: Target, asker: Asker) -> Target:
@@ -82,14 +87,13 @@ class Targets:
 
         None: freeze the processes one by one.
         """
-        mount = cgroups.unified_hierarchy()
         paths = [path for each in members if (path := cgroups.unified_path(each.pid))]
         top = rules.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
-        if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
+        if self._unified is None or top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
             return None
         if not asker.may_freeze(top, rules.territory(cgroups.paths(asker.pid))):
             return None
-        found = CgroupFreezer(mount.joinpath(*Path(top).parts[1:]), self._pool.store)
+        found = CgroupFreezer(self._unified.joinpath(*Path(top).parts[1:]), self._pool.store)
         try:
             pids = found.pids()
         except OSError:

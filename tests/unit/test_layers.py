@@ -191,6 +191,19 @@ def test_what_can_wait_is_read_by_a_process_that_can_be_killed() -> None:
     assert not [f"{path}:{line} reads {name}" for path, line, name in read_of_processes() if name not in never_wait]
 
 
+def test_mounts_are_read_at_the_start_alone() -> None:
+    """A user who copies mount namespaces delays that read as long as the user likes (mpsd/host/mounts.py)."""
+    tables = ("/proc/self/mounts", "/proc/self/mountinfo")
+    reading = {path for path in MODULES for node in nodes(path) if isinstance(node, ast.Constant) and node.value in tables}
+    assert reading == {Path("mpsd/host/mounts.py")}
+    # besides the start: `mpsd check`, a process of its own
+    users = {path for path, name in imports() if name.startswith("mpsd.host.mounts.")}
+    assert users == {Path("mpsd/config/paths.py"), Path("mpsd/host/cgroups.py"), Path("mpsd/check/probes.py")}
+    calls = ((path, node) for path in MODULES for node in nodes(path) if isinstance(node, ast.Call))
+    asking = {path for path, node in calls if ast.unparse(node.func).endswith("unified_hierarchy")}
+    assert asking == {Path("mpsd/app/build.py")}
+
+
 def read_of_processes() -> Iterator[tuple[Path, int, str]]:
     """The names in `f"/proc/{pid}/NAME"`, and those that processes.py gives to its one reading function."""
     for path in MODULES:

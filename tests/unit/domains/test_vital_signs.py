@@ -90,14 +90,12 @@ def test_a_frozen_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events
     (tmp_path / "a/b").mkdir(parents=True)
     if events is not None:
         (tmp_path / "a/b/cgroup.events").write_text(events)
-    monkeypatch.setattr(cgroups, "unified_hierarchy", lambda: tmp_path)
     monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/a/b")
-    assert how_stopped(os.getpid()) == expected
+    assert how_stopped(os.getpid(), tmp_path) == expected
 
 
 def test_a_cgroup_outside_of_mpsds_namespace_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cgroup.events").write_text("frozen 1\n")
     (tmp_path / "a").mkdir()
-    monkeypatch.setattr(cgroups, "unified_hierarchy", lambda: tmp_path / "a")
     monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/../b")
-    assert not cgroups.is_frozen(os.getpid())
+    assert not cgroups.is_frozen(os.getpid(), tmp_path / "a")
