@@ -134,7 +134,7 @@ async def _run(
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
         inspector = _begin_inspector(ranges, opened)
-        thaw_left(store)
+        await thaw_left(store)
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)
         parts = (*stores, audit, inspector, allowance, ranges, admin_group, journal)

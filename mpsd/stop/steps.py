@@ -123,9 +123,11 @@ class Steps:
             for case in cases:
                 case.why = "" if case.has_ended() else case.why  # a process that has just ended cannot be terminated
         finally:
-            self._thaw_all(cases)
-            for case in cases:
-                os.close(case.pidfd)
+            try:
+                await self._thaw_all(cases)
+            finally:
+                for case in cases:
+                    os.close(case.pidfd)
 
     async def _freeze(self, cases: Sequence[StopCase]) -> None:
         is_whole = self._whole is not None and await self._whole.freeze()
@@ -150,14 +152,16 @@ class Steps:
                 self._release(case.process)
 
     async def _thaw(self, cases: Sequence[StopCase]) -> None:
-        self._thaw_all(cases)
+        is_thawed = await self._thaw_all(cases)
         for case in cases:
-            case.did(Step.THAW)
+            if is_thawed:
+                case.did(Step.THAW)
+            else:
+                case.leave("the kernel has not thawed its cgroup yet")
 
-    def _thaw_all(self, cases: Sequence[StopCase]) -> None:
-        if self._whole is not None:
-            self._whole.thaw()
+    async def _thaw_all(self, cases: Sequence[StopCase]) -> bool:
         self._one_by_one.thaw(case.process for case in cases)
+        return self._whole is None or await self._whole.thaw()
 
     async def _ask(self, cases: Sequence[StopCase]) -> None:
         for case in cases:

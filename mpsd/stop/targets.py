@@ -6,6 +6,7 @@ Prose: docs/ending.md, "client.stop".
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from mpsd.model import stop
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Target, TargetKind
 from mpsd.stop import rules
-from mpsd.stop.freezer import CgroupFreezer
+from mpsd.stop.freezer import CgroupFreezer, FreezerThreads
 
 _AT_ONCE = 16  # processes that all callers together look at in one turn of the event loop: 3 ms
 _TURN_SECONDS = 0.003  # fewer of those whose status takes the kernel 20 ms, as with 65,536 groups
@@ -47,6 +48,7 @@ class Targets:
         self._admitted = admitted
         self._needed = needed
         self._unified = unified
+        self._freezing = FreezerThreads(pool.ranges.share_of)
         self._turn = trio.Lock()
 
     def resolve(self, target: Target, asker: Asker) -> Target:
@@ -82,7 +84,7 @@ class Targets:
         mine = [process for process, is_own in found.items() if is_own]
         return mine, list(found.values()).count(False)
 
-    async def freezer(self, target: Target, asker: Asker, members: Iterable[ProcessId]) -> CgroupFreezer | None:
+    async def freezer(self, target: Target, asker: Asker, members: Sequence[ProcessId]) -> CgroupFreezer | None:
         """Return a freezer for the whole target, if it is a cgroup of version 2 and all its processes are the caller's.
 
         None: freeze the processes one by one.
@@ -93,9 +95,11 @@ class Targets:
             return None
         if not asker.may_freeze(top, rules.territory(cgroups.paths(asker.pid))):
             return None
-        found = CgroupFreezer(self._unified.joinpath(*Path(top).parts[1:]), self._pool.store)
+        uid = asker.uid if asker.uid is not None else processes.charged_uid(members[0].pid)
+        directory = self._unified.joinpath(*Path(top).parts[1:])
+        found = CgroupFreezer(directory, self._pool.store, partial(self._freezing.run, uid))
         try:
-            pids = found.pids()
+            pids = await found.pids()
         except OSError:
             return None
         needed = self._all_needed()

@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from mpsd_client import Refused, calls, values
 
 from mpsd.domains.store import SqliteStore
-from mpsd.stop.freezer import CgroupFreezer
+from mpsd.stop.freezer import CgroupFreezer, FreezerThreads
 from tests.integration.client import Client
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for
@@ -180,15 +181,15 @@ def test_a_client_that_somebody_has_stopped_is_continued_first(shared: Machine) 
     other.goes_on()
 
 
-
 async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "mpsd.db")
-    freezer = CgroupFreezer(cgroup, store)
-    assert freezer.pids() == {busy}
+    threads = partial(FreezerThreads(lambda uid: uid).run, 0)
+    freezer = CgroupFreezer(cgroup, store, threads)
+    assert await freezer.pids() == {busy}
     assert await freezer.freeze()
-    assert not await CgroupFreezer(cgroup, store).freeze()  # another freezer has frozen it already
+    assert not await CgroupFreezer(cgroup, store, threads).freeze()  # another freezer has frozen it already
     assert (cgroup / "cgroup.freeze").read_text().strip() == "1"
-    freezer.thaw()
+    assert await freezer.thaw()
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
     store.close()
 
