@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from mpsd.config.options import Config
 from mpsd.errors import AlreadyRunning, UnusablePath
 from mpsd.host import processes
 from mpsd.host.bare_threads import BareThreads, begin_bare_threads
 from mpsd.host.descriptors import close_all
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.pipe_directory import PipeDirectory, tell_tightened
-from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, NotTrusted, open_directory
+from mpsd.host.trusted_directories import PUBLIC_MODE, NotTrusted, open_directory
 
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
@@ -82,12 +83,15 @@ class InstanceLock:
             self.pipe.remove_last(PID_FILE)
 
     def _open_log_directory(self) -> None:
-        """Create and tighten the log directory.
+        """Create and tighten the log directory; an operator's own, which others may list, may have a second purpose.
 
         Raises UnusablePath if another user controls it: that user could read and forge the logs.
         """
         try:
-            opened = open_directory(self.log_directory, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True)
+            is_default = str(self.log_directory) == Config().log_directory
+            opened = open_directory(
+                self.log_directory, make_mode=PUBLIC_MODE, may_be_shared=True, is_ours_alone=is_default
+            )
         except NotTrusted as exc:
             raise UnusablePath(f"the log directory {self.log_directory} cannot be used: {exc}") from None
         except UnusablePath:

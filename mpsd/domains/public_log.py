@@ -19,7 +19,7 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.rules.log_lines import LogLine
 from mpsd.errors import UnusablePath
-from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, open_file
+from mpsd.host.trusted_directories import PUBLIC_MODE, open_directory, open_file
 from mpsd.log.sink import Background, write_all
 from mpsd.model.visible_text import visible
 
@@ -123,7 +123,7 @@ class PublicLog:
     def _open(self) -> dict[str, str]:
         """Open what can be opened; return why the rest cannot, by its path."""
         try:
-            directory = open_directory(self._directory, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
+            directory = open_directory(self._directory, make_mode=PUBLIC_MODE, may_be_shared=True).descriptor
         except UnusablePath as exc:
             return {str(self._directory): str(exc)}
         troubles = {}

@@ -12,10 +12,9 @@ import structlog
 
 from mpsd.errors import UnusablePath
 from mpsd.host.listeners import listen_in
-from mpsd.host.trusted_directories import Opened, leads_to, open_directory
+from mpsd.host.trusted_directories import PUBLIC_MODE, Opened, leads_to, open_directory
 
 log = structlog.get_logger()
-_MODE = 0o755  # the vendor's, less the umask
 _READ_BYTES = 32
 
 
@@ -30,7 +29,7 @@ class PipeDirectory:
     def open(self) -> None:
         """Open the directory; create one level, as the vendor's daemon does.  Raises UnusablePath."""
         try:
-            opened = open_directory(self.path, make_mode=_MODE)
+            opened = open_directory(self.path, make_mode=PUBLIC_MODE, is_ours_alone=True)
         except UnusablePath as exc:
             raise UnusablePath(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.path}: {exc}") from None
         tell_tightened(self.path, opened)
@@ -130,11 +129,9 @@ class PipeDirectory:
 def tell_tightened(path: Path, opened: Opened) -> None:
     """Log that mpsd tightened a directory: callers' scripts create it with mode 0777, which no client and no tool needs."""
     if opened.was_mode is not None:
-        now = os.fstat(opened.descriptor).st_mode
-        log.warning(
-            "directory.tightened",
-            path=str(path),
-            was=f"{opened.was_mode:04o}",
-            now=f"{stat.S_IMODE(now):04o}",
-            why="other users could have replaced what mpsd makes there",
-        )
+        now = stat.S_IMODE(os.fstat(opened.descriptor).st_mode)
+        modes = {"path": str(path), "was": f"{opened.was_mode:04o}", "now": f"{now:04o}"}
+        if opened.was_mode & ~now & (stat.S_IWGRP | stat.S_IWOTH):
+            log.warning("directory.tightened", **modes, why="other users could have replaced what mpsd makes there")
+        else:  # as mkdir makes it
+            log.info("directory.tightened", **modes, why="a user who lists it could have kept mpsd waiting")

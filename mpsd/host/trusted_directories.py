@@ -20,6 +20,10 @@ from mpsd.host.user_lookups import ask_now, is_private_group
 
 _GROUP_SECONDS = 1.0  # where the user database does not answer, the group counts as shared
 _MOST_LINKS = 40  # as the kernel's, path_resolution(7)
+_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# Of a directory in which programs find files by name.  The kernel locks a directory while it writes a list of it to memory.  If
+# that is a mapped file of the user's own file system, it takes as long as the user likes, and mpsd, which makes files, waits.
+PUBLIC_MODE = 0o711
 
 
 class NotTrusted(UnusablePath):
@@ -53,11 +57,14 @@ def look(path: Path, *, may_be_shared: bool = False) -> PathCheck:
         return PathCheck(way.entry, (), *judge_last(way.entry, os.geteuid(), may_be_shared=may_be_shared))
 
 
-def open_directory(path: Path, *, make_mode: int | None = None, may_be_shared: bool = False) -> Opened:
+def open_directory(
+    path: Path, *, make_mode: int | None = None, may_be_shared: bool = False, is_ours_alone: bool = False
+) -> Opened:
     """Open a directory that passes the judgement, after tightening it if needed.
 
     make_mode: create it with this mode (less the umask) if only its last name is missing; None: do not create it.
     may_be_shared: other users may write there too; the caller must distrust every file in it.
+    is_ours_alone: take from all users the permission to list it, as PUBLIC_MODE does.
     Raises NotTrusted; UnusablePath, without the path in its message, if the kernel refused.
     """
     try:
@@ -70,13 +77,14 @@ def open_directory(path: Path, *, make_mode: int | None = None, may_be_shared: b
             if refusal:
                 raise NotTrusted(refusal)
             descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=way.descriptor)
-            return Opened(descriptor, _tighten(descriptor) if tightens else None)
+            taken = _WRITE if tightens else 0
+            if is_ours_alone and way.entry.mode & stat.S_IROTH and os.geteuid() in (0, way.entry.uid):
+                taken |= stat.S_IRGRP | stat.S_IROTH
+            return Opened(descriptor, _tighten(descriptor, taken) if taken else None)
     except OSError as exc:
         words = "it is not a directory" if exc.errno == errno.ENOTDIR else exc.strerror
         raise UnusablePath(str(words)) from None
 
-
-LOG_DIRECTORY_MODE = 0o755
 
 
 def leads_to(path: Path, descriptor: int) -> bool:
@@ -229,8 +237,8 @@ def _is_private_group(uid: int, gid: int) -> bool:
     return gid == 0 or ask_now(lambda: is_private_group(uid, gid), default=False, seconds=_GROUP_SECONDS)
 
 
-def _tighten(descriptor: int) -> int:
-    """Remove the write permission of group and others; return the mode before.  Raises OSError."""
+def _tighten(descriptor: int, taken: int) -> int:
+    """Remove these permissions; return the mode before.  Raises OSError."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    os.fchmod(descriptor, mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+    os.fchmod(descriptor, mode & ~taken)
     return mode

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.host.file_identity import identity_of
-from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, open_file
+from mpsd.host.trusted_directories import PUBLIC_MODE, open_directory, open_file
 
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that the thread has written nothing for seconds
 CLOSE_SECONDS = 2.0
@@ -178,7 +178,7 @@ class LogFile:
         It is judged each time, since a user may have replaced it (host/trusted_directories.py).
         """
         try:
-            directory = open_directory(Path(self.path).parent, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
+            directory = open_directory(Path(self.path).parent, make_mode=PUBLIC_MODE, may_be_shared=True).descriptor
         except UnusablePath as exc:
             raise OSError(f"{self.path} cannot be opened: {exc}") from None
         try:

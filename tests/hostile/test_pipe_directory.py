@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,9 +96,11 @@ def test_a_directory_of_roots_that_everybody_may_write_to_is_tightened(machine: 
     """Callers' scripts make such ones; what a user put there before is replaced, not followed."""
     with attacking(LINKS, machine.pipe, precious):
         machine.start()
-        assert stat.S_IMODE(machine.pipe.stat().st_mode) == 0o755
+        assert stat.S_IMODE(machine.pipe.stat().st_mode) == 0o711
         [said] = [each for each in machine.journal("directory.tightened") if each["path"] == str(machine.pipe)]
-        assert (said["was"], said["now"]) == ("0777", "0755")
+        assert (said["was"], said["now"]) == ("0777", "0711")
+        listing = subprocess.run(["ls", machine.pipe], user=NOBODY, group=NOBODY, extra_groups=[], stderr=subprocess.DEVNULL)
+        assert listing.returncode != 0, "a user who lists a directory can keep it locked"
         assert machine.daemon_pid() in machine.processes()
         for name in ("control", "control_privileged", "mpsd-ui", "mpsd.sock"):
             assert stat.S_ISSOCK((machine.pipe / name).lstat().st_mode), name

@@ -250,9 +250,10 @@ def test_what_is_installed_is_roots_and_starts_from_an_empty_environment(place: 
 
 def test_the_directories_of_the_service_are_those_of_the_daemon() -> None:
     """The defaults, which the unit and the line for the boot name once more."""
-    assert f"d! {Config().pipe_directory} 0755 root root -" in TMPFILES.read_text().splitlines()
+    assert f"d! {Config().pipe_directory} 0711 root root -" in TMPFILES.read_text().splitlines()
     unit = UNIT.read_text().splitlines()
     assert f"LogsDirectory={os.path.basename(Config().log_directory)}" in unit
+    assert "LogsDirectoryMode=0711" in unit
     assert f"RuntimeDirectory={places.state_directory(Config(), 0, {}).parent.name}" in unit
 
 
@@ -263,7 +264,7 @@ def test_systemd_takes_the_tmpfiles_without_complaint(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     done = run("systemd-tmpfiles", "--create", "--boot", f"--root={tmp_path}", str(TMPFILES))
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "tmp/nvidia-mps").stat().st_mode & 0o7777 == 0o755
+    assert (tmp_path / "tmp/nvidia-mps").stat().st_mode & 0o7777 == 0o711
 
 
 def test_systemd_takes_the_unit_without_complaint(tmp_path: Path) -> None:

@@ -68,6 +68,6 @@ def judge_last(entry: PathEntry, euid: int, *, may_be_shared: bool) -> tuple[str
     if entry.is_sticky:
         return (
             f"{entry} is shared: {entry.writers} may make files there, also where clients look for mpsd. "
-            f"Name a directory below it; or, when only mpsd uses it: chmod 0755 {entry.path}"
+            f"Name a directory below it; or, when only mpsd uses it: chmod 0711 {entry.path}"
         ), False
     return f"{entry} may be written to by {entry.writers}, and uid {euid} may not change that: chmod go-w {entry.path}", False

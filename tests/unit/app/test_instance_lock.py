@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.app import instance_lock
 from mpsd.app.instance_lock import LOCK, InstanceLock
+from mpsd.config.options import Config
 from mpsd.errors import AlreadyRunning
 from tests.descriptors import descriptors
 
@@ -26,3 +28,16 @@ def test_a_state_directory_that_another_mpsd_took_costs_no_descriptors(tmp_path:
     assert descriptors() == before
     with pytest.raises(AlreadyRunning):
         other.remake_state()
+
+
+@pytest.mark.parametrize(("default", "mode"), [("log", 0o711), ("other", 0o755)])
+def test_the_default_log_directory_may_be_listed_by_no_user(
+    tmp_path: Path, default: str, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may be /var/log itself."""
+    log = tmp_path / "log"
+    log.mkdir()
+    log.chmod(0o755)
+    monkeypatch.setattr(instance_lock, "Config", lambda: Config(log_directory=str(tmp_path / default)))
+    InstanceLock(tmp_path / "pipe", log, tmp_path / "state")._open_log_directory()
+    assert log.stat().st_mode & 0o777 == mode

@@ -79,7 +79,7 @@ def test_a_directory_that_others_may_write_to_is_tightened(place: Place):
     place.directory.chmod(0o777)
     inodes = [door.stat().st_ino for door in place.doors]
     assert looked(place) == ["directory.tightened"]
-    assert place.directory.stat().st_mode & 0o777 == 0o755
+    assert place.directory.stat().st_mode & 0o777 == 0o711
     assert [door.stat().st_ino for door in place.doors] == inodes
 
 

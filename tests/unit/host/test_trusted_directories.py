@@ -37,6 +37,22 @@ def test_what_everybody_may_write_to_is_tightened(tmp_path: Path) -> None:
     os.close(opened.descriptor)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(0o755, 0o711, id="as mkdir makes it"),
+        pytest.param(0o777, 0o711, id="as scripts make it"),
+        pytest.param(0o750, 0o750, id="for a group of the operator's"),
+    ],
+)
+def test_no_user_may_list_what_is_mpsds_alone(tmp_path: Path, before: int, after: int) -> None:
+    """The kernel locked the directory while a user's list waited for the user's own file system; mpsd's start then hung."""
+    tmp_path.chmod(before)
+    opened = open_directory(tmp_path, is_ours_alone=True)
+    assert (opened.was_mode, mode_of(tmp_path)) == (None if before == after else before, after)
+    os.close(opened.descriptor)
+
+
 def test_links_of_ours_are_followed_and_do_not_go_round(tmp_path: Path) -> None:
     (tmp_path / "run" / "mps").mkdir(parents=True)
     (tmp_path / "absolute").symlink_to(tmp_path / "run")
