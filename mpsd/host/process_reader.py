@@ -107,7 +107,7 @@ class ProcessReader:
         return self._read(Question(InspectorOp.STAT, pid))
 
     def linked_file(self, pid: int, name: str) -> LinkedFile:
-        """Return the target of the link /proc/PID/`name`: exe, or root.  Raises OSError."""
+        """Return the target of the link /proc/PID/`name`: exe, root, or fd/3.  Raises OSError."""
         return wire.parse_linked_file(self._read(Question(InspectorOp.FILE, pid, [name])))
 
     def namespaces(self, pid: int) -> tuple[int, ...]:

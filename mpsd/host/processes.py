@@ -252,7 +252,7 @@ def start_readers_by(start: Callable[[], InspectorProcess]) -> None:
 
 
 def linked_file(pid: int, name: str) -> LinkedFile | None:
-    """Return what its link `exe` or `root` leads to; None if the process has gone, lacks the link, or cannot be read."""
+    """Return what its link `exe`, `root` or `fd/3` leads to; None if it has gone, lacks the link, or cannot be read."""
     try:
         return reader.linked_file(pid, name)
     except (OSError, ProtocolError):

@@ -16,12 +16,14 @@ _SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
 _LISTENING = 1 << 10  # TCP_LISTEN in net/tcp_states.h, which Unix sockets have too
-_UDIAG_SHOW_NAME, _UNIX_DIAG_NAME = 1, 0  # linux/unix_diag.h
+_UDIAG_SHOW_NAME, _UNIX_DIAG_NAME = 0x1, 0  # linux/unix_diag.h
+_UDIAG_SHOW_UID, _UNIX_DIAG_UID = 0x40, 7
 _HEAD = struct.Struct("=IHHII")  # nlmsghdr: length, type
 _QUESTION = struct.Struct("=BBHIIIQ")  # unix_diag_req: family, protocol, padding, states, inode, what to show, cookie
 _ANSWER = struct.Struct("=BBBBIQ")  # unix_diag_msg: family, type, state, padding, inode, cookie
 _ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
 _ERROR = struct.Struct("=i")  # nlmsgerr: a negative errno
+_UID = struct.Struct("=I")
 _TCP_QUESTION = struct.Struct("=BBBBI2s2s16s16sI8s")  # inet_diag_req_v2: family, protocol, 2 x 0, states, the socket:
 # ports, addresses (the peer's first), device, cookie
 _TCP_ANSWER = struct.Struct("=BB2x48x12xI")  # inet_diag_msg: family, state, then the socket, three numbers, the uid
@@ -34,10 +36,20 @@ _SECONDS = 5.0  # the kernel answers while it is asked
 Address = tuple[str, int]
 
 
-def listening_sockets() -> dict[int, str]:
-    """Return the names of the listening sockets by inode; that of an abstract one begins with a NUL.  Raises OSError."""
-    question = _QUESTION.pack(socket.AF_UNIX, 0, 0, _LISTENING, 0, _UDIAG_SHOW_NAME, 0)
-    return dict(map(_socket, _ask(question, _NLM_F_DUMP)))
+def listening_sockets(uid: int) -> dict[int, str]:
+    """Return the names of this user's listening sockets by inode; that of an abstract one begins with a NUL.  Raises OSError.
+
+    Before Linux 5.3 the kernel does not tell the user, and those of all users are returned.  It gives an inode number out again
+    after 2^32 others, so a socket may have the number of one that is still open: then neither of them is returned.
+    """
+    question = _QUESTION.pack(socket.AF_UNIX, 0, 0, _LISTENING, 0, _UDIAG_SHOW_NAME | _UDIAG_SHOW_UID, 0)
+    found: dict[int, str] = {}
+    repeated = set()
+    for inode, name, owner in map(_socket, _ask(question, _NLM_F_DUMP)):
+        if owner in (uid, None):
+            repeated.update({inode} & found.keys())
+            found[inode] = name
+    return {inode: name for inode, name in found.items() if inode not in repeated}
 
 
 def tcp_user(family: int, peer: Address, own: Address) -> int | None:
@@ -77,11 +89,12 @@ def _ask(question: bytes, flags: int) -> Generator[bytes, None, None]:
                 yield body
 
 
-def _socket(body: bytes) -> tuple[int, str]:
-    """Return inode and name; an empty name for an unnamed one."""
+def _socket(body: bytes) -> tuple[int, str, int | None]:
+    """Return inode, name and uid; an empty name for an unnamed one, None if the kernel does not tell the uid."""
     inode = _unpacked(_ANSWER, body)[4]
-    names = (name for kind, name in _parts(_ATTRIBUTE, body, _ANSWER.size) if kind == _UNIX_DIAG_NAME)
-    return inode, os.fsdecode(next(names, b"").removesuffix(b"\0"))
+    facts = dict(_parts(_ATTRIBUTE, body, _ANSWER.size))
+    uid = _unpacked(_UID, facts[_UNIX_DIAG_UID])[0] if _UNIX_DIAG_UID in facts else None
+    return inode, os.fsdecode(facts.get(_UNIX_DIAG_NAME, b"").removesuffix(b"\0")), uid
 
 
 def _parts(head: struct.Struct, data: bytes, at: int) -> Iterator[tuple[int, bytes]]:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -16,6 +15,7 @@ from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _LISTENER = 3  # its number in the keeper
+_LISTENER_LINK = f"fd/{_LISTENER}"  # proc(5)
 
 
 def start_keeper(inspector: Inspector, program: Path, path: Path, most: int) -> Child:
@@ -72,23 +72,22 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
             continue
         if (process := processes.find(pid)) is None:
             continue
-        for inode, name in names.items():
-            with suppress(OSError):  # it has gone, or is another user's, and mpsd is not root
-                if _LISTENER in processes.numbers(pid, [f"socket:[{inode}]"]):  # not a client's connection, which it holds too
-                    found[name] = process
+        listener = processes.linked_file(pid, _LISTENER_LINK)  # not a client's connection, which it holds too
+        if listener is not None and (name := names.get(listener.path)):
+            found[name] = process
     return found
 
 
-def _removed_sockets(path: Path) -> dict[int, str]:
-    """Return the names of listening sockets that no path leads to, by inode."""
+def _removed_sockets(path: Path) -> dict[str, str]:
+    """Return the names of mpsd's listening sockets that no path leads to, by the links of their descriptors."""
     try:
-        listening = listening_sockets()
+        listening = listening_sockets(os.geteuid())
     except OSError as exc:  # a kernel without CONFIG_UNIX_DIAG
         log.warning("keeper.not_searched", why=str(exc), effect="a keeper whose socket was removed is not found")
         return {}
     places = {inode: Path(name) for inode, name in listening.items() if not name.startswith("\0")}
     return {
-        inode: place.name
+        f"socket:[{inode}]": place.name
         for inode, place in places.items()
         if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place)
     }

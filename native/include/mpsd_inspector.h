@@ -32,7 +32,8 @@
  *          rdev_major, rdev_minor: of a device,       to this device, and are in none of the pairs
  *          or 0, 0
  *   STAT   nothing                                    the contents of stat
- *   FILE   a word: exe, or root                       struct mpsd_inspector_file, and the link
+ *   FILE   a word: exe, root, or fd/3 (of a keeper,   struct mpsd_inspector_file, and the link
+ *          its listening socket)
  *   SPACES nothing                                    uint64: the number of its pid namespace, then of each one
  *                                                     above it; the last is the inspector's own.  -EXDEV: it is
  *                                                     in none below.  The id, or before Linux 6.18 the inode

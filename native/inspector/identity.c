@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Read which process a pid is: its stat, its executable, its root directory, its pid namespaces. */
+/* Read which process a pid is: its stat, its executable, its root directory, its pid namespaces, a keeper's socket. */
 #include "inspector.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ int file_read(const struct question *question, struct reply *out)
 	char path[64];
 	ssize_t size;
 
-	if (!is_word(question, "exe", 3) && !is_word(question, "root", 4))
+	if (!is_word(question, "exe", 3) && !is_word(question, "root", 4) && !is_word(question, "fd/3", 4))
 		return -EINVAL;
 	snprintf(path, sizeof(path), "/proc/%u/%.4s", question->head.pid, question->words);
 	size = readlink(path, out->payload + sizeof(file), PATH_MAX);

@@ -10,6 +10,7 @@ import pytest
 from mpsd.host import sock_diag
 
 HEAD = struct.Struct("=IHHII")
+NOBODY = 65534
 MESSAGE = HEAD.pack(HEAD.size + 4, 20, 0, 0, 0) + b"body"
 
 
@@ -46,7 +47,7 @@ def test_listening_sockets_and_the_user_of_a_connection_are_found(tmp_path: Path
     with socket.socket(socket.AF_UNIX) as named, socket.create_server(("127.0.0.1", 0)) as listener:
         named.bind(str(tmp_path / "s"))
         named.listen()
-        assert sock_diag.listening_sockets()[os.fstat(named.fileno()).st_ino] == str(tmp_path / "s")
+        assert sock_diag.listening_sockets(os.geteuid())[os.fstat(named.fileno()).st_ino] == str(tmp_path / "s")
         with socket.create_connection(listener.getsockname()) as peer:
             ours, address = listener.accept()
             with ours:
@@ -54,3 +55,39 @@ def test_listening_sockets_and_the_user_of_a_connection_are_found(tmp_path: Path
                 peer.shutdown(socket.SHUT_WR)
                 assert sock_diag.tcp_user(socket.AF_INET, address, ours.getsockname()) is None
         assert sock_diag.tcp_user(socket.AF_INET, ("192.0.2.1", 9), listener.getsockname()) is None
+
+
+@pytest.mark.root
+def test_listening_sockets_are_those_of_one_user(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as named:
+        named.bind(str(tmp_path / "s"))
+        named.listen()
+        inode = os.fstat(named.fileno()).st_ino
+        os.fchown(named.fileno(), NOBODY, NOBODY)
+        assert inode not in sock_diag.listening_sockets(os.geteuid())
+        assert sock_diag.listening_sockets(NOBODY)[inode] == str(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("sockets", "expected"),
+    [
+        pytest.param([(7, "/a", 0)], {7: "/a"}, id="one's own"),
+        pytest.param([(7, "/a", None)], {7: "/a"}, id="the kernel does not tell the user"),
+        pytest.param([(7, "/a", 0), (7, "/b", 0), (8, "/c", 0)], {8: "/c"}, id="a number given out again"),
+        pytest.param([(7, "/a", 0), (7, "/b", NOBODY)], {7: "/a"}, id="given out again to another user"),
+    ],
+)
+def test_no_socket_replaces_another(
+    monkeypatch: pytest.MonkeyPatch, sockets: list[tuple[int, str, int | None]], expected: dict[int, str]
+) -> None:
+    """The numbers have 32 bits, so a user can make sockets until one has the number of mpsd's."""
+    monkeypatch.setattr(sock_diag, "_ask", lambda question, flags: iter([answer(*each) for each in sockets]))
+    assert sock_diag.listening_sockets(0) == expected
+
+
+def answer(inode: int, name: str, uid: int | None) -> bytes:
+    body = sock_diag._ANSWER.pack(socket.AF_UNIX, socket.SOCK_SEQPACKET, 10, 0, inode, 0)
+    for kind, value in ((0, name.encode()), (7, b"" if uid is None else struct.pack("=I", uid))):
+        if value:
+            body += struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+    return body

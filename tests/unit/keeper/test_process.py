@@ -20,6 +20,7 @@ from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
 from tests.inspecting import INSPECTOR
 
 NAME = "mpsd-keeper"
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -47,6 +48,41 @@ def test_a_keeper_is_found_when_its_socket_was_removed(place: Path, keeper: Chil
     assert unreachable(place) == {}
     place.unlink()
     assert unreachable(place) == {"keeper": keeper.pid}
+
+
+@pytest.fixture
+def listener(place: Path) -> Iterator[socket.socket]:
+    """A listening socket whose name no path leads to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.bind(f"{place}-9")
+        made.listen()
+        os.unlink(f"{place}-9")
+        yield made
+
+
+@pytest.mark.root
+def test_a_socket_of_another_user_names_no_keeper(place: Path, listener: socket.socket) -> None:
+    """Whose inode number is that of the keeper's own, as after 2^32 others: mpsd killed the keeper."""
+    command = [str(native_directory() / "keeper" / NAME), "--fd", "3", "--max", "4"]
+    with open(os.devnull, "r+b", buffering=0) as null:
+        keeper = INSPECTOR.start_program(command, {}, [null.fileno()] * 3 + [listener.fileno()])
+    try:
+        assert unreachable(place) == {"keeper-9": keeper.pid}
+        os.fchown(listener.fileno(), NOBODY, NOBODY)
+        assert unreachable(place) == {}
+    finally:
+        keeper.kill()
+        keeper.reap()
+
+
+def test_a_keeper_is_not_searched_for_each_socket(
+    place: Path, keeper: Child, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search looks at all of its descriptors: with 100,000 sockets mpsd did not start in its time."""
+    searches: list[int] = []
+    monkeypatch.setattr(processes, "numbers", lambda pid, links: set(searches.append(pid) or ()))
+    assert unreachable(place) == {}
+    assert not searches
 
 
 def test_without_a_free_descriptor_a_keeper_is_neither_reached_nor_replaced(place: Path, keeper: Child) -> None:
