@@ -57,7 +57,9 @@ class VaultKeepers:
         self._compare_with = compare
         self._memory = memory
         unreachable = find_unreachable(program, path)  # ended in `reach`: what they hold belongs to no arena that mpsd knows
-        self._known = {_number_of(name): process for name, process in unreachable.items()} | dict(memory.keepers())
+        reached = dict(memory.keepers())
+        unknown = {_number_of(name): process for name, process in unreachable.items() if process not in reached.values()}
+        self._known = unknown | reached
         self._keepers: dict[int, VaultKeeper] = {}
         self._processes: list[Child] = []  # our children: those that this mpsd started
         self._starting = trio.Lock()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mpsd.errors import KeeperFailed
 from mpsd.host import processes
 from mpsd.host.process_reader import ProcessReader, Unanswered
+from mpsd.keeper import memory_keepers
 from tests.unit.vault.machine import SPEC, committed, impatient_with_keepers, opened, put, taken, until
 
 
@@ -78,3 +79,15 @@ async def test_no_name_is_given_again_that_a_silent_keeper_may_have(machine, wri
         await until(lambda: vault.keeper.state == "works")
         assert await taken(vault, arena, writer.process) == {0: b"own", 1: b"own"}
         await until(lambda: vault.keeper.held == 2)
+
+
+async def test_a_keeper_that_was_reached_is_none_whose_socket_was_removed(machine, writer, monkeypatch):
+    """Found under another number too, as by a socket of another process that has the inode number of its own, it was killed."""
+    async with machine.vault() as vault:
+        arena = await committed(vault, writer.process)
+        [reached] = vault.store.keepers().values()
+    monkeypatch.setattr(memory_keepers, "find_unreachable", lambda program, path: {f"{path.name}-9": reached})
+    async with machine.vault() as vault:
+        assert await taken(vault, arena, writer.process) == {0: b"0"}
+        assert vault.keeper.pids == [reached.pid]
+    assert machine.topics("arena.lost") == []
