@@ -65,7 +65,8 @@ _NVML_SECONDS = 10.0  # while mpsd runs, and with it the driver: an answer takes
 
 
 def _build_pool(found: Startup, registry: ServiceRegistry) -> Pool:
-    vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
+    unified = cgroups.unified_hierarchy()
+    vendor = settings.vendor(found.config, found.environ, found.inspector, unified, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
     return Pool(
@@ -88,7 +89,7 @@ def build(found: Startup) -> Daemon:
     book = _open_book(found, pool, facts, events)
     sentinels = join_sentinels(found, pool)
     attachments = build_attachments(found)
-    unified = cgroups.unified_hierarchy()
+    unified = pool.program.unified
     targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels), unified)
     stopper = Stopper(pool, targets, attachments.release)
     faults = build_faults(found, pool, book, stopper, attachments, events, facts)

@@ -42,8 +42,13 @@ def check_enforceable(config: Config, *, is_privileged: bool) -> None:
         raise BadConfiguration('admission.default = "refuse" needs root: without it clients do not pass through mpsd')
 
 
-def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, is_relayed: bool) -> VendorProgram:
-    """Return the vendor's program.  is_relayed: clients reach vendor daemons only through mpsd."""
+def vendor(
+    config: Config, environ: Mapping[str, str], inspector: Inspector, unified: Path | None, *, is_relayed: bool
+) -> VendorProgram:
+    """Return the vendor's program.
+
+    unified: where cgroup v2 is mounted.  is_relayed: clients reach vendor daemons only through mpsd.
+    """
     return VendorProgram(
         paths.find_vendor_control(config, environ),
         _vendor_environment(environ),
@@ -51,6 +56,7 @@ def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, 
         config.vendor.start_seconds,
         inspector,
         own_program("launcher") if is_relayed else None,
+        unified,
     )
 
 

@@ -3,23 +3,25 @@
 from collections.abc import Callable
 
 import structlog
+import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.vital_signs import how_stopped
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
+from mpsd.threads import run_in_thread
 
-_STOPPED = "Tt"  # by a signal, or under a debugger: proc(5)
+_LOOK_SECONDS = 2.0  # users can delay reads of cgroups
 log = structlog.get_logger()
 
 
-async def terminate_client(
-    domain: Domain, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None
-) -> str:
+async def terminate_client(domain: Domain, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None) -> str:
     """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
-    mpsd does not ask for a client that is stopped: its co-runners would stand still, and its domain take no further client.  It
-    does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
+    mpsd does not ask for a client that is stopped, or frozen with its cgroup: its co-runners would stand still, and its domain
+    take no further client.  It does not ask a domain in FAULT: its vendor daemon would not answer any command until the process
+    has ended (measured).
     check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
     sent if the process has ended since this call: another one may have the pid.
     """
@@ -30,21 +32,29 @@ async def terminate_client(
 
     process = processes.find(client_pid)  # None: mpsd cannot see it, or it has ended
 
-    def check_now() -> None:
+    async def check_now() -> None:
+        how = await _how_stopped(domain, client_pid)
         check()
         if process is not None and not processes.is_alive(process):
             raise VendorFailed(f"client {client_pid} has ended")
-        if (how := processes.state(client_pid)) in _STOPPED:
-            advice = "let its debugger continue it" if how == "t" else f"continue it first (kill -CONT {client_pid})"
-            raise VendorFailed(f"client {client_pid} is stopped, and its server would wait for it: {advice}")
+        if how:
+            raise VendorFailed(f"client {client_pid} {how}, and its server would wait for it: let it continue first")
 
-    check_now()  # before a sentinel is ended for the command
+    await check_now()  # before a sentinel is ended for the command
     try:
         answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}", check=check_now)
     finally:
         domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
     log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
     return answer
+
+
+async def _how_stopped(domain: Domain, client_pid: int) -> str:
+    """Return how the client is kept from running; "" if it is not.  Raises VendorFailed if that is not known in time."""
+    control = domain.control
+    with trio.move_on_after(_LOOK_SECONDS):
+        return await run_in_thread(how_stopped, client_pid, control.unified, abandon_on_cancel=True, limiter=control.looks)
+    raise VendorFailed(f"whether client {client_pid} is frozen with its cgroup was not known within {_LOOK_SECONDS:g} s")
 
 
 def contained(domain: Domain) -> str:

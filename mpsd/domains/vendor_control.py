@@ -7,7 +7,7 @@ time.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -33,6 +33,7 @@ MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fin
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _ATTEMPTS = 5  # another user's vendor front end, relayed, can still overlap with us
 _SILENT_COMMANDS = 3
+_MOST_LOOKS = 2
 _FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
 _NEEDS_ALL = ("shutdown_server", "terminate_client")
@@ -47,6 +48,7 @@ class VendorProgram(Struct, frozen=True):
     """The vendor's `nvidia-cuda-mps-control` and the time limits for it (seconds).
 
     launcher: starts it where no other user reaches it; None where clients connect to it directly, without the relay.
+    unified: where cgroup v2 is mounted.
     """
 
     path: Path
@@ -55,6 +57,11 @@ class VendorProgram(Struct, frozen=True):
     start_seconds: float
     inspector: Inspector
     launcher: Path | None = None
+    unified: Path | None = None
+
+
+async def _no_check() -> None:
+    pass
 
 
 class VendorControl:
@@ -69,6 +76,8 @@ class VendorControl:
         self.sentinel: SentinelPort = NoSentinel()
         self.is_exposed = False  # other users reach its sockets and its log, past the relay
         self.was_left_exposed = False  # by an earlier mpsd, which did not close its directories or could not
+        self.unified = program.unified
+        self.looks = trio.CapacityLimiter(_MOST_LOOKS)  # at whether a client is stopped, before a command; each needs a thread
         self._program = program
         self._uid = uid
         self._one_at_a_time = trio.Lock()
@@ -111,7 +120,7 @@ class VendorControl:
             return ""
         return facts.variables.get(_DEVICES, "") if facts else ""
 
-    async def command(self, line: str, seconds: float | None = None, check: Callable[[], None] = lambda: None) -> str:
+    async def command(self, line: str, seconds: float | None = None, check: Callable[[], Awaitable[None]] = _no_check) -> str:
         """Return its answer to one command.  Raise VendorFailed if it is gone, hangs, or is busy with others.
 
         check: called in the command's turn, right before it is sent; raises if it is not to be sent any more.
@@ -119,7 +128,7 @@ class VendorControl:
         return await self.commands((line,), seconds, check)
 
     async def commands(
-        self, lines: Sequence[str], seconds: float | None = None, check: Callable[[], None] = lambda: None
+        self, lines: Sequence[str], seconds: float | None = None, check: Callable[[], Awaitable[None]] = _no_check
     ) -> str:
         """Return its answers to several commands, one after the other, from one session.
 
@@ -135,10 +144,8 @@ class VendorControl:
                 await stack.enter_async_context(self.sentinel.aside(unless_contained=True))
             await stack.enter_async_context(self._one_at_a_time)
             for attempt in range(_ATTEMPTS):
-                check()
-                status, output = await self._run(
-                    [], encoded, self.environment(), seconds or self._program.command_seconds
-                )
+                await check()
+                status, output = await self._run([], encoded, self.environment(), seconds or self._program.command_seconds)
                 if not status:
                     answer = output.decode(errors="replace")
                     if lines[0] == LIST:

@@ -8,6 +8,7 @@ import pytest
 from mpsd_client import Refused, calls
 
 from tests.hostile.attacker import NOBODY
+from tests.integration.cgroup import freeze, open_cgroup
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import state_of, wait_for
 
@@ -28,5 +29,26 @@ def test_the_work_of_a_stopped_client_is_not_ended(machine: Machine) -> None:
         with suppress(ProcessLookupError):
             os.kill(own.pid, signal.SIGCONT)
     with machine.mpsd(uid=NOBODY) as mpsd:
+        mpsd.ask(calls.client_terminate(own.pid))
+    victim.goes_on()
+
+
+@pytest.mark.parametrize("method", ["terminate", "stop"])
+def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str) -> None:
+    """Its user needs no help for that in a cgroup of their own; /proc shows it like any process that waits."""
+    machine.start("-multiuser-server")
+    own, victim = machine.counter(uid=NOBODY).ready(), machine.counter(uid=UIDS[0]).ready()
+    assert machine.domain_of(own) == machine.domain_of(victim)
+    with open_cgroup() as cgroup, machine.mpsd(uid=NOBODY) as mpsd:
+        freeze(cgroup, own)
+        if method == "terminate":
+            with pytest.raises(Refused, match="is frozen with its cgroup"):
+                mpsd.ask(calls.client_terminate(own.pid))
+        else:
+            [left] = mpsd.ask(calls.client_stop(own.pid)).processes
+            assert "is frozen with its cgroup" in left.why
+        victim.goes_on()
+        assert not machine.journal("domain.hindered")
+        (cgroup / "cgroup.freeze").write_text("0")
         mpsd.ask(calls.client_terminate(own.pid))
     victim.goes_on()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.host.cgroups import unified_hierarchy
+from tests.integration.client import Client
 from tests.integration.process import wait_for
 
 
@@ -42,3 +43,11 @@ def _remove(directory: Path) -> None:
     events = directory / "cgroup.events"  # a process that ends leaves cgroup.procs sooner
     wait_for("an empty cgroup", lambda: "populated 0" in events.read_text())
     directory.rmdir()
+
+
+def freeze(cgroup: Path, *clients: Client) -> None:
+    """Move the clients into the cgroup, and return when it is frozen."""
+    for client in clients:
+        (cgroup / "cgroup.procs").write_text(str(client.pid))
+    (cgroup / "cgroup.freeze").write_text("1")
+    wait_for("a frozen cgroup", lambda: "frozen 1" in (cgroup / "cgroup.events").read_text())

@@ -12,7 +12,7 @@ import pytest
 from mpsd_client import calls, values
 
 from mpsd.domains.leftovers import children
-from tests.integration.cgroup import open_cgroup
+from tests.integration.cgroup import freeze, open_cgroup
 from tests.integration.client import Client
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
@@ -338,13 +338,6 @@ def test_a_frozen_customer_continues_when_it_is_thawed(machine: Machine, is_afte
         (cgroup / "cgroup.freeze").write_text("0")
         third.goes_on()
         assert states(machine)["default"] == "contained"
-
-
-def freeze(cgroup: Path, *clients: Client) -> None:
-    for client in clients:
-        (cgroup / "cgroup.procs").write_text(str(client.pid))
-    (cgroup / "cgroup.freeze").write_text("1")
-    wait_for("a frozen cgroup", lambda: "frozen 1" in (cgroup / "cgroup.events").read_text())
 
 
 def test_where_a_client_would_hang_all_end_and_the_culprit_is_named(machine: Machine) -> None:

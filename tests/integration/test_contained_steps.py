@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from mpsd_client import calls
 
-from tests.integration.cgroup import open_cgroup
+from tests.integration.cgroup import freeze, open_cgroup
 from tests.integration.client import Client
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
-from tests.integration.test_contained import LEAVE, QUIT_SECONDS, accused, end_of, freeze, named, states
+from tests.integration.test_contained import LEAVE, QUIT_SECONDS, accused, end_of, named, states
 from tests.integration.test_sentinels import sentinel, started
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.deadline(90)]

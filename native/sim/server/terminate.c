@@ -1,10 +1,14 @@
 /* terminate_client: end a client's work. After a fault it waits, as the vendor's does, until the culprit has gone; for a
- * stopped process until the process continues. */
+ * process that is stopped, or frozen with its cgroup, until the process continues. */
 #include "server.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
+
+static const char *const mounts[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified" }; /* of cgroup v2, alone or beside v1 */
 
 static struct connection *connection_of(struct server *server, pid_t pid)
 {
@@ -58,6 +62,40 @@ static void answer(struct server *server, pid_t pid)
 	link_send(server->control, LINK_ANSWER, (struct link_head){ .status = terminate(server, pid) }, NULL, 0, LINK_NO_FD);
 }
 
+/* Whether the file has this line; with `out`, a line that begins so, of which `out` gets the rest. */
+static bool has_line(const char *path, const char *line, char *out, size_t size)
+{
+	char buffer[PATH_MAX + 16];
+	size_t length = strlen(line);
+	bool found = false;
+	FILE *file = fopen(path, "re");
+
+	while (file && !found && fgets(buffer, sizeof(buffer), file)) {
+		buffer[strcspn(buffer, "\n")] = '\0';
+		found = out ? strncmp(buffer, line, length) == 0 : strcmp(buffer, line) == 0;
+	}
+	if (file)
+		fclose(file);
+	if (found && out)
+		snprintf(out, size, "%s", buffer + length);
+	return found;
+}
+
+static bool is_frozen(pid_t pid)
+{
+	char path[PATH_MAX + 64], group[PATH_MAX];
+	bool found = false;
+
+	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+	if (!has_line(path, "0::", group, sizeof(group)))
+		return false;
+	for (unsigned i = 0; i < sizeof(mounts) / sizeof(*mounts) && !found; i++) {
+		snprintf(path, sizeof(path), "%s%s/cgroup.events", mounts[i], group);
+		found = has_line(path, "frozen 1", NULL, 0);
+	}
+	return found;
+}
+
 bool process_is_stopped(pid_t pid)
 {
 	char path[32], state = 0;
@@ -70,7 +108,7 @@ bool process_is_stopped(pid_t pid)
 	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
 		state = 0;
 	fclose(stat);
-	return state == 'T' || state == 't'; /* of a debugger */
+	return state == 'T' || state == 't' || is_frozen(pid); /* t: of a debugger */
 }
 
 static bool must_wait(struct server *server, pid_t pid)

@@ -48,7 +48,8 @@ class Queue:
             nursery.start_soon(self.domain.control.command, FIRST.decode().strip())
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(act)
-            await trio.testing.wait_all_tasks_blocked()
+            while not self.domain.control._one_at_a_time.statistics().tasks_waiting:  # noqa: ASYNC110  a thread looks first
+                await trio.sleep(0.001)
             yield
             self._may_answer.set()
 

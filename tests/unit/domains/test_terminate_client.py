@@ -1,31 +1,40 @@
 """For which clients mpsd asks a vendor daemon to end their work."""
 
 import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trio
 
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
-from mpsd.host import processes
+from mpsd.host import cgroups, processes
 from mpsd.model.domain import DomainState
 
 
-@pytest.mark.parametrize(("state", "advice"), [("S", ""), ("T", "kill -CONT"), ("t", "its debugger")])
-async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, state: str, advice: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "is_frozen", "why"), [("S", False, ""), ("T", False, "SIGSTOP"), ("t", False, "debugger"), ("S", True, "cgroup")]
+)
+async def test_not_for_one_that_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, is_frozen: bool, why: str
+) -> None:
     """Its server would wait for it, and all clients there with it."""
     asked: list[str] = []
 
-    async def command(line: str, check: object) -> str:
+    async def command(line: str, check: Callable[[], Awaitable[None]]) -> str:
+        await check()
         asked.append(line)
         return "0\n"
 
     monkeypatch.setattr(processes, "state", lambda pid: state)
-    control = SimpleNamespace(command=command)
+    monkeypatch.setattr(cgroups, "is_frozen", lambda pid, unified: is_frozen and unified == tmp_path)
+    control = SimpleNamespace(command=command, unified=tmp_path, looks=trio.CapacityLimiter(1))
     domain = SimpleNamespace(name="d1", state=DomainState.READY, control=control, mark_stale=lambda: None)
-    if advice:
-        with pytest.raises(VendorFailed, match=advice):
+    if why:
+        with pytest.raises(VendorFailed, match=why):
             await terminate_client(domain, 7, os.getpid())  # type: ignore[arg-type]
     else:
         await terminate_client(domain, 7, os.getpid())  # type: ignore[arg-type]
-    assert bool(asked) is not bool(advice)
+    assert bool(asked) is not bool(why)
