@@ -3,16 +3,13 @@
 from collections.abc import Callable
 
 import structlog
-import trio
 
+from mpsd.domains.awaited_client import command_about, how_stopped_now
 from mpsd.domains.domain import Domain
-from mpsd.domains.vital_signs import how_stopped
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
-from mpsd.threads import run_in_thread
 
-_LOOK_SECONDS = 2.0  # users can delay reads of cgroups
 log = structlog.get_logger()
 
 
@@ -21,7 +18,7 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
 
     mpsd does not ask for a client that is stopped, or frozen with its cgroup: its co-runners would stand still, and its domain
     take no further client.  It does not ask a domain in FAULT: its vendor daemon would not answer any command until the process
-    has ended (measured).
+    has ended (measured).  One that stops before the answer is continued, or else killed (awaited_client.py).
     check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
     sent if the process has ended since this call: another one may have the pid.
     """
@@ -33,7 +30,7 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
     process = processes.find(client_pid)  # None: mpsd cannot see it, or it has ended
 
     async def check_now() -> None:
-        how = await _how_stopped(domain, client_pid)
+        how = await how_stopped_now(domain, client_pid)
         check()
         if process is not None and not processes.is_alive(process):
             raise VendorFailed(f"client {client_pid} has ended")
@@ -42,19 +39,11 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
 
     await check_now()  # before a sentinel is ended for the command
     try:
-        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}", check=check_now)
+        answer = await command_about(domain, process, f"terminate_client {server_pid} {client_pid}", check_now)
     finally:
         domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
     log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
     return answer
-
-
-async def _how_stopped(domain: Domain, client_pid: int) -> str:
-    """Return how the client is kept from running; "" if it is not.  Raises VendorFailed if that is not known in time."""
-    control = domain.control
-    with trio.move_on_after(_LOOK_SECONDS):
-        return await run_in_thread(how_stopped, client_pid, control.unified, abandon_on_cancel=True, limiter=control.looks)
-    raise VendorFailed(f"whether client {client_pid} is frozen with its cgroup was not known within {_LOOK_SECONDS:g} s")
 
 
 def contained(domain: Domain) -> str:

@@ -44,6 +44,10 @@ EXPOSED = "every user can connect to its vendor daemon past the relay, and write
 _LAUNCHER_SAYS = b"mpsd-launcher: "
 
 
+class VendorSilent(VendorFailed):
+    """The program did not end in time: the vendor daemon may still carry out the command."""
+
+
 class VendorProgram(Struct, frozen=True):
     """The vendor's `nvidia-cuda-mps-control` and the time limits for it (seconds).
 
@@ -270,7 +274,7 @@ class VendorControl:
             raise VendorFailed(f"{(*through, self._program.path)[0]} cannot be run: {exc.strerror}") from None
         except trio.TooSlowError:
             what = text.decode(errors="replace").strip().replace("\n", "; ") or " ".join(arguments)
-            raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
+            raise VendorSilent(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
 
     @property
     def _owner(self) -> int:

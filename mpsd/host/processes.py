@@ -218,12 +218,12 @@ def open_pidfd(process: ProcessId) -> int | None:
     return None
 
 
-def kill(process: ProcessId) -> bool:
-    """Send SIGKILL to this process, never to a later one with its pid; False if it has gone.  Raises OSError."""
+def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Send the signal to this process, never to a later one with its pid; False if it has gone.  Raises OSError."""
     if (pidfd := open_pidfd(process)) is None:
         return False
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         return False
     finally:

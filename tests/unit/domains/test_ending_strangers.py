@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.domains import terminate_client
+from mpsd.domains import awaited_client
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.strangers import Strangers
@@ -65,7 +65,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(function: Callable[..., str], *args: object, **ways: object) -> str:
         return function(*args)
 
-    monkeypatch.setattr(terminate_client, "run_in_thread", run)
+    monkeypatch.setattr(awaited_client, "run_in_thread", run)
 
 
 @pytest.mark.parametrize("is_ended", [False, True])

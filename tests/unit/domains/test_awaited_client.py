@@ -1,0 +1,131 @@
+"""A client that is stopped once its server has been asked to end its work: the server waits for it, and so do all others."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from mpsd.domains import awaited_client
+from mpsd.domains.domain import Domain
+from mpsd.domains.terminate_client import terminate_client
+from mpsd.domains.vendor_control import VendorSilent
+from mpsd.errors import VendorFailed
+from mpsd.host import processes
+from mpsd.host.cgroups import unified_hierarchy
+from mpsd.model.domain import DomainState
+from tests.integration.cgroup import open_cgroup
+from tests.unit.vault.machine import until
+
+Child = subprocess.Popen[bytes]
+
+
+class Vendor:
+    """A vendor daemon.  It answers when `answer` returns, which is called once the command was sent."""
+
+    def __init__(self, answer: Callable[[], Awaitable[None]]) -> None:
+        self.unified: Path | None = unified_hierarchy()
+        self.looks = trio.CapacityLimiter(1)
+        self._answer = answer
+
+    async def command(self, line: str, check: Callable[[], Awaitable[None]]) -> str:
+        await check()
+        await self._answer()
+        return "0\n"
+
+
+def domain_of(child: Child, answer: Callable[[], Awaitable[None]], *, is_admitted: bool = True) -> Domain:
+    domain = Domain("d1", 1, ("GPU-a",), Vendor(answer), 48, state=DomainState.READY)  # type: ignore[arg-type]
+    process = processes.find(child.pid)
+    assert process is not None
+    if is_admitted:
+        domain.admit(process)
+        domain.uids[process] = os.geteuid()
+    return domain
+
+
+async def stop(child: Child) -> None:
+    child.send_signal(signal.SIGSTOP)
+    await until(lambda: processes.state(child.pid) == "T")
+
+
+async def test_it_is_continued(child: Child) -> None:
+    async def answer() -> None:
+        for _ in range(2):
+            await stop(child)
+            await until(lambda: processes.state(child.pid) != "T")
+
+    assert await terminate_client(domain_of(child, answer), 7, child.pid) == "0\n"
+    assert child.poll() is None
+
+
+async def test_one_that_sigcont_does_not_continue_is_killed(child: Child) -> None:
+    """Its user holds it in a frozen cgroup, or by a debugger."""
+    with open_cgroup() as cgroup:
+        (cgroup / "cgroup.procs").write_text(str(child.pid))
+
+        async def answer() -> None:
+            (cgroup / "cgroup.freeze").write_text("1")
+            await until(lambda: child.poll() is not None)
+
+        await terminate_client(domain_of(child, answer), 7, child.pid)
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_it_is_continued_also_when_the_caller_has_gone(child: Child) -> None:
+    """Its user asked, closed the connection, and stopped the client then."""
+    with trio.CancelScope() as caller:
+
+        async def answer() -> None:
+            caller.cancel()
+            try:
+                await trio.sleep_forever()
+            finally:
+                child.send_signal(signal.SIGSTOP)
+
+        await terminate_client(domain_of(child, answer), 7, child.pid)
+    assert caller.cancelled_caught
+    assert processes.state(child.pid) != "T"
+
+
+async def test_it_is_continued_also_when_no_answer_came_in_time(child: Child) -> None:
+    async def answer() -> None:
+        child.send_signal(signal.SIGSTOP)
+        raise VendorSilent("no answer")
+
+    with pytest.raises(VendorFailed, match="no answer"):
+        await terminate_client(domain_of(child, answer), 7, child.pid)
+    assert processes.state(child.pid) != "T"
+
+
+async def test_after_a_refusal_it_is_left_alone(child: Child) -> None:
+    """The server does not wait for it."""
+
+    async def answer() -> None:
+        await stop(child)
+        raise VendorFailed("refused")
+
+    with pytest.raises(VendorFailed, match="refused"):
+        await terminate_client(domain_of(child, answer), 7, child.pid)
+    assert processes.state(child.pid) == "T"
+
+
+@pytest.mark.parametrize("uid", [None, 65534], ids=["not a client that mpsd admitted", "another user's by now"])
+async def test_no_process_of_another_is_signalled(child: Child, monkeypatch: pytest.MonkeyPatch, uid: int | None) -> None:
+    """The list of a server that runs as its user may name any process."""
+    looks: list[int] = []
+    how_stopped = awaited_client.how_stopped
+    monkeypatch.setattr(awaited_client, "how_stopped", lambda pid, unified: looks.append(pid) or how_stopped(pid, unified))
+
+    async def answer() -> None:
+        await stop(child)
+        seen = len(looks) + 3
+        await until(lambda: len(looks) >= seen)
+
+    domain = domain_of(child, answer, is_admitted=uid is not None)
+    domain.uids = {process: uid for process in domain.uids if uid is not None}
+    await terminate_client(domain, 7, child.pid)
+    assert processes.state(child.pid) == "T"
