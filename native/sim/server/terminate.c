@@ -85,13 +85,17 @@ static bool is_frozen(pid_t pid)
 {
 	char path[PATH_MAX + 64], group[PATH_MAX];
 	bool found = false;
+	char *last;
 
 	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
 	if (!has_line(path, "0::", group, sizeof(group)))
 		return false;
-	for (unsigned i = 0; i < sizeof(mounts) / sizeof(*mounts) && !found; i++) {
-		snprintf(path, sizeof(path), "%s%s/cgroup.events", mounts[i], group);
-		found = has_line(path, "frozen 1", NULL, 0);
+	while (!found && (last = strrchr(group, '/')) && last[1]) { /* frozen with a cgroup that holds its own, too */
+		for (unsigned i = 0; i < sizeof(mounts) / sizeof(*mounts) && !found; i++) {
+			snprintf(path, sizeof(path), "%s%s/cgroup.freeze", mounts[i], group);
+			found = has_line(path, "1", NULL, 0);
+		}
+		*last = '\0';
 	}
 	return found;
 }

@@ -82,20 +82,27 @@ async def test_servers_that_are_not_listed_are_looked_for_in_a_thread(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("events", "expected"),
-    [("populated 1\nfrozen 1\n", "is frozen with its cgroup"), ("populated 1\nfrozen 0\n", ""), (None, "")],
+    ("frozen", "expected"),
+    [
+        pytest.param({"a/b": "1\n"}, "is frozen with its cgroup", id="its own"),
+        pytest.param({"a/b": "0\n", "a": "1\n"}, "is frozen with its cgroup", id="one above"),
+        pytest.param({"a/b": "0\n", "a": "0\n"}, "", id="none"),
+        pytest.param({}, "", id="a kernel without a freezer"),
+    ],
 )
-def test_a_frozen_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: str | None, expected: str) -> None:
-    """Its processes have the state of others that wait."""
+def test_a_frozen_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: dict[str, str], expected: str) -> None:
+    """Its processes have the state of others that wait; cgroup.events has `frozen 0` while one waits for a FUSE file."""
     (tmp_path / "a/b").mkdir(parents=True)
-    if events is not None:
-        (tmp_path / "a/b/cgroup.events").write_text(events)
+    (tmp_path / "a/b/cgroup.events").write_text("populated 1\nfrozen 0\n")
+    for name, state in frozen.items():
+        (tmp_path / name / "cgroup.freeze").write_text(state)
     monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/a/b")
     assert how_stopped(os.getpid(), tmp_path) == expected
 
 
 def test_a_cgroup_outside_of_mpsds_namespace_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cgroup.events").write_text("frozen 1\n")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/cgroup.freeze").write_text("1\n")
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/../b")
     assert not cgroups.is_frozen(os.getpid(), tmp_path / "a")
