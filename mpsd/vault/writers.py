@@ -105,7 +105,11 @@ class Writers:
         """Enter a holder.  Raise BadRequest for a process that has ended, NotAllowed for one that was expelled, or TooMany."""
         self._holders.add(process, uid)
         row = entry.with_facts(**facts)
-        self._store.hold(row, process, access, self._holders.uid_of(process))
+        try:
+            self._store.hold(row, process, access, self._holders.uid_of(process))
+        except UnusablePath:
+            self._forget_without_arenas(process)
+            raise
         self._catalog.note_open(process, row.arena)
         return self._tell_opened(entry.become(row), access, process)
 
@@ -256,7 +260,11 @@ class Writers:
         entry.openings.pop(process, None)
         arena = entry.become(row)
         self._catalog.note_closed(process, arena)
-        if not self._catalog.has_open(process):
-            self._holders.remove(process)
+        self._forget_without_arenas(process)
         self._catalog.schedule(arena)
         return arena
+
+    def _forget_without_arenas(self, process: ProcessId) -> None:
+        """Count the process as a holder no longer if it has no arena open."""
+        if not self._catalog.has_open(process):
+            self._holders.remove(process)

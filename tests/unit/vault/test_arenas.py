@@ -104,7 +104,7 @@ async def test_a_refused_put_leaves_nothing_behind(machine, writer):
         assert set(await vault.keeper.names()) == {"m.000000000001"}
 
 
-async def test_what_cannot_be_stored_is_refused_and_not_held(machine, writer):
+async def test_what_cannot_be_stored_is_refused_and_not_held(machine, writer, other):
     """The disk is full: the answer reports it, and the keeper holds no unknown memory."""
     async with machine.vault() as vault:
         arena = await committed(vault, writer.process)
@@ -117,6 +117,9 @@ async def test_what_cannot_be_stored_is_refused_and_not_held(machine, writer):
             await put(vault, arena, writer.process, 1)
         with pytest.raises(UnusablePath, match="disk is full"):
             await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
+        with pytest.raises(UnusablePath, match="disk is full"):
+            await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        assert vault.holders.count == 1, "a process without an arena counted until it ended"
         await vault.reclaimer.settled(arena)
         assert await vault.keeper.names() == ["m.000000000001"]
         assert vault.catalog.account.used_bytes[GPU] == vault.arenas.find("model").used_bytes == GRANULE
