@@ -32,6 +32,13 @@ class ServiceEvents:
     def publish(self, record: ServiceRecord, what: str, **facts: object) -> None:
         self._outbox.put(partial(self._say, record.arena, what, facts))
 
+    def publish_moved(self, record: ServiceRecord, *, has_gpu_failed: bool, **facts: Any) -> None:
+        """Publish that the service has moved.  has_gpu_failed: mpsd saw its GPU fail itself, and no process alone says so."""
+        self.publish(record, "moved", **facts)
+        if has_gpu_failed and facts["why"] != MOVE_ASKED:
+            text = f"service {record.arena.name} of user {record.arena.owner_uid} {_moved(facts)}"
+            self._outbox.put(partial(self.moved.emit, facts["from_gpu"], text))
+
     def _say(self, arena: Arena, what: str, facts: Mapping[str, Any]) -> None:
         if what in _LOUD:
             log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
@@ -39,8 +46,6 @@ class ServiceEvents:
             log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
         self._publish(f"service.{what}", {**whose, **facts})
-        if what == "moved" and facts["why"] != MOVE_ASKED:
-            self.moved.emit(str(facts["from_gpu"]), f"service {arena.name} of user {arena.owner_uid} {_moved(facts)}")
 
     def tell(self, record: ServiceRecord, before: Service, event: Event, why: str) -> None:
         """Publish the event, before its consequences are carried out."""

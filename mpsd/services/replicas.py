@@ -214,12 +214,13 @@ class Replicas:
 
     def _has_failed(self, replica: Replica) -> bool:
         """Return whether the service's GPU has failed since the replica began to follow, as this mpsd or an earlier one saw."""
-        parts, evidence = self._coordinator.parts, self._coordinator.evidence
         of = self._arena(replica.of)
-        if of is None:
-            return False
-        is_seen = parts.is_drained(of.gpu) or evidence.has_gpu_failed("", (of.gpu,), replica.since_ns)
-        return is_seen or replica.last.has_gpu_failed
+        return of is not None and (self._is_seen_failed(replica, of) or replica.last.has_gpu_failed)
+
+    def _is_seen_failed(self, replica: Replica, of: Arena) -> bool:
+        """Return whether this mpsd has seen that failure: the word of a replica is not enough to tell others."""
+        parts, evidence = self._coordinator.parts, self._coordinator.evidence
+        return parts.is_drained(of.gpu) or evidence.has_gpu_failed("", (of.gpu,), replica.since_ns)
 
     def _killed(self, of: Arena, record: ServiceRecord | None) -> ProcessId | None:
         """Kill the active of a service that is being fenced, and that no standby there can succeed, and return it.
@@ -246,6 +247,7 @@ class Replicas:
         old = coordinator.records.get(replica.of)
         move = old.move if old is not None and self._is_moving_to(replica) else None
         lag, of = self._view(replica), coordinator.vault.find_id(replica.of)
+        has_gpu_failed = self._is_seen_failed(replica, of)
         with self._settings_stored(old, replica.arena_id):
             arena, gone = coordinator.vault.replace(of.id, replica.arena_id, generation, replica.process, of.writer)
         del self._by_arena[replica.arena_id]
@@ -266,7 +268,8 @@ class Replicas:
         if old is not None:
             self._pass_on(record, settings)
         facts = {"from_gpu": gone.gpu, "to_gpu": arena.gpu, "pid": replica.process.pid, "at": lag.at, "steps": lag.steps}
-        coordinator.events.publish(record, "moved", why=why, bound=lag.bound_seconds, **facts)
+        bound = lag.bound_seconds
+        coordinator.events.publish_moved(record, has_gpu_failed=has_gpu_failed, why=why, bound=bound, **facts)
         return ReplicaOrder(Order.SERVE, arena.generation, why, lag.steps, is_moving=why == MOVE_ASKED)
 
     @contextmanager

@@ -76,13 +76,30 @@ async def test_a_move_tells_what_is_lost(machine, steps: int | None, words: str)
         record, events = machine.coordinator.records[1], machine.coordinator.events
         events.moved.subscribe(lambda gpu, text: told.append((gpu, text)))
         facts = {"from_gpu": HERE, "to_gpu": THERE, "pid": 7, "at": 1.55, "steps": steps, "bound": 10.0}
-        events.publish(record, "moved", why="GPU-a has failed", **facts)
-        events.publish(record, "moved", why=MOVE_ASKED, **facts)  # by its owner: it follows from no failure
+        events.publish_moved(record, has_gpu_failed=True, why="GPU-a has failed", **facts)
+        events.publish_moved(record, has_gpu_failed=True, why=MOVE_ASKED, **facts)  # by its owner: it follows from no failure
     [(gpu, text)] = told
     assert gpu == HERE
     assert text.startswith("service llm of user 1000 was moved to GPU-b, where pid 7 serves: GPU-a has failed. ")
     assert words in text
     assert text.endswith("from its image of " + time.strftime("%H:%M:%S", time.localtime(1)) + ".5, and the bound was 10 s")
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_the_word_of_a_replica_alone_is_in_no_incident(machine, autojump_clock: MockClock, is_seen: bool):
+    """Any process may say so of its own service, and the incident of the GPU is everybody's."""
+    told: list[str] = []
+    async with machine.mpsd():
+        active, far = await machine.serves("a"), keep(machine)
+        machine.coordinator.events.moved.subscribe(lambda gpu, text: told.append(gpu))
+        await ask(machine, far)
+        if is_seen:
+            machine.coordinator.see(machine.of_gpu(48, HERE))
+        await machine.die(active)
+        machine.vault.fenced(active)
+        assert (await ask(machine, far, has_gpu_failed=True)).order is Order.SERVE
+        assert machine.topics("moved")
+    assert told == [HERE] * is_seen
 
 
 async def test_a_standby_on_the_same_gpu_goes_first(machine, autojump_clock: MockClock):
