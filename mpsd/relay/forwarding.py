@@ -20,7 +20,7 @@ from mpsd.domains.refuser import REFUSER_UID
 from mpsd.errors import FatalMessage, ProtocolError, WrongSpeaker
 from mpsd.host import processes
 from mpsd.host.arrivals import hang_up
-from mpsd.host.descriptors import Closings, is_file
+from mpsd.host.descriptors import Closings, is_prompt
 from mpsd.host.peers import has_ended, is_in_our_namespace
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.message import Message, look_at, receive, send, take
@@ -143,6 +143,7 @@ class Forwarding(Struct):
                         message.credentials = Credentials(message.credentials.pid, self.ids.uid, self.ids.gid)
                     self._check_speaker(message)
                     self._check_text(message)
+                    self._check_descriptors(message)
                     self.has_spoken = True
                     if message.descriptors:
                         self.has_passed_descriptors = True
@@ -193,14 +194,21 @@ class Forwarding(Struct):
             self._close(message)
             raise FatalMessage(why)
 
+    def _check_descriptors(self, message: Message) -> None:
+        """Refuse a descriptor whose close can wait: not even SIGKILL ends a vendor daemon that waits for a user's file server.
+
+        A socket has others in its queue.  Raise FatalMessage.
+        """
+        if not all(map(is_prompt, message.descriptors)):
+            self._close(message)
+            raise FatalMessage("it sent a descriptor of neither memory nor a device, for which a daemon could wait for ever")
+
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""
         is_sent = False
         try:
             with self.track.passing(TO_DOMAIN):
-                # A program that mpsd starts waits for files that are open here, if their file server does not answer.
-                may_wait = not any(map(is_file, message.descriptors))
-                await send(domain, message, self._as_sender(message.credentials), may_wait=may_wait)
+                await send(domain, message, self._as_sender(message.credentials))
                 take(self.client)
             is_sent = True
         finally:
@@ -306,8 +314,8 @@ class Forwarding(Struct):
         self._kept += len(brought)
         self._kept_bytes += len(data)
         is_large = self._kept > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
-        if len(self.transcript) > _MOST_REPLAYED or is_large or any(map(is_file, brought)):
-            self.no_way_back()  # a program that mpsd starts would wait for a file server that does not answer
+        if len(self.transcript) > _MOST_REPLAYED or is_large:
+            self.no_way_back()
 
     async def _replay(self, domain: socket.socket) -> bool:
         """Repeat the handshake with a fresh connection.  False: the domain ended, or answered otherwise this time."""

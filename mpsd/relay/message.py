@@ -106,13 +106,8 @@ def _unpack(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], Credent
     return list(descriptors), credentials
 
 
-async def send(
-    connection: socket.socket, message: Message, credentials: Credentials | None, *, may_wait: bool = True
-) -> None:
-    """Send it whole, as if it came from `credentials` (None: from ourselves).  Raise OSError when the peer has gone.
-
-    may_wait: False to raise ProtocolError where it would have to wait for room.
-    """
+async def send(connection: socket.socket, message: Message, credentials: Credentials | None) -> None:
+    """Send it whole, as if it came from `credentials` (None: from ourselves).  Raise OSError when the peer has gone."""
     ancillary: list[tuple[int, int, bytes | array.array[int]]] = []
     if message.descriptors:
         ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", message.descriptors)))
@@ -124,6 +119,4 @@ async def send(
             connection.sendmsg([message.data], ancillary, socket.MSG_NOSIGNAL)
             return
         except BlockingIOError:
-            if not may_wait:
-                raise ProtocolError("it sent files that its domain does not take") from None
             await trio.lowlevel.wait_writable(connection)  # for ever: the caller bounds it by who the peer is

@@ -8,7 +8,7 @@ import pytest
 from mpsd_client import calls
 
 from tests.hostile.attacker import NOBODY, attacking
-from tests.hostile.silent_files import MOUNTS, sent
+from tests.hostile.silent_files import BRINGS_A_FILE, MOUNTS, sent
 from tests.hostile.test_identity import held
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
@@ -134,6 +134,16 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
             assert mpsd.ask(calls.health()).state == "running"
         assert descriptors(machine) < MOST_DESCRIPTORS
         assert threads(machine) < MOST_THREADS
+
+
+@pytest.mark.root
+def test_a_vendor_daemon_waits_for_no_file_server(machine: Machine) -> None:
+    """It closed the file, and not even SIGKILL ended its wait: mpsd could not replace it, and the domain was lost."""
+    machine.start()
+    with sent(BRINGS_A_FILE, NOBODY, machine.pipe / "control") as thread:
+        assert Path(f"/proc/{machine.daemon_pid()}/task/{int(thread)}").exists(), "mpsd's waits, and no other"
+        wait_for("the connection to be held", lambda: held(machine, "a descriptor of neither memory nor a device"))
+        machine.counter(uid=1000).ready()
 
 
 LESS_THAN_A_STACK = 6 << 20  # a thread's has 8 MiB

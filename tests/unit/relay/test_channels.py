@@ -55,7 +55,9 @@ async def test_it_has_one_once_a_descriptor_is_passed_also_where_it_has_left(tmp
                 if has_left:
                     domain.leave(process)
                 sender, receiver = (backend, theirs) if is_by_domain else (theirs, backend)
-                socket.send_fds(sender, [b"channel"], [backend.fileno()])
+                memory = os.memfd_create("channel", os.MFD_CLOEXEC)
+                socket.send_fds(sender, [b"channel"], [memory])
+                os.close(memory)
                 (await message.receive(receiver)).close()
                 assert domain.served == ({process} if is_by_domain else set())
         may_have_one = is_by_domain or not has_left

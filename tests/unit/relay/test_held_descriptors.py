@@ -19,8 +19,8 @@ LINKS = 8
 @pytest.mark.parametrize("user", [1000, 0])
 async def test_messages_that_wait_for_their_domains_hold_few_descriptors(user: int) -> None:
     """Each of a user's connections held 253: 180 of them were all that mpsd may open.  Root may be that of a container."""
-    closings, (reader, writer) = Closings(), os.pipe()
-    file = os.readlink(f"/proc/self/fd/{reader}")
+    closings, memory = Closings(), os.memfd_create("of this test", os.MFD_CLOEXEC)
+    file = os.readlink(f"/proc/self/fd/{memory}")
     links = [(pair(), pair()) for _ in range(LINKS)]
     async with trio.open_nursery() as nursery:
         for (_, ours), (link_domain, _) in links:
@@ -30,7 +30,7 @@ async def test_messages_that_wait_for_their_domains_hold_few_descriptors(user: i
         for _ in range(64):
             for (client, _), _ in links:
                 with suppress(BlockingIOError):
-                    socket.send_fds(client, [bytes(64)], [reader] * KERNELS_MOST)
+                    socket.send_fds(client, [bytes(64)], [memory] * KERNELS_MOST)
             await trio.testing.wait_all_tasks_blocked()
         held = sum(each.endswith(f" {file}") for each in opened()) - 1
         nursery.cancel_scope.cancel()
@@ -38,5 +38,4 @@ async def test_messages_that_wait_for_their_domains_hold_few_descriptors(user: i
     for ends in links:
         for end in (*ends[0], *ends[1]):
             end.close()
-    os.close(reader)
-    os.close(writer)
+    os.close(memory)

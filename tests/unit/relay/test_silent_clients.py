@@ -16,8 +16,8 @@ from tests.unit.relay.test_own_trouble import one_caller
 ATTEMPTS = 30  # trio runs the two tasks in either order
 
 
-def copies(of: socket.socket) -> int:
-    file = os.readlink(f"/proc/self/fd/{of.fileno()}")
+def copies(of: int) -> int:
+    file = os.readlink(f"/proc/self/fd/{of}")
     return sum(each.endswith(f" {file}") for each in opened())
 
 
@@ -25,6 +25,7 @@ async def set_aside_as_it_speaks() -> tuple[bool, bool]:
     """Return whether it was set aside, and whether its message is still in its queue."""
     (client, ours), (link_domain, domain), (signal, signalled) = pair(), pair(), pair()
     ends = [client, ours, link_domain, domain, signal, signalled, queue := ours.dup()]
+    memory = os.memfd_create("of this test", os.MFD_CLOEXEC)
     relay, caller = one_caller(ours, None)
     relay.conversations.settings = SimpleNamespace(silent_seconds=1.0)  # type: ignore[assignment]
     caller.link.greeted_at = -math.inf
@@ -38,7 +39,7 @@ async def set_aside_as_it_speaks() -> tuple[bool, bool]:
         await trio.lowlevel.wait_readable(client)
         client.recv(64)
         await trio.testing.wait_all_tasks_blocked()
-        socket.send_fds(client, [b"its answer"], [signal.fileno()])
+        socket.send_fds(client, [b"its answer"], [memory])
         signal.send(b"at the same moment")
         await trio.testing.wait_all_tasks_blocked()
         domain.close()
@@ -48,8 +49,9 @@ async def set_aside_as_it_speaks() -> tuple[bool, bool]:
         nursery.start_soon(speak)
         await relay._converse(caller, caller.link.run(link_domain, PATIENCE, well))
     with trio.fail_after(5):  # they are closed in a thread
-        while copies(signal) > 1:  # noqa: ASYNC110
+        while copies(memory) > 1:  # noqa: ASYNC110
             await trio.sleep(0.01)
+    os.close(memory)
     found = bool(len(relay.backlog)), is_readable(queue)
     for end in (*ends, *relay.backlog._ends):
         end.close()
