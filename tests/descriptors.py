@@ -19,3 +19,9 @@ def opened() -> set[str]:
         with suppress(FileNotFoundError):  # that of the list itself
             found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
     return found
+
+
+def copies(of: int) -> int:
+    """Return how many other descriptors this process has of files with the name of this one."""
+    file = os.readlink(f"/proc/self/fd/{of}")
+    return sum(each.endswith(f" {file}") for each in opened()) - 1

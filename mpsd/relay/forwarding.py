@@ -28,7 +28,6 @@ from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 from mpsd.relay.texts import MOST_TEXT_BYTES, change_in, long_text
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
-_MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the client waits for its turn
 _MOST_KEPT_BYTES = 32 << 10  # of them: one user has thousands of connections
 _PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
@@ -56,8 +55,8 @@ class _Turn(Enum):
 class Forwarding(Struct):
     """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
-    The transcript is None once the handshake cannot be repeated: the domain has passed descriptors, or the transcript became
-    too long.  Then the client can only be held; in the second case the client caused that, and gets as much time as others.
+    The transcript is None once the handshake cannot be repeated: one side has passed descriptors, or the transcript became too
+    long.  Then the client can only be held; unless its domain passed them, it caused that and gets as much time as others.
     """
 
     client: socket.socket
@@ -77,7 +76,6 @@ class Forwarding(Struct):
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid against whose share the client's closings count
     _note_descriptors: Callable[[bool], None] = _ignore
-    _kept: int = 0  # descriptors in the transcript
     _kept_bytes: int = 0
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
@@ -109,16 +107,11 @@ class Forwarding(Struct):
         return self._end
 
     def note_descriptors(self, note: Callable[[bool], None]) -> None:
-        """Call `note` with whether the domain passes them, before descriptors pass; at once if the client's are replayed."""
+        """Call `note` with whether the domain passes them, before descriptors pass."""
         self._note_descriptors = note
-        if self.has_passed_descriptors:
-            note(False)
 
     def no_way_back(self) -> None:
         """Drop the transcript: from here on the handshake cannot be repeated."""
-        for entry in self.transcript or ():
-            if isinstance(entry, Message):
-                self._close(entry)
         self.transcript = None
 
     def pass_on(self, end: LinkSide) -> None:
@@ -130,7 +123,6 @@ class Forwarding(Struct):
         message.close(partial(self.closings.begin, self.share))
 
     def close(self) -> None:
-        self.no_way_back()
         hang_up(self.client)
 
     # -- copying -----------------------------------------------------------------------------------------------------
@@ -205,17 +197,15 @@ class Forwarding(Struct):
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""
-        is_sent = False
         try:
             with self.track.passing(TO_DOMAIN):
                 await send(domain, message, self._as_sender(message.credentials))
                 take(self.client)
-            is_sent = True
+            if message.descriptors:  # mpsd would have them open for as long as the client waits for its turn
+                self.no_way_back()
+            self._remember(message)
         finally:
-            if is_sent:
-                self._remember(message)
-            if self.transcript is None or not is_sent:
-                self._close(message)
+            self._close(message)
 
     async def _copy_from_domain(self, domain: socket.socket) -> None:
         try:
@@ -310,11 +300,8 @@ class Forwarding(Struct):
         if self.transcript is None:
             return
         self.transcript.append(entry)
-        brought, data = (entry.descriptors, entry.data) if isinstance(entry, Message) else ([], entry)
-        self._kept += len(brought)
-        self._kept_bytes += len(data)
-        is_large = self._kept > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
-        if len(self.transcript) > _MOST_REPLAYED or is_large:
+        self._kept_bytes += len(entry.data if isinstance(entry, Message) else entry)
+        if len(self.transcript) > _MOST_REPLAYED or self._kept_bytes > _MOST_KEPT_BYTES:
             self.no_way_back()
 
     async def _replay(self, domain: socket.socket) -> bool:

@@ -132,7 +132,7 @@ async def test_a_message_without_a_sender_is_never_mpsds_own(ends, speaker):
 
 
 @pytest.mark.parametrize("is_by_domain", [False, True])
-async def test_descriptors_are_noted_before_they_pass_and_from_a_domain_end_the_way_back(ends, is_by_domain):
+async def test_descriptors_are_noted_before_they_pass_and_end_the_way_back(ends, is_by_domain):
     """From then on the client may have a channel to a server, whatever it does to its connection."""
     client, link_client, link_domain, domain = ends
     link, told, memory = Forwarding(link_client, PRIVILEGED), [], os.memfd_create("x", os.MFD_CLOEXEC)
@@ -145,10 +145,8 @@ async def test_descriptors_are_noted_before_they_pass_and_from_a_domain_end_the_
         socket.send_fds(sender, [b"x"], [memory])
         (await message.receive(receiver)).close()
         assert told == [is_by_domain]
-    assert (link.transcript is None) is is_by_domain
+    assert link.transcript is None
     os.close(memory)
-    link.note_descriptors(told.append)
-    assert told == [is_by_domain, False], "to be replayed to another domain"
 
 
 async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
@@ -220,7 +218,7 @@ async def test_words_that_cannot_be_repeated_freeze_no_domain(ends, autojump_clo
     link = Forwarding(link_client, PRIVILEGED)
     if what == "descriptors":
         memory = os.memfd_create("x", os.MFD_CLOEXEC)
-        socket.send_fds(client, [b"junk"], [memory] * 9)
+        socket.send_fds(client, [b"junk"], [memory])
         os.close(memory)
     for _ in range({"descriptors": 0, "many": 20, "large ones": 2}[what]):
         client.send(b"junk\0" * (4000 if what == "large ones" else 1))

@@ -9,16 +9,11 @@ import trio
 import trio.testing
 
 from mpsd.host.polling import is_readable
-from tests.descriptors import opened
+from tests.descriptors import copies
 from tests.unit.relay.test_forwarding import PATIENCE, pair, well
 from tests.unit.relay.test_own_trouble import one_caller
 
 ATTEMPTS = 30  # trio runs the two tasks in either order
-
-
-def copies(of: int) -> int:
-    file = os.readlink(f"/proc/self/fd/{of}")
-    return sum(each.endswith(f" {file}") for each in opened())
 
 
 async def set_aside_as_it_speaks() -> tuple[bool, bool]:
@@ -49,7 +44,7 @@ async def set_aside_as_it_speaks() -> tuple[bool, bool]:
         nursery.start_soon(speak)
         await relay._converse(caller, caller.link.run(link_domain, PATIENCE, well))
     with trio.fail_after(5):  # they are closed in a thread
-        while copies(memory) > 1:  # noqa: ASYNC110
+        while copies(memory):  # noqa: ASYNC110
             await trio.sleep(0.01)
     os.close(memory)
     found = bool(len(relay.backlog)), is_readable(queue)
