@@ -78,11 +78,12 @@ class Refusals(Struct):
         if directory is None:
             return False
         async with self._gate.turn(Entrant("refused", caller.link.share, is_client=True)):
-            backend = await connect(f"{directory}/{caller.door}", self.refuser)
-            if backend is None:
-                return False
-            with backend, trio.move_on_after(_TURN_SECONDS):
-                return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
+            with trio.move_on_after(_TURN_SECONDS):
+                backend = await connect(f"{directory}/{caller.door}", self.refuser)
+                if backend is None:
+                    return False
+                with backend:
+                    return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not LinkSide.SLOW_CLIENT
         return False
 
     async def is_known_later(self, caller: ClientConnection) -> bool:

@@ -1,6 +1,7 @@
 """A client that is refused: told as soon as it listens, and held only where nothing can tell it."""
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import trio
 import trio.testing
 
 from mpsd.model.process import Credentials
-from mpsd.relay import refusals
+from mpsd.relay import refusals, vendor_connection
 from mpsd.relay.forwarding import LinkSide
 from mpsd.relay.refusals import Refusals
 
@@ -29,14 +30,14 @@ class Link:
 
 
 class Refuser:
-    def __init__(self, is_there: bool) -> None:
-        self.is_there = is_there
+    def __init__(self, is_there: bool, directory: str = "/nowhere") -> None:
+        self.is_there, self.directory = is_there, directory
 
     def is_alive(self) -> bool:
         return self.is_there
 
     async def open(self) -> str | None:
-        return "/nowhere" if self.is_there else None
+        return self.directory if self.is_there else None
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +96,18 @@ async def test_who_speaks_on_and_on_keeps_the_refusing_daemon_for_a_moment(autoj
         await trio.testing.wait_all_tasks_blocked()
         assert await refusing.try_to_tell(other, "it has no lease")
     assert trio.current_time() - began == pytest.approx(5.0)
+
+
+async def test_a_refusing_daemon_that_accepts_no_one_has_no_client_for_longer_than_a_turn(
+    autojump_clock: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client waited for room in its queue for as long as the daemon lived, and with it all that were to be refused."""
+    monkeypatch.setattr(refusals, "connect", vendor_connection.connect)
+    caller = SimpleNamespace(link=Link(), door="control", credentials=Credentials(1, 1000, 1000))
+    refusing, path = Refusals(Refuser(True, str(tmp_path)), 0.5), str(tmp_path / "control")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first, trio.fail_after(60.0):
+            first.connect(path)
+            assert not await refusing.try_to_tell(caller, "it has no lease")
