@@ -132,7 +132,7 @@ class Assignment(Struct):
         is_free = process is None or not self._pause_of(process)
         unread = await self._read(caller)
         wish = ""
-        if not unread and grant and is_free:
+        if not unread and grant and is_free and self.may_place.is_set():
             ask = self._ask(caller, grant)
             if at_once := self.pool.place_now(ask, process):
                 return at_once, grant

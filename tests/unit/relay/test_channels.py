@@ -28,6 +28,7 @@ def conversations(pool, separation):
     keeper = SimpleNamespace(hold=lambda name, end: None, drop=lambda name: None)
     settings = RelaySettings(max_connections=1, turn_seconds=PATIENCE, silent_seconds=1, may_impersonate=False)
     assignment = Assignment(pool, KnownClients(), separation, is_per_gpu=False, reader=NoFacts())
+    assignment.may_place.set()
     return Conversations(pool, keeper, None, settings, assignment, refusals=None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
+import trio.testing
 
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.host.client_facts import NOTHING
@@ -90,3 +91,15 @@ async def test_a_requested_domain_is_remembered_while_its_client_waits_for_a_pla
         caller.process = process_id(os.getppid())
         await assignment.find_place(caller)
     assert [ask.wish for ask in pool.asked] == ["d3", "d3", "d3", "d3", "", ""], "it is of one start only"
+
+
+async def test_a_client_with_a_grant_waits_too_until_a_restarted_mpsd_knows_its_domain() -> None:
+    """It left its own domain, which had not answered yet, and made its next context in another, beside clients of no lease."""
+    with waiting(lambda pool: NobodyApart()) as (pool, assignment, caller), trio.fail_after(10):
+        assignment.may_place = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(assignment.find_place, caller)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not pool.asked
+            assignment.may_place.set()
+    assert [ask.wish for ask in pool.asked] == ["d3"]
