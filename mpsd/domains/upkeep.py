@@ -203,12 +203,19 @@ class Upkeep:
             return  # a client came in the meantime
         why = domain.hindrance or "its vendor daemon does not answer"
         log.error("domain.kill", domain=domain.name, why=f"{why}; it has no clients")
-        before, domain.state = domain.state, DomainState.RECYCLING
+        domain.state = DomainState.RECYCLING
         self._pool.notify()
-        await domain.control.kill()
-        if domain.state is DomainState.RECYCLING and domain.control.is_alive():
-            domain.state = before  # its disk or GPU hangs, and no client is to wait for that
-            self._pool.notify()
+        await self._kill(domain)
+
+    async def _kill(self, domain: Domain) -> None:
+        """Kill the vendor daemon.  Raise VendorFailed if it has not ended: its disk or GPU hangs, and no client waits for that.
+
+        Its domain is in FAULT then, also where the daemon is in the middle of its exit: upkeep kills it again.
+        """
+        if not await domain.control.kill():
+            if domain.state is DomainState.RECYCLING:
+                domain.state = DomainState.FAULT
+                self._pool.notify()
             raise VendorFailed("its vendor daemon was killed, and has not ended")
 
     async def _close_off(self, domain: Domain) -> None:
@@ -220,14 +227,14 @@ class Upkeep:
         self._pool.notify()
         if not await domain.control.quit(self._stop_seconds):
             log.error("domain.kill", domain=domain.name, why="its vendor daemon did not quit")
-            await domain.control.kill()
+            await self._kill(domain)
 
     async def _restart(self, domain: Domain) -> None:
         """Kill the vendor daemon: its clients have lost their contexts already.  Its task starts it again."""
         is_deserted = domain.name in self._deserted_since
         why = "its clients have ended and it stays in FAULT" if is_deserted else "clients of before its fault do not end"
         log.warning("domain.kill", domain=domain.name, why=why, clients=domain.occupancy)
-        await domain.control.kill()
+        await self._kill(domain)
 
     async def _end_contained(self, domain: Domain) -> None:
         """End what is left of a domain with a contained exception: its server does not serve clients any more."""
@@ -236,7 +243,7 @@ class Upkeep:
         log.warning("domain.kill", domain=domain.name, why=why, clients=len(left))
         if domain.number > 1:
             domain.state = DomainState.STOPPING
-        await domain.control.kill()
+        await self._kill(domain)
         if domain.state is DomainState.CONTAINED:
             domain.state = DomainState.DEAD  # else it would be ended again before its task notices
 
@@ -255,7 +262,7 @@ class Upkeep:
             why = str(exc)
         if why and domain.state is DomainState.RECYCLING:
             log.error("domain.kill", domain=domain.name, why=why)
-            await domain.control.kill()
+            await self._kill(domain)
 
     async def _renew(self, domain: Domain) -> bool:
         """Return whether the servers ended; then the next ones are as those of a new domain.  Raise MpsdError."""
@@ -302,4 +309,4 @@ class Upkeep:
         self._pool.notify()
         if not await domain.control.quit(self._stop_seconds):
             log.error("domain.kill", domain=domain.name, why="its vendor daemon did not quit")
-            await domain.control.kill()
+            await self._kill(domain)

@@ -187,18 +187,22 @@ class VendorControl:
                 await self.wait_gone()
         return not self.is_alive()
 
-    async def kill(self) -> None:
-        """Kill a daemon that does not quit; its servers and their clients' contexts die with it."""
+    async def kill(self) -> bool:
+        """Kill a daemon that does not quit; its servers and their clients' contexts die with it.
+
+        Return whether it has ended, after `command_seconds` at the latest.
+        """
         if self.process is None:
-            return
+            return True
         async with self.sentinel.aside():
             self._leftovers.record_children(self.process)
             with suppress(OSError):
                 processes.kill(self.process)
-            with trio.move_on_after(self._program.command_seconds):
+            with trio.move_on_after(self._program.command_seconds) as waiting:
                 await wait_ended(self.process)
         processes.collect(self.process.pid)
         await self.sweep()
+        return not waiting.cancelled_caught
 
     async def sweep(self) -> int:
         """Kill the other remaining processes of this domain (leftovers.py); return their number."""

@@ -28,7 +28,7 @@ class Failing(Vendor):
 
     def __init__(self, unanswered: str) -> None:
         super().__init__()
-        self.unanswered, self.is_killed = unanswered, False
+        self.unanswered, self.is_killed, self.is_stuck = unanswered, False, False
 
     async def commands(self, lines: Sequence[str]) -> str:
         return "".join([await self.command(line) for line in lines])
@@ -39,12 +39,12 @@ class Failing(Vendor):
             raise VendorFailed(f"{line} was not answered")
         return ""
 
-    async def kill(self) -> None:
+    async def kill(self) -> bool:
         self.is_killed = True
+        return not self.is_stuck
 
     def is_alive(self) -> bool:
-        """As one in an uninterruptible sleep, which no kill ends."""
-        return True
+        return not self.is_killed  # nor one that is stuck in its exit, as with a file that it cannot close
 
 
 class Store:
@@ -107,6 +107,7 @@ async def test_a_domain_that_can_be_recycled_is_ready() -> None:
 async def test_no_client_waits_for_a_killed_vendor_daemon_that_does_not_end(autojump_clock: trio.testing.MockClock) -> None:
     """Its domain stayed RECYCLING, so that newcomers waited for it and got no other one."""
     vendor = Failing("nothing")
+    vendor.is_stuck = True
     domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
     domain.find_hindered("its vendor server, pid 7, is stopped")
     pool, newcomer = a_pool(domain), PlacementRequest(7, frozenset(GPUS))
@@ -116,6 +117,17 @@ async def test_no_client_waits_for_a_killed_vendor_daemon_that_does_not_end(auto
             while not (vendor.is_killed and isinstance(pool.decide(newcomer, None, pool.views()), Create)):
                 await pool.changed()
         nursery.cancel_scope.cancel()
+
+
+async def test_nor_for_one_that_is_killed_because_it_cannot_be_recycled(autojump_clock: trio.testing.MockClock) -> None:
+    vendor = Failing("set_default_active_thread_percentage")
+    vendor.is_stuck = True
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.FAULT)  # type: ignore[arg-type]
+    pool = a_pool(domain)
+    upkeep = Upkeep(pool, 1.0, None)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        upkeep._begin(nursery, domain, upkeep.recycle)
+    assert isinstance(pool.decide(PlacementRequest(7, frozenset(GPUS)), None, pool.views()), Create)
 
 
 async def test_a_silent_nvml_delays_no_other_upkeep(
