@@ -6,6 +6,7 @@
 #define ANSWER_SECONDS 5.0
 #define RETRY_SECONDS 10.0
 #define TELL_SECONDS 0.1
+#define GREET_SECONDS 0.05 /* of them: for the answer to hello */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects what follows; held while connecting */
 static struct mpsd_session *session;
@@ -96,13 +97,26 @@ static size_t pack_request(unsigned char *bytes, size_t room, unsigned id, const
 	return pack.failed ? 0 : pack.used;
 }
 
+/* Returns whether an answer came. */
+static bool take_answer(int fd, unsigned char *answer, double until)
+{
+	int fds[MPSD_DESCRIPTORS];
+	unsigned fd_count = 0;
+	size_t count;
+
+	if (!answer || mpsd_wire_receive(fd, answer, &count, fds, &fd_count, until))
+		return false;
+	mpsd_close_all(fds, fd_count);
+	return true;
+}
+
+/* Before Linux 6.5 mpsd recognizes a process by a message that it sends after mpsd has read the ones before. */
 static void send_both(int fd, const char *method, const void *params, size_t bytes, double until)
 {
 	unsigned char greeting[64], datagram[4096], *answer = malloc(MPSD_DATAGRAM_BYTES);
 	struct mpsd_pack pack;
-	int fds[MPSD_DESCRIPTORS];
-	unsigned fd_count = 0;
-	size_t used, count;
+	bool greeted;
+	size_t used;
 
 	mpsd_pack_begin(&pack, greeting, sizeof(greeting));
 	mpsd_pack_map(&pack, 2);
@@ -112,16 +126,17 @@ static void send_both(int fd, const char *method, const void *params, size_t byt
 	mpsd_pack_text(&pack, "libmpsd");
 	used = pack_request(datagram, sizeof(datagram), 1, "hello", greeting, pack.used);
 	if (mpsd_wire_send(fd, datagram, used, NULL, 0, until) == 0) {
+		greeted = take_answer(fd, answer, until - TELL_SECONDS + GREET_SECONDS);
 		used = pack_request(datagram, sizeof(datagram), 2, method, params, bytes);
-		if (used && mpsd_wire_send(fd, datagram, used, NULL, 0, until) == 0 && answer)
-			for (int i = 0; i < 2 && mpsd_wire_receive(fd, answer, &count, fds, &fd_count, until) == 0; i++)
-				mpsd_close_all(fds, fd_count);
+		if (used && mpsd_wire_send(fd, datagram, used, NULL, 0, until) == 0 &&
+		    (greeted || take_answer(fd, answer, until)))
+			take_answer(fd, answer, until);
 	}
 	free(answer);
 }
 
-/* On a connection of its own, so that it does not wait for another request. Both datagrams are sent at once; a slow mpsd reads
- * them after this process has closed the connection. */
+/* On a connection of its own, so that it does not wait for another request. The second datagram waits for the answer to
+ * the first for a moment only; a slow mpsd reads both after this process has closed the connection. */
 void session_tell(const char *method, const void *params, size_t bytes)
 {
 	double until = mpsd_now() + TELL_SECONDS;

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.host import processes
 from mpsd.host.peers import groups_of, is_in_our_namespace, peer_credentials, process_if_known
@@ -56,6 +57,11 @@ def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containe
     is_inside = trusts_containers or is_in_our_namespace(process)
     caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, is_inside)
     return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process), credentials.gid)
+
+
+def unrecognized(peer: Peer, *, trusts_containers: bool = False) -> Peer:
+    """Return what counts of a peer while it is not certain that its process is the one that connected: its ids alone."""
+    return replace(peer, is_operator=peer.is_operator and trusts_containers, process=None, bound=NOTHING)
 
 
 def _bound(process: ProcessId | None) -> Bound:

@@ -29,6 +29,7 @@ from mpsd.api.ports import Ports
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
 from mpsd.host.descriptors import Closings, Descriptors, close_soon
+from mpsd.host.peers import Recognition
 from mpsd.host.polling import has_room
 from mpsd.notify import Changed
 from mpsd.wire import params
@@ -48,10 +49,15 @@ class Patience(Struct, frozen=True):
 
 
 class Connection(Struct, eq=False):
-    """Guards that only hello is answered before hello, and that one request runs at a time."""
+    """Guards that only hello is answered before hello, and that one request runs at a time.
+
+    until_certain: stands for the peer in calls, until its process is recognized.
+    """
 
     sock: socket.socket
     peer: Peer
+    until_certain: Peer
+    recognition: Recognition
     services: Ports
     state: State
     audit: Audit
@@ -184,7 +190,8 @@ class Connection(Struct, eq=False):
             raise ProtocolError(f"the first request is hello, and not {request.method[:64]!r}")
         await self._until_room()
         answer = partial(self._answer_now, request)
-        return await dispatch(Call(self.services, self.state, self.peer, self, request, taken, given, answer), self.audit)
+        peer = self.peer if self.recognition.is_certain else self.until_certain
+        return await dispatch(Call(self.services, self.state, peer, self, request, taken, given, answer), self.audit)
 
     async def _unless_gone(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run the request.  Raises BrokenPipeError when the peer hangs up first: then the answer has no reader."""
@@ -219,9 +226,11 @@ class Connection(Struct, eq=False):
                 await self.closings.room(self.share)
                 await self._take_turn()  # all of a user's connections may get room in one moment
             try:
-                return receive_now(self.sock, MAX_BYTES)
+                datagram = receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):
                 continue  # a reset is reported once, before the queued data
+            self.recognition.note(datagram.sender_pid)
+            return datagram
 
     async def _until_room(self) -> None:
         """Wait until an answer can be sent: one that waits for room itself holds up to 128 of mpsd's descriptors meanwhile.

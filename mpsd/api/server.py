@@ -15,7 +15,7 @@ import trio
 from msgspec import Struct
 
 from mpsd.api.audit import Audit
-from mpsd.api.authority import Peer, peer_of
+from mpsd.api.authority import Peer, peer_of, unrecognized
 from mpsd.api.call import Call, State
 from mpsd.api.connection import Connection, Patience, say_goodbye
 from mpsd.api.dispatch import dispatch
@@ -27,7 +27,7 @@ from mpsd.fairness.places import OPERATORS_SHARE, Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
-from mpsd.host.peers import is_operator
+from mpsd.host.peers import Recognition, is_operator, recognize
 from mpsd.wire.rpc import Request
 
 log = structlog.get_logger()
@@ -108,7 +108,8 @@ class Api:
                 refuse(arrival)  # before anything else is asked about it
                 return
             try:
-                self.begin_with(self._peer(arrival.sock), arrival.sock, nursery)
+                peer = self._peer(arrival.sock)
+                self.begin_with(peer, arrival.sock, nursery, recognize(arrival.sock, peer.process))
             except OSError as exc:
                 hang_up(arrival.sock)
                 failed(exc)
@@ -131,8 +132,13 @@ class Api:
     def _is_operator(self, arrival: Arrival) -> bool:
         return is_operator(arrival.sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
-    def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
-        """Serve or refuse one connection with this peer, who is at the other end of `sock`; close the socket at its end."""
+    def begin_with(
+        self, peer: Peer, sock: socket.socket, nursery: trio.Nursery, recognition: Recognition | None = None
+    ) -> None:  # fmt: skip
+        """Serve or refuse one connection with this peer, who is at the other end of `sock`; close the socket at its end.
+
+        recognition: None if the process is certain.
+        """
         if refusal := self._refusal(peer):
             self._refuse(peer.uid, peer.pid, sock, refusal)
             return
@@ -141,8 +147,10 @@ class Api:
         share = self._share(peer)
         turn = self._turns.setdefault(share, trio.Lock())
         self._open[share] += 1
+        until_certain = unrecognized(peer, trusts_containers=self.settings.trusts_containers)
+        recognition = recognition or Recognition(sock, peer.process, is_certain=True)
         parts = (self._services, self._state, self._audit, patience, share[0], self._closings[peer.is_operator], turn)
-        nursery.start_soon(self._run, Connection(sock, peer, *parts))
+        nursery.start_soon(self._run, Connection(sock, peer, until_certain, recognition, *parts))
 
     def _share(self, peer: Peer) -> _Share:
         return self._ranges.share_of(peer.uid), peer.is_operator

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 import trio
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mpsd.commands.language.board import Board
 from mpsd.commands.language.call import Answer
@@ -28,7 +29,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings
-from mpsd.host.peers import caller_of, is_operator
+from mpsd.host.peers import Recognition, caller_of, is_operator, peer_credentials, process_if_known, recognize
 from mpsd.model.authority import Caller
 from mpsd.notify import Changed
 
@@ -61,6 +62,7 @@ class _Session(Struct, eq=False):
     share: int  # the uid that it counts as
     is_operator: bool
     closings: Closings  # of all users' descriptors
+    recognition: Recognition | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while idle
     idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for a command, or for room to send
 
@@ -85,6 +87,8 @@ class _Session(Struct, eq=False):
                     datagram = receive_now(self.connection, _COMMAND_BYTES)
                 except (BlockingIOError, ConnectionResetError):
                     continue  # a reset is reported once, before the commands that are still queued
+                if self.recognition:
+                    self.recognition.note(datagram.sender_pid)
                 await self.closings.close(self.share, datagram.descriptors.take())  # no command takes any
                 return datagram.data
 
@@ -202,6 +206,8 @@ class Sessions:
             self._ended.notify()
 
     async def _serve(self, session: _Session) -> None:
+        process = process_if_known(session.connection, peer_credentials(session.connection))
+        session.recognition = recognition = recognize(session.connection, process)
         caller = self._caller(session.connection)
         session.closings = self._closings[caller.is_owner]  # root of a container has an operator's uid
         first = await session.receive(self.settings.idle_seconds)
@@ -212,10 +218,12 @@ class Sessions:
             return
         await session.greet()
         self._write(caller, "NEW UI")
+        unknown = replace(caller, is_inside=self.settings.trusts_containers)
         while line := await session.receive(self.settings.idle_seconds):
-            async with self._turn(session, caller):  # for the log too: to escape a line takes up to 2 ms (measured)
-                answer = await self._answer(caller, line)
-                self._record(caller, line, answer)
+            by = caller if recognition.is_certain else unknown
+            async with self._turn(session, by):  # for the log too: to escape a line takes up to 2 ms (measured)
+                answer = await self._answer(by, line)
+                self._record(by, line, answer)
             await session.reply(answer)
         self._write(caller, "UI closed")
 

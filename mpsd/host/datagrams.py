@@ -3,6 +3,7 @@
 import errno
 import select
 import socket
+import struct
 from collections.abc import Collection
 
 import trio
@@ -10,16 +11,22 @@ from msgspec import Struct
 
 from mpsd.host.descriptors import ANCILLARY_BYTES, Descriptors, received, rights
 
+_UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_ROOM = socket.CMSG_SPACE(_UCRED.size) + ANCILLARY_BYTES
 _LOOK_SECONDS = 1.0  # between checks whether a peer whose next request is already queued still waits for an answer
 _FLIGHT_SECONDS = 0.01  # between attempts while too many descriptors of mpsd's user are in flight
 
 
 class Datagram(Struct, frozen=True):
-    """A received datagram; empty data is the end of the connection.  The receiver has to close its descriptors."""
+    """A received datagram; empty data is the end of the connection.  The receiver has to close its descriptors.
+
+    sender_pid: of the process that sent it; 0 if that is not visible, or the socket lacks SO_PASSCRED.
+    """
 
     data: bytes
     flags: int
     descriptors: Descriptors
+    sender_pid: int = 0
 
 
 def receive_now(sock: socket.socket, most_bytes: int) -> Datagram:
@@ -27,8 +34,9 @@ def receive_now(sock: socket.socket, most_bytes: int) -> Datagram:
 
     Raises BlockingIOError if none is queued, OSError.
     """
-    data, ancillary, flags, _ = sock.recvmsg(most_bytes, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-    return Datagram(data, flags, received(ancillary))
+    data, ancillary, flags, _ = sock.recvmsg(most_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    senders = [ids for level, kind, ids in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
+    return Datagram(data, flags, received(ancillary), _UCRED.unpack(senders[0])[0] if senders else 0)
 
 
 async def send(sock: socket.socket, data: bytes, fds: Collection[int] = ()) -> None:

@@ -2,8 +2,8 @@
 
     Linux 6.5 and later   SO_PEERPIDFD names the process itself: whether it lives is asked last, and while it lives no other
                           process has its pid
-    before                the process that has the pid now, if it is of the user who connected; so mpsd notices a pid that
-                          went to another user's process, but not one that went to the same user's
+    before                the process that has the pid now, if it is of the user who connected.  It can be a later one of the
+                          same user, until it sends a message (Recognition)
 """
 
 import errno
@@ -11,6 +11,8 @@ import os
 import socket
 import struct
 from array import array
+
+from msgspec import Struct
 
 from mpsd.host import processes
 from mpsd.host.descriptors import FULL, spare_descriptors
@@ -49,6 +51,48 @@ def peer_process(connection: socket.socket, credentials: Credentials) -> Process
     if not is_certain and credentials.uid not in processes.uids(credentials.pid):
         raise PeerEnded(f"pid {credentials.pid}, which connected, has ended, and is another user's process now")
     return found
+
+
+def names_its_peer(connection: socket.socket) -> bool:
+    """Return whether the kernel names the process that connected, or reports its end; Linux before 6.5 does not."""
+    try:
+        os.close(open_peer_pidfd(connection))
+    except PeerEnded:
+        return True
+    except OSError as exc:
+        return exc.errno in FULL
+    return True
+
+
+class Recognition(Struct):
+    """Guards that a process counts as the one that connected only once that is certain.
+
+    Before Linux 6.5 the pid may have gone to this process since.  Only its own message shows that it has not: the kernel adds
+    the sender's pid, and if mpsd found the process before the message was sent, and finds the same one after that, the process
+    has sent it.  A message that was queued before shows nothing.
+    process: that has the peer's pid; None: mpsd found none.
+    """
+
+    connection: socket.socket
+    process: ProcessId | None
+    is_certain: bool
+    comes_later: bool = False  # the next message was sent after the process was found
+
+    def note(self, sender_pid: int) -> None:
+        """Note a message, before it is answered.  sender_pid: as the kernel reports it; 0: it does not."""
+        if self.is_certain or self.process is None:
+            return
+        if self.comes_later and sender_pid == self.process.pid:
+            self.is_certain = processes.find(sender_pid) == self.process
+        self.comes_later = self.comes_later or not is_readable(self.connection)
+
+
+def recognize(connection: socket.socket, process: ProcessId | None) -> Recognition:
+    """Begin to recognize the process that connected.  process: that has its pid now.  Raises OSError."""
+    is_certain = names_its_peer(connection)
+    if not is_certain:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return Recognition(connection, process, is_certain, not is_readable(connection))
 
 
 def has_ended(connection: socket.socket, process: ProcessId | None) -> bool:

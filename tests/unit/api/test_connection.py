@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from mpsd.errors import NotAllowed
+from mpsd.host import peers
 from mpsd.model.service import Instruction, Order
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
 from tests.descriptors import descriptors
-from tests.unit.api.fake_daemon import OWNER, audit_text, open_daemon
+from tests.speaking import send_from_a_child
+from tests.unit.api.fake_daemon import OWNER, Caller, audit_text, open_daemon
 from tests.unit.wire.test_rpc import MALFORMED
 
 
@@ -31,6 +33,34 @@ async def test_hello_tells_who_is_who(tmp_path: Path) -> None:
         assert (told["version"], told["uid"], told["pid"], told["is_operator"]) == (1, 1000, 586, False)
         assert told["datagram_bytes"] == MAX_BYTES
         assert {"hello", "lease.create"} <= set(told["methods"])
+
+
+@pytest.mark.parametrize("knows_pidfds", [True, False])
+async def test_on_an_older_kernel_a_process_is_known_by_what_it_sends_itself(
+    tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch, *, knows_pidfds: bool
+) -> None:
+    """Linux before 6.5: the pid of a container's process went to one of root's, and mpsd answered the former as the latter."""
+    if not knows_pidfds:
+        monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    hello, asked, by_another, by_itself = (
+        encode(Request(number, method, {"version": 1} if method == "hello" else {}))
+        for number, method in enumerate(("hello", "blame.list", "blame.list", "blame.list"))
+    )
+    async with open_daemon(tmp_path) as daemon:
+        path = daemon.listen(short_dir)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(path))
+            sock.setblocking(False)
+            caller, were_refused = Caller(sock), []
+            sock.send(hello)
+            sock.send(asked)
+            await caller.receive()
+            for send in (lambda: send_from_a_child(sock, by_another), lambda: sock.send(by_itself), lambda: None):
+                answer = await caller.receive()
+                assert isinstance(answer, Response)
+                were_refused.append(answer.error is not None and answer.error["name"] == "NOT_ALLOWED")
+                send()
+    assert were_refused == ([False] * 3 if knows_pidfds else [True, True, False])
 
 
 @pytest.mark.parametrize("version", [0, 2, 2**32 - 1])

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from mpsd.commands import sessions as module
 from mpsd.commands.language.call import Answer
 from mpsd.commands.sessions import GREETING, Sessions, SessionSettings
-from mpsd.host import descriptors
+from mpsd.host import descriptors, peers
 from mpsd.host.descriptors import MOST_CLOSINGS
 from mpsd.host.polling import is_readable
 from mpsd.model.authority import Caller
@@ -25,6 +25,7 @@ from tests.lingering import lingering
 from tests.listening import listening
 from tests.rounds import Rounds
 from tests.running import running
+from tests.speaking import send_from_a_child
 from tests.unit.commands.language.fake_board import FakeBoard
 
 
@@ -142,6 +143,45 @@ async def test_slow_commands_of_many_users_keep_no_operator_waiting(
             nursery.cancel_scope.cancel()
     assert len(running_now) == 8
     assert not [each for each in logged if each["event"] == "ui.evicted"]
+
+
+@pytest.mark.parametrize("knows_pidfds", [True, False])
+async def test_on_an_older_kernel_an_operator_has_to_speak_itself(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, *, knows_pidfds: bool
+) -> None:
+    """Linux before 6.5: a container's process had left commands and ended; once one of root's had its pid, they were root's."""
+    were_owners: list[bool] = []
+
+    async def note(board: object, caller: Caller, line: bytes) -> Answer:
+        were_owners.append(caller.is_owner)
+        return Answer()
+
+    async def answered() -> None:
+        while (await hear()) != b"X\0":
+            pass
+
+    async def hear() -> bytes:
+        await trio.lowlevel.wait_readable(ours)
+        return ours.recv(4096)
+
+    monkeypatch.setattr(module, "dispatch", note)
+    if not knows_pidfds:
+        monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
+    with listening(short_dir) as listener, _front_end(listener) as ours:
+        ours.send(GREETING)
+        ours.send(b"quit before mpsd looked")
+        async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            with trio.fail_after(10):
+                await answered()
+                send_from_a_child(ours, b"quit by another process")
+                await answered()
+                ours.send(b"quit by the process that connected")
+                await answered()
+                send_from_a_child(ours, b"quit, which it may delegate")
+                await answered()
+            nursery.cancel_scope.cancel()
+    assert were_owners == ([True] * 4 if knows_pidfds else [False, False, True, True])
 
 
 async def test_commands_that_are_too_long_are_no_more_turns(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
