@@ -121,8 +121,8 @@ class Backlog(Struct):
                 found[0].close()  # the second copy
                 self._drop()
 
-    def take(self, note: Note) -> None:
-        """Remove the first connection, after the caller has given its copy to the keeper."""
+    def take(self, note: Note) -> ProcessId | None:
+        """Remove the first connection, after the caller has given its copy to the keeper; return what `process_of` does."""
         self._drop()
         entry = self._entries.pop(note.number)
         entry.listing.__exit__(None, None, None)
@@ -131,6 +131,7 @@ class Backlog(Struct):
         for counts in (self._used, self._of):
             if not counts[entry.share]:
                 del counts[entry.share]
+        return entry.process
 
     def turn(self, connection: socket.socket, note: Note) -> None:
         """Move the first connection to the end of the queue, and close this copy."""

@@ -45,12 +45,19 @@ class ClientConnection(Struct):
         return client_id(self.number, self.door)
 
     def identify(self) -> None:
-        """Find out which process connected.  Raise PeerEnded or OSError."""
+        """Find out which process connected.  Raise PeerEnded or OSError.
+
+        Once it has ended it stays so: before Linux 6.5 a later process could get its pid, and count as this one.
+        """
+        if self.has_gone:
+            raise PeerEnded(self.why_not)
         try:
-            self.process = self.link.process = peer_process(self.connection, self.credentials)
-        except PeerEnded:
-            self.has_gone = True
+            self.process = peer_process(self.connection, self.credentials)
+        except PeerEnded as exc:
+            self.has_gone, self.why_not = True, str(exc)
             raise
+        if self.process is not None:
+            self.link.note_found(self.process)
         self.why_not = ""
 
     def domain_id(self, domain: str) -> str:

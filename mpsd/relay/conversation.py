@@ -21,7 +21,7 @@ from mpsd.domains.handshake_gate import Entrant, Pass
 from mpsd.domains.limit_guard import ConnectingClient
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.vendor_limits import ClientLimits
-from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.errors import MpsdError, Refused, Stopping, WrongSpeaker
 from mpsd.host.descriptors import FULL
 from mpsd.host.peers import PeerEnded
 from mpsd.keeper.connections import KeeperClient
@@ -86,6 +86,8 @@ class Conversations(Struct):
             if not await self.refusals.is_known_later(caller):
                 return
             self._count_as_known(caller)
+        if caller.link.is_doubtful:
+            raise WrongSpeaker("it, or an ended process with its pid, sent a message before its domain did")
         is_told = False
         while True:
             try:

@@ -19,9 +19,9 @@ from msgspec import Struct, field
 from mpsd.domains.refuser import REFUSER_UID
 from mpsd.errors import FatalMessage, ProtocolError, WrongSpeaker
 from mpsd.host import processes
-from mpsd.host.arrivals import hang_up
+from mpsd.host.arrivals import hang_up, is_empty
 from mpsd.host.descriptors import Closings, is_prompt
-from mpsd.host.peers import has_ended, is_in_our_namespace
+from mpsd.host.peers import has_ended, is_in_our_namespace, names_its_peer
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
@@ -72,6 +72,7 @@ class Forwarding(Struct):
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
     process: ProcessId | None = None  # that has this pid; None: not known
+    is_doubtful: bool = False  # another process with this pid may have sent what was queued when mpsd found this one
     ids: Credentials | None = None  # of the process that connected, as it did; None: each message has its own
     closings: Closings = field(default_factory=Closings)  # of all users' clients
     share: int = 0  # the uid against whose share the client's closings count
@@ -82,6 +83,20 @@ class Forwarding(Struct):
     _answers: int = 0  # messages of the domain
     _end: LinkSide | None = None
     _trouble: Exception | None = None
+
+    def __post_init__(self) -> None:
+        if self.process is not None:
+            self.note_found(self.process)
+
+    def note_found(self, process: ProcessId) -> None:
+        """Note the process that has the pid now.
+
+        Before Linux 6.5 it can be a later process, with messages of the earlier one in the queue.  A program sends nothing
+        before its domain has; once an earlier mpsd has passed that on, an answer may be queued.
+        """
+        self.process = process
+        if not self.track.has_begun:
+            self.is_doubtful = not is_empty(self.client) and not names_its_peer(self.client)
 
     async def run(
         self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]

@@ -168,8 +168,9 @@ class Relay(Struct):
         return None if hindrance else kept
 
     def _start(self, sock: socket.socket, door: str, number: int, track: Track, nursery: trio.Nursery,
-               places: Counter[int], greeting: Iterable[bytes] = ()) -> None:  # fmt: skip
+               places: Counter[int], greeting: Iterable[bytes] = (), process: ProcessId | None = None) -> None:  # fmt: skip
         caller = self._know(sock, door, number, track, places)
+        caller.link.is_doubtful |= process is not None and caller.process not in (None, process)
         caller.link.transcript = list(greeting)
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
         nursery.start_soon(self._converse, caller, self.conversations.run(caller))
@@ -229,8 +230,8 @@ class Relay(Struct):
             with track.passing(TO_CLIENT):
                 pass  # another mpsd must not begin anew with it
         self.conversations.keeper.hold(client_id(note.number, note.door), sock, track.slot)
-        self.backlog.take(note)
-        self._start(sock, note.door, note.number, track, nursery, places, note.greeting)
+        process = self.backlog.take(note)
+        self._start(sock, note.door, note.number, track, nursery, places, note.greeting, process)
 
     def resume(self, held: Sequence[tuple[str, socket.socket, int]], nursery: trio.Nursery) -> None:
         """Continue the connections that an earlier mpsd left with the keeper: `client.N.DOOR`, with its slot of `progress` as

@@ -1,21 +1,30 @@
 """Which process may speak on a connection: a client can give it away, with the limits that it has."""
 
 import array
+import contextlib
 import os
 import signal
 import socket
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 from mpsd.domains.refuser import REFUSER_UID
 from mpsd.errors import WrongSpeaker
-from mpsd.host import processes
+from mpsd.host import peers, processes
+from mpsd.host.peers import PeerEnded, peer_credentials
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
+from mpsd.relay.backlog import Note
+from mpsd.relay.client_connection import ClientConnection
+from mpsd.relay.conversation import Conversations
 from mpsd.relay.forwarding import Forwarding, LinkSide
+from mpsd.relay.progress import Track
+from mpsd.relay.server import Relay
 from tests.running import running
 from tests.unit.relay.test_forwarding import PATIENCE, PRIVILEGED, pair, well
 
@@ -38,6 +47,71 @@ async def test_a_later_process_with_the_pid_does_not_speak_for_the_one_before(ag
         async with running(link.run, link_domain, PATIENCE, well):
             assert (await message.receive(domain)).data == b"hello"
     for end in (client, link_client, link_domain, domain):
+        end.close()
+
+
+@pytest.mark.parametrize(
+    ("knows_pidfds", "is_early", "is_held"), [(False, True, True), (False, False, False), (True, True, False)]
+)
+async def test_on_an_older_kernel_no_process_is_served_for_what_was_sent_before_it_was_found(
+    monkeypatch: pytest.MonkeyPatch, *, knows_pidfds: bool, is_early: bool, is_held: bool
+) -> None:
+    """Linux before 6.5: a client sent its handshake and ended; it was served as the process of root's that got its pid."""
+    placed: list[ClientConnection] = []
+
+    async def find_place(caller: ClientConnection) -> None:
+        placed.append(caller)
+
+    if not knows_pidfds:
+        monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    client, ours = pair()
+    with client, ours:
+        who, process = peer_credentials(ours), processes.find(os.getpid())
+        if is_early:
+            client.send(b"hello")
+        link = Forwarding(ours, False, speaker=who.pid, process=process)
+        caller = ClientConnection(1, "control", ours, who, process, 0.0, link)
+        assignment = SimpleNamespace(find_place=find_place)
+        shared = Conversations(None, None, None, None, assignment, None)  # type: ignore[arg-type]
+        with pytest.raises(WrongSpeaker, match="before its domain did") if is_held else contextlib.nullcontext():
+            await shared.run(caller)
+        assert placed == ([] if is_held else [caller])
+
+
+def test_a_client_that_has_ended_is_no_later_process_with_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux before 6.5: mpsd asked again, and took the process that had the pid then."""
+    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    _, ours = ends = pair()
+    with ends[0], ours:
+        who = peer_credentials(ours)
+        caller = ClientConnection(1, "control", ours, who, None, 0.0, Forwarding(ours, False), "mpsd cannot see who it is")
+        with monkeypatch.context() as ended:
+            ended.setattr(processes, "process_id", lambda pid: None)
+            with pytest.raises(PeerEnded, match="has ended"):
+                caller.identify()
+        with pytest.raises(PeerEnded, match="has ended"):
+            caller.identify()
+    assert caller.process is None
+
+
+@pytest.mark.parametrize("age", [0, 1], ids=["the same", "a later one"])
+async def test_a_client_whose_pid_went_to_another_process_while_it_waited_is_held(age: int) -> None:
+    """It was set aside with an answer to come; on Linux before 6.5 the answer counted as the later process's."""
+    client, ours = pair()
+    now = processes.find(os.getpid())
+    assert now is not None
+    begun: list[ClientConnection] = []
+    shared = SimpleNamespace(
+        progress=SimpleNamespace(begin=Track), keeper=SimpleNamespace(hold=lambda *_: None), open=Counter(),
+        settings=SimpleNamespace(may_impersonate=False, trusts_containers=False), run=begun.append,
+    )  # fmt: skip
+    relay, note = Relay(shared), Note(1, "control", [b"greeting"])  # type: ignore[arg-type]
+    before = ProcessId(now.pid, now.start_time - age)
+    with client, ours:
+        assert relay.backlog.put(ours, note, 0, contextlib.nullcontext(), before)
+        relay._begin_late(ours, note, SimpleNamespace(start_soon=lambda *_: None), Counter())  # type: ignore[arg-type]
+        assert [caller.link.is_doubtful for caller in begun] == [bool(age)]
+    for end in relay.backlog._ends:
         end.close()
 
 
