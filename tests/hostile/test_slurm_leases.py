@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from mpsd_client import Lease, Selector, calls
 
 from tests.integration.machine import ROOT, Machine
-from tests.integration.process import wait_for
+from tests.integration.process import variable, wait_for
 
 pytestmark = pytest.mark.root
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c")
@@ -49,7 +50,8 @@ exec {root}/.venv/bin/mpsctl "$@"
 class Node:
     """Guards that a test's jobs are its own: their scripts, files and settings."""
 
-    def __init__(self, machine: Machine, place: Path, pipe: Path) -> None:
+    def __init__(self, machine: Machine, place: Path, pipe: Path, **more: str) -> None:
+        """more: settings."""
         self._machine = machine
         self.place, self.jobs, self._scripts = place, place / "jobs", place / "slurm"
         self.jobs.mkdir()
@@ -59,18 +61,20 @@ class Node:
         mpsctl = place / "mpsctl"
         mpsctl.write_text(SLOW.format(place=place, root=ROOT))
         mpsctl.chmod(0o755)
-        settings = f"CUDA_MPS_PIPE_DIRECTORY={pipe}\nMPSD_JOBS={self.jobs}\nMPSCTL={mpsctl}\n"
-        (self._scripts / "settings").write_text(f"{settings}PATH={ROOT}/clients/control:$PATH\n")
+        settings = {**machine.variables, "CUDA_MPS_PIPE_DIRECTORY": pipe, "MPSD_JOBS": self.jobs, "MPSCTL": mpsctl, **more}
+        settings["PATH"] = f"{ROOT}/clients/control:$PATH"
+        (self._scripts / "settings").write_text("".join(f"export {name}={value}\n" for name, value in settings.items()))
 
-    def begin(self, script: str, job: int) -> "subprocess.Popen[bytes]":
+    def begin(self, script: str, job: int, gpu: int = 0) -> "subprocess.Popen[bytes]":
         facts = {
-            "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "64321", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0",
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10", "SLURM_JOB_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "64321", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": str(gpu),
+            "CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10",
+            "SLURM_JOB_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1",
         }  # fmt: skip
         return subprocess.Popen([self._scripts / script], env=facts)
 
-    def run(self, script: str, job: int) -> None:
-        assert self.begin(script, job).wait(60) == 0
+    def run(self, script: str, job: int, gpu: int = 0) -> None:
+        assert self.begin(script, job, gpu).wait(60) == 0
 
     def leases(self, job: int) -> list[Lease]:
         with self._machine.mpsd() as root:
@@ -90,16 +94,24 @@ class Node:
                     root.ask(calls.lease_release(each.id))
 
 
+@contextmanager
+def pipe_below_run(machine: Machine) -> Iterator[Path]:
+    link = Path(f"/run/mpsd-slurm-{os.getpid()}")  # Slurm's scripts refuse a pipe directory in a private /tmp
+    link.symlink_to(machine.pipe)
+    try:
+        yield link
+    finally:
+        link.unlink()
+
+
 @pytest.fixture
 def node(shared: Machine, tmp_path: Path) -> Iterator[Node]:
-    link = Path(f"/run/mpsd-slurm-{os.getpid()}")  # Slurm's scripts refuse a pipe directory in a private /tmp
-    link.symlink_to(shared.pipe)
-    made = Node(shared, tmp_path, link)
-    try:
-        yield made
-    finally:
-        made.clear()
-        link.unlink()
+    with pipe_below_run(shared) as pipe:
+        made = Node(shared, tmp_path, pipe)
+        try:
+            yield made
+        finally:
+            made.clear()
 
 
 def test_leases_of_a_containers_root_do_not_keep_that_of_a_job(shared: Machine, node: Node) -> None:
@@ -146,3 +158,15 @@ def test_what_a_job_left_is_its_own_again_when_it_is_requeued(shared: Machine, n
     assert node.leases(5) == [lease]
     node.run("epilog", 5)
     assert node.leases(5) == []
+
+
+def test_the_mpsd_that_the_first_jobs_prolog_starts_serves_the_jobs_of_all_gpus(machine: Machine, tmp_path: Path) -> None:
+    """It took the GPU of the first job, from that Prolog's environment, for its only one, and numbered it 0."""
+    with pipe_below_run(machine) as pipe:
+        node = Node(machine, tmp_path, pipe, MPSD_SIM_GPUS="2")
+        node.run("prolog", 5, gpu=1)
+        node.run("prolog", 6, gpu=0)
+        leased = [lease.gpus for job in (5, 6) for lease in node.leases(job)]
+        first, second = machine.uuids(MPSD_SIM_GPUS="2")
+        assert leased == [(second,), (first,)], [(node.jobs / job).read_text() for job in "56"]
+        assert variable(machine.daemon_pid(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == "", "every client would be limited to it"
