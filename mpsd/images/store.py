@@ -21,7 +21,7 @@ from mpsd.images.pack import Pack, free_slots
 from mpsd.images.reader import Damage, ImageReader
 from mpsd.images.rules.manifest import BlockPlace, Manifest
 from mpsd.images.rules.membership import Epoch, check_epoch
-from mpsd.images.rules.naming import check_name
+from mpsd.images.rules.naming import check_group, check_name
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
 from mpsd.images.rules.retention import Limits, plan_removal
 from mpsd.images.writer import ImageWriter
@@ -102,6 +102,7 @@ class Images:
         Raise BadRequest (an image has the name), NoRoom.
         """
         check_name(name)
+        check_group(group)
         if epoch is not None:
             check_epoch(epoch)
         held: list[Held] = []

@@ -24,11 +24,13 @@ from msgspec.structs import replace
 from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, BlockHash
 from mpsd.images.rules.membership import Epoch, check_epoch
+from mpsd.images.rules.naming import MOST_TEXT
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.model.arena import GRANULE, MOST_LAYOUT_BYTES, MOST_WINDOW_BYTES
 
 BLOCK_BYTES = GRANULE  # of every block; an allocation of an arena is a whole number of them
 MOST_MANIFEST_BYTES = 512 << 20
+MOST_ARENAS = 1 << 16  # of an image; vault.max_arenas allows no more
 MOST_ALLOCATIONS = 1 << 20  # of an arena; a vault holds fewer
 MOST_STATE_BYTES = 4 << 20  # of a forward state's file
 _MAGIC, MAJOR, MINOR = b"mpsdimg\0", 1, 0
@@ -209,14 +211,18 @@ def check_facts(arenas: Sequence[ArenaFacts]) -> None:
     """Check what an image is to be made of.  Raise BadRequest."""
     if not arenas:
         raise BadRequest("an image has at least one arena")
+    if len(arenas) > MOST_ARENAS:
+        raise BadRequest(f"an image of {len(arenas)} arenas: {MOST_ARENAS} at most")
     if len({each.name for each in arenas}) < len(arenas):
         raise BadRequest("an arena is named twice")
     for each in arenas:
         if why := _why_not(each):
-            raise BadRequest(f"arena {each.name}: {why}")
+            raise BadRequest(f"arena {each.name:.140}: {why}")
 
 
 def _why_not(facts: ArenaFacts) -> str:
+    if max(len(facts.name), len(facts.gpu)) > MOST_TEXT:
+        return f"its name and that of its GPU have {MOST_TEXT} characters at most"
     end = 0
     for offset, size in facts.allocations:
         if size <= 0 or offset % BLOCK_BYTES or size % BLOCK_BYTES:

@@ -21,6 +21,7 @@ from mpsd.errors import BadRequest
 from mpsd.images.rules.block_hash import HASH_BYTES, Bytes
 from mpsd.images.rules.manifest import (
     MOST_ALLOCATIONS,
+    MOST_ARENAS,
     ArenaFacts,
     ArenaImage,
     BlockNumbers,
@@ -31,7 +32,7 @@ from mpsd.images.rules.manifest import (
     read_places,
 )
 from mpsd.images.rules.membership import Epoch, check_epoch
-from mpsd.images.rules.naming import check_name
+from mpsd.images.rules.naming import check_group, check_name
 
 VERSION = 1
 MOST_NAME = 100  # of an image that is received: its partial images have longer names
@@ -54,7 +55,7 @@ class Offer(Struct, frozen=True, tag=True):
     name: str
     group: str
     instant: float
-    arenas: tuple[OfferedArena, ...]
+    arenas: Annotated[tuple[OfferedArena, ...], Meta(max_length=MOST_ARENAS)]
     epoch: Epoch | None = None
 
 
@@ -95,6 +96,7 @@ def check_offer(offer: Offer) -> None:
     check_name(offer.name)
     if len(offer.name) > MOST_NAME:
         raise BadRequest(f"image name {offer.name}: an image that is received has a name of {MOST_NAME} characters at most")
+    check_group(offer.group)
     if offer.group.endswith(PARTIAL):
         raise BadRequest(f"image {offer.name} is a part of one, which is not sent: send the whole image")
     if not is_moment(offer.instant):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mpsd.errors import BadRequest, NoRoom
 from mpsd.images import sending
 from mpsd.images.receiving import receive
-from mpsd.images.rules.manifest import BLOCK_BYTES, MOST_ALLOCATIONS, Manifest
+from mpsd.images.rules.manifest import BLOCK_BYTES, MOST_ALLOCATIONS, MOST_ARENAS, Manifest
 from mpsd.images.rules.refusals import ImageDamaged
 from mpsd.images.rules.retention import Limits
 from mpsd.images.rules.transfer import VERSION, Done, NotTaken, Offer, OfferedArena, Want, checksum
@@ -255,6 +255,20 @@ def test_no_sender_fills_the_receivers_memory(there: Images) -> None:
     answer = offered(there, Offer(VERSION, "first", "", 1.0, (OfferedArena(many, b""),)))
     assert isinstance(answer, NotTaken)
     assert f"length <= {MOST_ALLOCATIONS}" in answer.why
+
+
+@pytest.mark.parametrize(("offer", "why"), [
+    (Offer(VERSION, "first", "g" * 257, 1.0, (OfferedArena(facts(), b""),)), "has 257 characters: use 256 at most"),
+    (Offer(VERSION, "first", "", 1.0, (OfferedArena(facts(name="a" * 257), b""),)), "have 256 characters at most"),
+    (Offer(VERSION, "first", "", 1.0, (OfferedArena(replace(facts(), gpu="G" * 257), b""),)), "have 256 characters at most"),
+    (Offer(VERSION, "first", "", 1.0, (OfferedArena(facts(), b""),) * (MOST_ARENAS + 1)), f"length <= {MOST_ARENAS}"),
+], ids=["group", "name", "GPU", "arenas"])  # fmt: skip
+def test_no_sender_makes_a_manifest_of_long_texts(there: Images, offer: Offer, why: str) -> None:
+    """One of half a gigabyte lies beside the quota, and each look at the directory reads it."""
+    answer = offered(there, offer)
+    assert isinstance(answer, NotTaken)
+    assert why in answer.why
+    assert names(there) == []
 
 
 def test_an_offer_of_too_many_blocks_is_refused(there: Images, monkeypatch: pytest.MonkeyPatch) -> None:
