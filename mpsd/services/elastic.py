@@ -9,7 +9,7 @@ leaves.  Prose: docs/services.md, "Elastic shares".
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 import trio
@@ -33,6 +33,7 @@ WINDOW_SECONDS = 1.0  # a use is the mean over so long: requests queue for as lo
 SETTLE_SECONDS = 2.0  # of a term must have been seen before the next deal; the former member has ended by then
 LATE_SECONDS = 120.0  # for so long the pool waits for one service: several times what starting a large model takes
 PEAK_SECONDS = 10.0  # the largest use in so long counts: a share grows at once, and shrinks after a rest
+WorkOf = Callable[[Sequence[ServiceRecord]], Awaitable[Mapping[ServiceRecord, Work | None]]]
 _TENTH = 0.1  # shares are dealt in tenths of a percent; what is less than one is dealt as it is
 _NAMES: Mapping[int, str] = {number: name for name, number in LEVELS.items()}
 
@@ -79,10 +80,8 @@ class _Usage(Struct, eq=False):
 class ElasticShares:
     """Guards that a pool gets one deal at a time, and never more than its services' owner has set for them together."""
 
-    def __init__(
-        self, coordinator: Coordinator, work_of: Callable[[ServiceRecord], Work | None], policy: Callable[[], Elastic]
-    ) -> None:
-        """work_of: how long the active has worked in its term; None: not known."""
+    def __init__(self, coordinator: Coordinator, work_of: WorkOf, policy: Callable[[], Elastic]) -> None:
+        """work_of: how long the active of each service has worked in its term; None: not known."""
         self._coordinator, self._work_of, self._policy = coordinator, work_of, policy
         self._usage: dict[ServiceRecord, _Usage] = {}
 
@@ -95,12 +94,14 @@ class ElasticShares:
                 continue
             await trio.sleep(LOOK_SECONDS)
             with guarded():
-                self.look()
+                await self.look()
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Measure all elastic services, and deal each pool."""
+        works = await self._work_of(tuple(self._elastic()))
         pools: dict[tuple[int, int | None, str], list[ServiceRecord]] = {}
-        elastic = tuple(self._elastic())  # once: to measure one can change whether it makes way
+        # Once: to measure one can change whether it makes way.
+        elastic = tuple(each for each in self._elastic() if each in works)
         for record in elastic:
             arena = record.arena
             made_in = None if arena.is_of_owner else arena.pid_namespace
@@ -110,7 +111,7 @@ class ElasticShares:
         for pool in pools.values():
             with guarded(*pool):
                 for record in pool:
-                    self._measure(record)
+                    self._measure(record, works[record])
                 self._deal(pool)
 
     def _elastic(self) -> Iterator[ServiceRecord]:
@@ -127,8 +128,8 @@ class ElasticShares:
 
     # -- to measure ------------------------------------------------------------------------------------------------------
 
-    def _measure(self, record: ServiceRecord) -> None:
-        now, work, generation = trio.current_time(), self._work_of(record), record.arena.generation
+    def _measure(self, record: ServiceRecord, work: Work | None) -> None:
+        now, generation = trio.current_time(), record.arena.generation
         usage, first = self._usage.get(record), elastic_shares.begin(record.settings.elastic.value, now)
         if usage is None or usage.place.home != first.home:
             usage = self._usage[record] = _Usage(generation, first)

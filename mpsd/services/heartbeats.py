@@ -1,11 +1,12 @@
 """Whether the writers of services make progress: each step changes the marks in its forward state.
 
 mpsd asks no process and maps no memory: it has a descriptor of the state, and reads one line from it
-(native/include/mpsd_state.h).
+(native/include/mpsd_state.h).  It does so in threads, those of one user together: the line can be in swap.
 """
 
 import math
 import os
+from collections.abc import Callable, Sequence
 
 import structlog
 import trio
@@ -28,6 +29,7 @@ _LEAST_SECONDS = 0.005  # the cost of a round grows with the services: one user 
 class _Pulse(Struct, eq=False):
     """The last reading of one kept state; owns the descriptor.  generation: in which the state was given.
 
+    reads: that are under way; a pulse that is over is closed after them.
     still_seconds: how long the marks have not changed while mpsd was looking: when the whole machine stops, no writer is
     silent.  heartbeat_seconds: the one that this is compared with: another one counts from its announcement.
     """
@@ -39,6 +41,25 @@ class _Pulse(Struct, eq=False):
     looked_at: float  # trio time
     still_seconds: float = 0.0
     heartbeat_seconds: float = 0.0
+    reads: int = 0
+    is_over: bool = False
+    is_looked_at: bool = False  # the present look has not been judged yet
+
+    def close(self) -> None:
+        self.is_over = True
+        if not self.reads:
+            os.close(self.descriptor)
+
+
+_Line = tuple[bytes, int] | OSError  # and the time (CLOCK_MONOTONIC, in ns) just before it was read
+
+
+class _Look(Struct, eq=False):
+    """One look.  passed_seconds: since the one before, as far as they count."""
+
+    record: ServiceRecord
+    pulse: _Pulse
+    passed_seconds: float
 
 
 class Heartbeats:
@@ -58,30 +79,49 @@ class Heartbeats:
                     await self._round(nursery)
         finally:
             for pulse in self._pulses.values():
-                os.close(pulse.descriptor)
+                pulse.close()
 
-    def work_of(self, record: ServiceRecord) -> Work | None:
-        """Return how long the active has worked in its term, as it reports; None: not known."""
-        pulse = self._known(record)
-        if pulse is None:
-            return None
+    async def work_of(self, records: Sequence[ServiceRecord]) -> dict[ServiceRecord, Work | None]:
+        """Return how long the active of each service has worked in its term, as it reports; None: not known."""
+        found: dict[ServiceRecord, Work | None] = dict.fromkeys(records)
+        by_share: dict[int, list[ServiceRecord]] = {}
+        for record in records:
+            by_share.setdefault(self._coordinator.vault.share(record.arena), []).append(record)
+        async with trio.open_nursery() as nursery:
+            for some in by_share.values():
+                nursery.start_soon(self._read_work, some, found)
+        return found
+
+    async def _read_work(self, records: Sequence[ServiceRecord], found: dict[ServiceRecord, Work | None]) -> None:
+        known = {record: pulse for record in records if (pulse := self._known(record)) is not None}
+        if not known:
+            return
+        for record, line in zip(known, await self._read(records[0], list(known.values())), strict=True):
+            try:
+                found[record] = _parse(line)[1]
+            except (BadRequest, OSError) as exc:
+                self._cannot_read(record, exc)
+
+    async def _read(self, record: ServiceRecord, pulses: Sequence[_Pulse]) -> list[_Line]:
+        """Return the lines of states of this service's owner."""
+        for pulse in pulses:
+            pulse.reads += 1
+        descriptors, clock_ns = [each.descriptor for each in pulses], self._coordinator.parts.clock_ns
         try:
-            return self._read(pulse)[1]
-        except (BadRequest, OSError) as exc:
-            self._cannot_read(record, exc)
-            return None
-
-    def _read(self, pulse: _Pulse) -> tuple[bytes, Work | None]:
-        """Return the marks, and the work up to this moment.  Raise BadRequest or OSError."""
-        line = os.pread(pulse.descriptor, CONTROL_BYTES, CONTROL_AT)
-        return parse_control(line, self._coordinator.parts.clock_ns())
+            return await self._coordinator.vault.read_state(record.arena, _read_lines, descriptors, clock_ns)
+        finally:
+            for pulse in pulses:
+                pulse.reads -= 1
+                if pulse.is_over:
+                    pulse.close()
 
     async def _round(self, nursery: trio.Nursery) -> None:
         expected = [record for record in self._coordinator.records.values() if _is_expected(record)]
         self._unread &= set(expected)
         for record in self._pulses.keys() - set(expected):
-            os.close(self._pulses.pop(record).descriptor)
+            self._pulses.pop(record).close()
         now, due = trio.current_time(), math.inf
+        looks: dict[int, list[_Look]] = {}  # by the share of the user
         for record in expected:
             pause = max((record.heartbeat_seconds or _ELASTIC_SECONDS * _LOOKS) / _LOOKS, _LEAST_SECONDS)
             pause = min(pause, _ELASTIC_SECONDS) if record.share is not None else pause
@@ -89,10 +129,13 @@ class Heartbeats:
             if pulse is None and record not in self._fetching:
                 self._fetching.add(record)
                 nursery.start_soon(self._fetch, record)
-            elif pulse is not None and now >= pulse.looked_at + pause:
-                with guarded(record):
-                    self._look(record, pulse, 2 * pause)
+            elif pulse is not None and now >= pulse.looked_at + pause and not pulse.is_looked_at:
+                passed = min(now - pulse.looked_at, 2 * pause)  # the writer may have been stopped too
+                pulse.looked_at, pulse.is_looked_at = now, True  # whatever follows, the next look is later
+                looks.setdefault(self._coordinator.vault.share(record.arena), []).append(_Look(record, pulse, passed))
             due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
+        for some in looks.values():
+            nursery.start_soon(self._look_at, some)
         self._absolve()
         with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
             await self._coordinator.woken.wait()
@@ -107,17 +150,24 @@ class Heartbeats:
                 with guarded(record):
                     self._coordinator.tell(record, Ready(writer))
 
-    def _look(self, record: ServiceRecord, pulse: _Pulse, most_seconds: float) -> None:
-        """Read the marks.
+    async def _look_at(self, looks: Sequence[_Look]) -> None:
+        """Read the lines of one user's states, and judge each."""
+        looks = [look for look in looks if not look.pulse.is_over]  # since the round
+        if not looks:
+            return
+        lines = await self._read(looks[0].record, [look.pulse for look in looks])
+        for look, line in zip(looks, lines, strict=True):
+            look.pulse.is_looked_at = False
+            with guarded(look.record):
+                if self._known(look.record) is look.pulse:
+                    self._judge(look, line)
 
-        most_seconds: the largest time since the last look that counts, as the writer may have been stopped too.
-        """
+    def _judge(self, look: _Look, line: _Line) -> None:
+        record, pulse, passed = look.record, look.pulse, look.passed_seconds
         writer = record.service.writer
         member = record.service.member(writer)
-        now = trio.current_time()
-        passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now  # whatever follows, the next look is later
         try:
-            marks, _ = self._read(pulse)
+            marks, _ = _parse(line)
         except (BadRequest, OSError) as exc:
             self._cannot_read(record, exc)
             return
@@ -165,7 +215,7 @@ class Heartbeats:
         if descriptor < 0:
             return
         try:
-            parse_head(os.pread(descriptor, HEAD.size, 0))
+            parse_head(await self._coordinator.vault.read_state(arena, os.pread, descriptor, HEAD.size, 0))
         except (BadRequest, OSError):
             os.close(descriptor)
             raise
@@ -173,8 +223,27 @@ class Heartbeats:
             os.close(descriptor)
             return
         if (last := self._pulses.pop(record, None)) is not None:
-            os.close(last.descriptor)
+            last.close()
         self._pulses[record] = _Pulse(arena.state_generation, arena.state_serial, descriptor, b"", trio.current_time())
+
+
+def _parse(line: _Line) -> tuple[bytes, Work | None]:
+    """Return the marks, and the work up to the time of the read.  Raise BadRequest or OSError."""
+    if isinstance(line, OSError):
+        raise line
+    return parse_control(*line)
+
+
+def _read_lines(descriptors: Sequence[int], clock_ns: Callable[[], int]) -> list[_Line]:
+    """Return the control line of each state, or why it cannot be read.  Blocks while a line comes from swap."""
+    found: list[_Line] = []
+    for each in descriptors:
+        now_ns = clock_ns()
+        try:
+            found.append((os.pread(each, CONTROL_BYTES, CONTROL_AT), now_ns))
+        except OSError as exc:
+            found.append(exc)
+    return found
 
 
 def _is_expected(record: ServiceRecord) -> bool:

@@ -168,7 +168,8 @@ class Replicas:
         try:
             if of.state_generation != report.generation:
                 return None
-            first, second = _MARKS.unpack(os.pread(descriptor, _MARKS.size, CONTROL_AT))
+            marks = await self._coordinator.vault.read_state(of, os.pread, descriptor, _MARKS.size, CONTROL_AT)
+            first, second = _MARKS.unpack(marks)
             return max(0, int(max(first, second)) // 2 - report.sequence)
         except (OSError, struct.error):
             return None

@@ -5,9 +5,10 @@
 """
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import trio
 from msgspec.structs import replace
@@ -25,9 +26,11 @@ from mpsd.vault.live_arena import LiveArena, layout_name, memory_name, state_nam
 from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.store import Row, VaultStore
 
+T = TypeVar("T")
 _AT_ONCE = 2000  # names that are made at a time
 _READERS = 16  # threads that read layouts, of 16 MiB at most: 45 ms of a processor each
 _READERS_OF_USER = 2
+_STATE_READERS = 64  # threads that read states: a page takes milliseconds if its owner has had it written to swap
 
 
 class Allocations:
@@ -45,6 +48,8 @@ class Allocations:
         self._reclaimer = reclaimer
         self._check_memory = check_memory
         self._readers = UserThreads(_READERS_OF_USER, partial(run_in_thread, limiter=trio.CapacityLimiter(_READERS)))
+        limiter = trio.CapacityLimiter(_STATE_READERS)
+        self._state_readers = UserThreads(_READERS_OF_USER, partial(run_in_thread, limiter=limiter))
 
     async def put(
         self, entry: LiveArena, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
@@ -106,9 +111,9 @@ class Allocations:
         self, entry: LiveArena, generation: int, process: ProcessId, layout: int | None, state: int | None = None
     ) -> Arena:
         """Commit.  The state may be of an earlier generation: a writer gives a state again after a keeper has lost it."""
-        size = 0 if state is None else check_state(state, generation, may_be_older=True)
         async with entry.lock:
             entry.check_writer(generation, process)
+            size = 0 if state is None else await self.read_state(entry.arena, check_state, state, generation, True)
             share = self._catalog.account.share(entry.arena)
             read = None if layout is None else await self._readers.run(share, read_layout, layout)
             try:
@@ -168,9 +173,9 @@ class Allocations:
             return entry.arena, descriptor
 
     async def keep_state(self, entry: LiveArena, generation: int, process: ProcessId, state: int) -> Arena:
-        size = check_state(state, generation)
         async with entry.lock:
             entry.check_writer(generation, process)
+            size = await self.read_state(entry.arena, check_state, state, generation)
             async with self._held(entry, generation, process, state, size) as (kept, _):
                 assert kept is not None
                 self._store.keep_state(entry.arena.id, kept)
@@ -223,10 +228,15 @@ class Allocations:
                 return None
             [descriptor] = await self._keeper.get([state_name(kept.serial)])
             try:
-                return replace(kept, generation=generation_of_state(descriptor)), descriptor
+                generation = await self.read_state(entry.arena, generation_of_state, descriptor)
+                return replace(kept, generation=generation), descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
+
+    async def read_state(self, arena: Arena, read: Callable[..., T], *args: object) -> T:
+        """Return what the function returns, called in a thread.  It reads states of the arena's owner."""
+        return await self._state_readers.run(self._catalog.account.share(arena), read, *args)
 
     def roll_back(self, entry: LiveArena) -> None:
         """Return the contents to the last commit; the store has done so already."""

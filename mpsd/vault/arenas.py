@@ -6,6 +6,7 @@ api/dispatch.py has checked permissions before.  Prose: docs/vault.md.
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import trio
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from mpsd.vault.store import Row, VaultStore
 from mpsd.vault.writers import Writers
 
 LeaseOf = Callable[[ProcessId], int | None]
+T = TypeVar("T")
 _READY_SECONDS = 15.0  # after a start mpsd compares the keeper's contents
 
 
@@ -341,6 +343,13 @@ class Arenas:
         await self._begin()
         found = await self._allocations.state(self._catalog.find_id(arena_id))
         return -1 if found is None else found[1]
+
+    async def read_state(self, arena: Arena, read: Callable[..., T], *args: object) -> T:
+        """Return what the function returns, called in a thread.
+
+        It reads states of the arena's owner, who can have had their pages written to swap: each then takes milliseconds.
+        """
+        return await self._allocations.read_state(arena, read, *args)
 
     async def _begin(self) -> None:
         """Wait until the vault is ready.  Raise KeeperFailed or Stopping."""

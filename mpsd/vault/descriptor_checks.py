@@ -84,10 +84,10 @@ def read_layout(descriptor: int) -> Layout:
     return Layout(copy, digest.hexdigest(), size)
 
 
-def check_state(descriptor: int, generation: int, *, may_be_older: bool = False) -> int:
+def check_state(descriptor: int, generation: int, may_be_older: bool = False) -> int:
     """Check a user's forward state, which the writer of this generation made and its readers can map; return its bytes.
 
-    may_be_older: it may be of an earlier generation.  Raise BadRequest.
+    may_be_older: it may be of an earlier generation.  Blocks while its page comes from swap.  Raise BadRequest.
     """
     if not _is_memory_file(descriptor):
         raise BadRequest("a forward state comes in a memory file, as mpsd_state_create makes it")
@@ -106,7 +106,10 @@ def check_state(descriptor: int, generation: int, *, may_be_older: bool = False)
 
 
 def generation_of_state(descriptor: int) -> int:
-    """Return the generation in which it was made.  Raise BadRequest if its owner has damaged it since it was checked."""
+    """Return the generation in which it was made.  Blocks while its page comes from swap.
+
+    Raise BadRequest if its owner has damaged it since it was checked.
+    """
     return parse_head(os.pread(descriptor, HEAD.size, 0)).generation
 
 
@@ -126,7 +129,7 @@ def _huge_page_bytes() -> int:
 
 
 def _is_memory_file(descriptor: int) -> bool:
-    """Return whether it is a memory file: only those have seals, and reading one never blocks."""
+    """Return whether it is a memory file: only those have seals, and reading one waits for no process of its owner."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trio
 from msgspec.structs import replace
@@ -192,6 +193,10 @@ class FakeVault:
     @staticmethod
     def uid_of(process: ProcessId) -> int:
         return OWNER
+
+    @staticmethod
+    async def read_state(arena: Arena, read: Callable[..., Any], *args: object) -> Any:
+        return read(*args)
 
     async def state_descriptor(self, arena_id: int) -> int:
         await trio.lowlevel.checkpoint()

@@ -273,7 +273,7 @@ async def test_one_whose_successor_ended_at_once_ends_nothing_else(load: Load, a
         assert record.dealt
         successor = ProcessId(4711, record.dealt.ticks + 1)
         record.service = replace(record.service, members=(), writer=successor, phase=Phase.FENCING)
-        load.machine.failover._elastic.look()
+        await load.machine.failover._elastic.look()
         assert load.shares() == pytest.approx([16.5, 41.2, 41.2], abs=0.11)
         assert load.why().startswith("stands still")
 

@@ -1,12 +1,16 @@
 """An active that makes no progress is silent; its forward state shows that."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from mpsd.model.arena import Arena
 from mpsd.model.service import Cause, MemberState, Phase, ServiceSettings
+from mpsd.services.heartbeats import _read_lines
 from tests.unit.services.kept_state import Kept
 
 pytestmark = pytest.mark.usefixtures("own_descriptors")
@@ -112,3 +116,31 @@ async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(machine, autoju
         assert asked == [1]  # not again and again
         await trio.sleep(6)
         assert machine.view().members[0].standing is MemberState.SILENT
+
+
+async def test_a_state_in_swap_is_read_once_at_a_time_and_stays_open_until_then(
+    machine, autojump_clock: MockClock, monkeypatch
+) -> None:
+    """mpsd read it on its event loop, and waited there for the page: one user's states kept everybody waiting."""
+    read, reading, has_page = machine.vault.read_state, [], trio.Event()
+
+    async def read_state(arena: Arena, how: Callable[..., Any], *args: Any) -> Any:
+        if how is _read_lines:
+            reading.extend(args[0])
+            await has_page.wait()
+        return await read(arena, how, *args)
+
+    monkeypatch.setattr(machine.vault, "read_state", read_state)
+    async with machine.mpsd():
+        await machine.serves("a", heartbeat=0.4)
+        state = Kept(machine, 1)
+        await trio.sleep(5)
+        [descriptor] = reading
+        assert machine.view().members[0].standing is MemberState.READY
+        state.keep()  # another one
+        await trio.sleep(1)
+        os.fstat(descriptor)
+        has_page.set()
+        await trio.sleep(1)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

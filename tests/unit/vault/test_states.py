@@ -4,17 +4,20 @@ import errno
 import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
+import trio
 from mpsd_client import State, StateReader
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NotAllowed, StaleGeneration
+from mpsd.errors import BadRequest, KeeperFailed, MpsdError, NoRoom, NotAllowed, StaleGeneration
 from mpsd.model.arena import Access, Arena, KeptState
 from mpsd.model.process import ProcessId
-from mpsd.vault.descriptor_checks import check_state
+from mpsd.vault.descriptor_checks import check_state, generation_of_state
 from mpsd.vault.lifecycle import Vault
 from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
@@ -290,14 +293,42 @@ def test_what_its_readers_could_not_use_is_refused(make: Callable[[], int], why:
         os.close(descriptor)
 
 
-async def test_a_refused_one_is_closed(machine, writer, state):
+@pytest.mark.parametrize(
+    ("made_in", "given_in", "refusal"),
+    [(2, 1, "generation 1 is wanted; found: 2"), (1, 2, "is not the writer of generation 2")],
+)
+async def test_a_refused_one_is_closed(machine, writer, made_in, given_in, refusal):
     async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
         await wait_all_tasks_blocked()  # its end is waited for
         before = descriptors()
-        with pytest.raises(BadRequest, match="generation 2 is wanted; found: 1"):
-            await vault.arenas.keep_state(arena.id, 2, writer.process, os.dup(state.fd))
+        with pytest.raises(MpsdError, match=refusal):
+            await vault.arenas.keep_state(arena.id, given_in, writer.process, made(generation=made_in))
         assert descriptors() == before
+
+
+async def test_the_loop_goes_on_while_a_state_is_read(machine, writer, state, monkeypatch):
+    """Its owner can have had its pages written to swap: mpsd served no process until the disk had brought them back."""
+    in_swap, come = [], threading.Event()
+
+    def once_it_has_come(read: Callable[..., int], *args: object) -> int:
+        in_swap.append(read.__name__)
+        assert come.wait(10), "the loop waits too"
+        return read(*args)
+
+    for read in (check_state, generation_of_state):
+        monkeypatch.setattr(f"mpsd.vault.allocations.{read.__name__}", partial(once_it_has_come, read))
+    async with machine.vault() as vault:
+        arena = await opened(vault, writer.process)
+        for way in (partial(keep, vault, arena, writer.process, state), partial(step_of, vault, arena, writer.process)):
+            in_swap.clear()
+            come.clear()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(way)
+                try:
+                    await until(lambda: in_swap)
+                finally:
+                    come.set()
 
 
 def test_a_pid_namespace_is_known_until_the_next_boot(tmp_path):
