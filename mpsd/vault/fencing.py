@@ -7,7 +7,8 @@ readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 import trio
@@ -52,6 +53,7 @@ class ArenaHolders:
         self._holding = holding
         self._is_awaited = is_awaited
         self._waits: dict[ProcessId, _Wait] = {}
+        self._own = Counter[int]()  # of these, by the share of their user
         self._ended: set[ProcessId] = set()
         self._hurried: set[ProcessId] = set()  # a request waits for their end
         self._expelled: set[ProcessId] = set()  # fenced before their end
@@ -94,7 +96,7 @@ class ArenaHolders:
         """Raise TooMany if one more process of this user would be one too many."""
         if len(self._waits) >= MOST_HOLDERS:
             raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
-        own = self._count(uid, self._waits)
+        own = self._own[self._share_of(uid)]
         if kept := hindrance_of_slots(MOST_HOLDERS, own, len(self._waits), uid == _ROOT, "processes with arenas open"):
             raise TooMany(kept)
         if uid != _ROOT and own >= MOST_OF_USER:
@@ -103,12 +105,9 @@ class ArenaHolders:
     def check_reader(self, arena: Arena, process: ProcessId, uid: int | None) -> None:
         """Check whether the process may be one more reader of the arena, with those of other users.  Raise TooMany."""
         uid = _charged(process, uid)
-        check_readers(arena, self._count(uid, arena.readers), is_preferred=uid in (_ROOT, arena.owner_uid))
-
-    def _count(self, uid: int, among: Iterable[ProcessId]) -> int:
-        """Return how many of these processes with open arenas are of this user."""
-        share = self._share_of(uid)
-        return sum(self._share_of(self._waits[each].uid) == share for each in among if each in self._waits)
+        share, readers = self._share_of(uid), (self._waits[each] for each in arena.readers if each in self._waits)
+        own = sum(self._share_of(each.uid) == share for each in readers)
+        check_readers(arena, own, is_preferred=uid in (_ROOT, arena.owner_uid))
 
     def restore(self, process: ProcessId, uid: int) -> None:
         """Wait for a process of an earlier mpsd, which counted against this user; it may have ended since."""
@@ -125,7 +124,8 @@ class ArenaHolders:
         """Stop waiting for a process without open arenas."""
         if process in self._ended or process in self._expelled:
             return
-        if (wait := self._waits.pop(process, None)) is not None:
+        if (wait := self._waits.get(process)) is not None:
+            self._forget(wait)
             self._hurried.discard(process)
             wait.scope.cancel()
 
@@ -170,8 +170,16 @@ class ArenaHolders:
             finally:
                 self._nursery = None
 
+    def _forget(self, wait: _Wait) -> None:
+        share = self._share_of(wait.uid)
+        del self._waits[wait.process]
+        self._own[share] -= 1
+        if not self._own[share]:
+            del self._own[share]
+
     def _begin(self, wait: _Wait) -> None:
         self._waits[wait.process] = wait
+        self._own[self._share_of(wait.uid)] += 1
         if self._nursery is None:
             self._early.append(wait)
         else:
@@ -188,7 +196,7 @@ class ArenaHolders:
                 self._ended.discard(process)
         finally:
             if self._waits.get(process) is wait:
-                del self._waits[process]
+                self._forget(wait)
                 self._hurried.discard(process)
                 self._expelled.discard(process)
 
