@@ -241,10 +241,18 @@ class ServiceRequests:
         with trio.move_on_after(wait_seconds if after is not None else 0):
             while after is not None and record.revision <= after and not record.is_removed:
                 await record.changed.wait()
-        return self._view(self._find(arena_id))
+        return self.view(arena_id)
+
+    def ids(self) -> Sequence[int]:
+        """Return the ids of all services, those of their arenas, in order."""
+        return sorted(self.coordinator.records)
 
     def services(self) -> Sequence[ServiceView]:
-        return [self._view(self.coordinator.records[each]) for each in sorted(self.coordinator.records)]
+        return [self.view(each) for each in self.ids()]
+
+    def view(self, arena_id: int) -> ServiceView:
+        """Return one of the services.  Raises NoSuchArena."""
+        return self._view(self._find(arena_id))
 
     def _view(self, record: ServiceRecord) -> ServiceView:
         move = None if record.move is None else record.move.view_at(trio.current_time())

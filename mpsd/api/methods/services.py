@@ -152,10 +152,11 @@ def _meant(call: Call[GetService]) -> Arena:
     return arena
 
 
-def list_services(call: Call[Page]) -> Rows[ServiceView]:
+def list_services(call: Call[Page]) -> Rows[int]:
     arenas = {arena.id: arena for arena in arenas_of(call.services).arenas() if may_see(call.peer, arena)}
-    found = failover_of(call.services).services()
-    return Rows(((each.id, None if each.id in arenas else _NOBODY, each) for each in found), service_results.service)
+    failover = failover_of(call.services)
+    entries = ((each, None if each in arenas else _NOBODY, each) for each in failover.ids())
+    return Rows(entries, lambda each: service_results.service(failover.view(each)))
 
 
 def _check_reach(
@@ -204,7 +205,7 @@ async def move(call: Call[MoveService]) -> Map:
     ask, failover = call.ask, failover_of(call.services)
     arena = find_named(arenas_of(call.services), ask.name)
     gpu = find_device(call.services.board.devices, ask.gpu).uuid
-    view = next((each for each in failover.services() if each.id == arena.id), None)
+    view = failover.view(arena.id) if arena.id in failover.ids() else None
     replica = None if view is None else view.replica
     _check_reach(call, arena, *(() if replica is None else (replica.process,)))  # one that does not serve in time is ended
     if view is not None and replica is not None and replica.gpu == gpu:

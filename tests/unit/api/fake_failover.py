@@ -91,8 +91,14 @@ class FakeFailover:
     async def get(self, arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
         return self._view(arena_id)
 
+    def ids(self) -> list[int]:
+        return sorted(self.views)
+
     def services(self) -> list[ServiceView]:
         return list(self.views.values())
+
+    def view(self, arena_id: int) -> ServiceView:
+        return self._view(arena_id)
 
     def members(self, arena_id: int) -> list[ProcessId]:
         view = self.views.get(arena_id)

@@ -30,6 +30,26 @@ async def test_who_may_read_the_arena_sees_the_service_and_no_more(tmp_path: Pat
         assert await caller.refusal("service.move", name="weights", gpu="1") == "NOT_ALLOWED"
 
 
+async def test_a_page_of_services_describes_no_service_of_another_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page described all services of all users, on the event loop."""
+    async with open_daemon(tmp_path) as daemon:
+        arenas, failover, described = daemon.fakes.arenas.made, daemon.fakes.failover, []
+        for each in range(100, 120):
+            arenas[each] = replace(arenas[1], id=each, name=f"weights-{each}")
+            failover.views[each] = replace(failover.views[1], id=each, name=f"weights-{each}")
+
+        def view(arena_id: int) -> ServiceView:
+            described.append(arena_id)
+            return failover.views[arena_id]
+
+        monkeypatch.setattr(failover, "view", view)
+        page = await (await daemon.call_as(OPERATOR)).ask("service.list", limit=2, after=101)
+        assert ([each["id"] for each in page["items"]], page["next"]) == ([102, 103], 103)
+        assert described == [102, 103, 104], "and the one that shows that there is another page"
+
+
 async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_path: Path) -> None:
     async with open_daemon(tmp_path) as daemon:
         daemon.fakes.arenas.made[1] = replace(daemon.fakes.arenas.made[1], mode=0o660)
