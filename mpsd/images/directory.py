@@ -240,11 +240,17 @@ class ImageDirectory:
                 os.close(found)
         return used
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Write what `publish` then makes an image of.  The lock is held.  Raise BadRequest, NoRoom or OSError."""
+    def write_manifest(self, manifest: Manifest, room_bytes: float) -> None:
+        """Write what `publish` then makes an image of.  The lock is held.  Raise BadRequest, NoRoom or OSError.
+
+        room_bytes: what the quota leaves for it.
+        """
         check_free(self, manifest.name)
+        data = encode(manifest, self.hash_of)
+        if len(data) > room_bytes:
+            raise NoRoom(f"the quota for images has no room for the image's manifest of {len(data)} bytes: remove some")
         try:
-            write_file(self.top, MANIFEST_IN_WORK, encode(manifest, self.hash_of))
+            write_file(self.top, MANIFEST_IN_WORK, data)
         except OSError as exc:
             raise explained(exc) from None
 
@@ -266,8 +272,9 @@ class ImageDirectory:
             raise explained(exc) from None
 
     def stored_bytes(self) -> int:
-        """Return the disk space of all packs."""
-        return sum(_disk_bytes(self.packs, name) for name in os.listdir(self.packs))
+        """Return the disk space of all packs and manifests."""
+        folders = self.packs, self.complete, self.removed
+        return sum(_disk_bytes(folder, name) for folder in folders for name in os.listdir(folder))
 
 
 def try_lock(descriptor: int) -> bool:

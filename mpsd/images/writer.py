@@ -57,16 +57,16 @@ class ImageWriter:
         self._being_written: set[tuple[int, int]] = set()
         self._free: list[tuple[int, int]] = []
         self._slots = 0
-        self._room = self._measure_room()
+        self._room_bytes = self._measure_room()
         self._failure: Exception | None = None
         self._is_open = True
         self._keeps_blocks = False  # a manifest may name them
 
     def _measure_room(self) -> float:
-        """Return how many blocks the quota allows; infinity without a quota."""
+        """Return how many bytes the quota leaves for this image; infinity without a quota."""
         if self._quota_bytes is None:
             return float("inf")
-        return (self._quota_bytes - self._directory.stored_bytes()) // BLOCK_BYTES
+        return self._quota_bytes - self._directory.stored_bytes()
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +125,7 @@ class ImageWriter:
         """Return the number of a pack, of each in turn, and a slot there."""
         if self._free:
             return self._free.pop()
-        if self._slots >= self._room:
+        if (self._slots + 1) * BLOCK_BYTES > self._room_bytes:
             self._failure = NoRoom(f"the quota of {self._quota_bytes} bytes for images is used up: remove some")
             raise self._failure
         slot, which = divmod(self._slots, len(self._packs))
@@ -180,7 +180,7 @@ class ImageWriter:
             manifest = self._manifest(instant, arenas, origins or [b""] * len(arenas), members)
             if is_latest:
                 manifest = later_than(manifest, [one.manifest for one in self._held])
-            self._directory.write_manifest(manifest)
+            self._directory.write_manifest(manifest, self._room_bytes - self._slots * BLOCK_BYTES)
             self._keeps_blocks = True  # first: whatever fails from here on, no manifest is without its blocks
             self._directory.publish(self._name)
         self.close()

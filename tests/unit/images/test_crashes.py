@@ -17,7 +17,7 @@ from mpsd.images import pack
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.retention import Limits
 from mpsd.images.store import Images
-from tests.unit.images.making import block, contents_of, expected, facts, take
+from tests.unit.images.making import block, contents_of, expected, facts, stored_blocks, take
 
 CONTENTS = {"first": {0: 10, 1: 11}, "second": {0: 10, 1: 21, 2: 22}, "third": {0: 11, 3: 30}}
 CALLS = ((os, "open"), (os, "mkdir"), (os, "write"), (os, "pwrite"), (os, "fsync"), (os, "rename"), (os, "unlink"),
@@ -138,7 +138,7 @@ def check_whole(images: Images, allowed: list[set[str]]) -> None:
     images.collect()
     assert list(images.verify()) == []
     different = {content for name in names for content in CONTENTS[name].values()}
-    assert images.directory.stored_bytes() == len(different) * BLOCK_BYTES, "something was left behind"
+    assert stored_blocks(images) == len(different), "something was left behind"
     assert "manifest-new" not in os.listdir(images.directory.top)
     if "second" not in names:
         take(images, "second", CONTENTS["second"])

@@ -29,7 +29,7 @@ from mpsd.images.rules.retention import plan_removal
 from mpsd.images.rules.transfer import offer_of
 from mpsd.images.store import Images
 from tests.seeds import seeds
-from tests.unit.images.making import block, facts, take
+from tests.unit.images.making import block, facts, stored_blocks, take
 
 LEFT, RIGHT = {0: 10, 1: 11, 3: 12}, {1: 20, 2: 21}
 
@@ -200,9 +200,9 @@ def test_a_later_parity_replaces_no_image_of_the_group(images: Images) -> None:
 
 def test_equal_stripes_are_stored_once(images: Images) -> None:
     take_parity(images, "first")
-    before = images.directory.stored_bytes()
+    before = stored_blocks(images)
     take_parity(images, "second", instant=2.0)
-    assert images.directory.stored_bytes() == before
+    assert stored_blocks(images) == before
 
 
 def test_a_manifest_without_the_hash_of_a_block_is_damaged(images: Images) -> None:

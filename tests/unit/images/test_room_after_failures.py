@@ -15,7 +15,7 @@ def test_an_image_that_fails_leaves_no_more_images_than_the_limits_allow(images:
     """The imager removes none after the last image of a move, nor if it is killed right after an image: the next one had no
     room, and images were removed after a complete one alone."""
     process = pytest.importorskip("mpsd.images.imager.process")
-    images.set_limits(Limits(keep=1, quota_bytes=2 * BLOCK_BYTES))
+    images.set_limits(Limits(keep=1, quota_bytes=3 * BLOCK_BYTES - 1))
     for number in range(2):
         take(images, f"model.{number}", {0: number}, instant=number)
     made: Any = object.__new__(process.Imager)

@@ -177,7 +177,7 @@ def test_an_image_that_does_not_exist(images: Images) -> None:
 
 def test_the_quota_is_of_disk_space(path: Path, images: Images) -> None:
     take(images, "first", FIRST)
-    images.set_limits(Limits(quota_bytes=4 * BLOCK_BYTES))
+    images.set_limits(Limits(quota_bytes=5 * BLOCK_BYTES - 1))
     with Images.open(path) as bounded:
         with bounded.begin("second") as new:
             new.add("model", 0, block(10))  # which the first one has
@@ -189,6 +189,29 @@ def test_the_quota_is_of_disk_space(path: Path, images: Images) -> None:
         assert stored_blocks(images) == 3
         take(bounded, "second", {0: 20})
     assert contents_of(images, "first") == expected(FIRST)
+
+
+def test_manifests_count_for_the_quota(images: Images) -> None:
+    """Images that share all their blocks filled the disk by their manifests: layouts, states, and the places of blocks."""
+    taken = facts(0, layout=bytes(BLOCK_BYTES // 2))
+    images.set_limits(Limits(quota_bytes=3 * BLOCK_BYTES))
+
+    def take_as(name: str) -> None:
+        with images.begin(name) as new:
+            new.add("model", 0, block(1))
+            new.finish(1.0, [taken])
+
+    for name in ("first", "second", "third"):
+        take_as(name)
+    with pytest.raises(NoRoom, match=r"quota for images has no room for the image's manifest of \d+ bytes"):
+        take_as("fourth")
+    images.remove("first")
+    with pytest.raises(NoRoom, match="quota"):
+        take_as("fourth")
+    images.collect()
+    take_as("fourth")
+    assert images.directory.names() == ["fourth", "second", "third"]
+    assert images.directory.stored_bytes() <= 3 * BLOCK_BYTES
 
 
 def test_without_its_key_no_image_can_be_checked(path: Path, images: Images) -> None:
