@@ -64,7 +64,7 @@ class _Receiver:
         self._group = partial_group(offer.name)
         self._ids = block_ids(offer)
         found = images.listing().images
-        self._partials = [each for each in found if each.group == self._group and _number(each) > 0]
+        self._partials = [each for each in found if each.group == self._group and self._number(each.name)]
         self._have, self._wanted = plan_transfer(offer, known_ids(found))
         before = [each for one in self._partials for arena in one.arenas for each in split_ids(arena.origins)]
         self._arrived = [each for each in dict.fromkeys(before) if each in self._have]
@@ -79,7 +79,8 @@ class _Receiver:
 
     def _receive_some(self, numbers: Sequence[int]) -> None:
         """Receive these blocks, and keep them with all that arrived before in one image, also if the stream ends."""
-        name, broken = f"{self._group}-{1 + max(map(_number, self._partials), default=0)}", None
+        last = max(map(self._number, self._images.directory.names()), default=0)  # of all: others may have such names too
+        name, broken = f"{self._group}-{1 + last}", None
         with self._images.begin(name, self._group) as new:
             for place, block_id in enumerate(self._arrived):
                 if not new.share(name, place * BLOCK_BYTES, self._have[block_id]):
@@ -119,6 +120,11 @@ class _Receiver:
                         raise self._removed_meanwhile()
             return new.finish(offer.instant, [each.facts for each in offer.arenas], [each.ids for each in offer.arenas])
 
+    def _number(self, name: str) -> int:
+        """Return N of NAME.partial-N; 0: the image has another name."""
+        head, _, number = name.rpartition("-")
+        return int(number) if head == self._group and number.isdecimal() else 0
+
     def _removed_meanwhile(self) -> BadRequest:
         return BadRequest(f"images were removed while image {self._offer.name} was received: send it again")
 
@@ -126,9 +132,3 @@ class _Receiver:
         for each in images:
             with suppress(NoSuchImage):
                 self._images.remove(each.name)
-
-
-def _number(partial: Manifest) -> int:
-    """Return N of NAME.partial-N; 0: the image has another name."""
-    head, _, number = partial.name.rpartition("-")
-    return int(number) if head == partial.group and number.isdecimal() else 0

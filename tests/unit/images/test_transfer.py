@@ -289,6 +289,14 @@ def test_no_sender_makes_a_partial_image(images: Images, there: Images) -> None:
     assert transfer(images, there, "first")[0] == len(FIRST)
 
 
+def test_an_image_with_the_name_of_a_partial_one_stops_no_transfer(images: Images, there: Images) -> None:
+    """The receiver chose that name for the blocks of the other image that had arrived, and refused the image."""
+    assert offered(there, Offer(VERSION, "first.partial-1", "", 1.0, (OfferedArena(facts(), b""),))) == Done()
+    take(images, "first", FIRST)
+    assert transfer(images, there, "first")[0] == len(FIRST)
+    assert sorted(names(there)) == ["first", "first.partial-1"]
+
+
 def test_no_sender_says_what_the_receivers_own_blocks_are(images: Images, there: Images) -> None:
     """Who has had an image from here knows their hashes, and gives one to other bytes."""
     made = take(there, "first", {0: 1})
