@@ -35,6 +35,8 @@ from mpsd.images.rules.naming import check_name
 from mpsd.images.rules.refusals import ImageDamaged, NoSuchImage
 from mpsd.images.rules.retention import Limits
 
+_COMPLETE = "complete"
+_FIRST_FILES = frozenset([_COMPLETE, "restore-lock"])  # one of them is there before any other file
 MANIFEST_IN_WORK = "manifest-new"
 LOCK_SECONDS = 60.0  # what others do under the lock takes far less than a second; a hung disk may take for ever
 _MOST_LIMITS_BYTES = 4096
@@ -61,13 +63,18 @@ class Failures(Struct, frozen=True):
 class ImageDirectory:
     """Guards the names: which images exist, and which files belong to none.  Owns its descriptors."""
 
-    def __init__(self, path: Path) -> None:
-        """Raise UnusablePath if others could write there, now or earlier, or if the key is missing but images exist."""
+    def __init__(self, path: Path, *, must_exist: bool = False) -> None:
+        """Raise UnusablePath if others could write there, now or earlier, or if the key is missing but images exist.
+
+        must_exist: make no directory, and none of one with other files.  Raise BadRequest.
+        """
         self.path = path = path.absolute()
         self._owned: list[int] = []
         try:
             if refusal := look(path).refusal:  # before anything is made: the way may lead through another user's directory
                 raise UnusablePath(refusal)
+            if must_exist:
+                _check_exists(path)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.top = self._own(open_directory(path, make_mode=0o700).descriptor)
         except UnusablePath as exc:
@@ -78,7 +85,7 @@ class ImageDirectory:
             raise UnusablePath(f"{path}: {exc.strerror}") from None
         try:
             self._make_private(self.top)
-            self.complete, self.removed, self.packs = (self._folder(name) for name in ("complete", "removed", "packs"))
+            self.complete, self.removed, self.packs = (self._folder(name) for name in (_COMPLETE, "removed", "packs"))
             with self.locked():
                 self.hash_of = BlockHash(self._key())
         except BaseException:
@@ -275,6 +282,14 @@ class ImageDirectory:
         """Return the disk space of all packs and manifests."""
         folders = self.packs, self.complete, self.removed
         return sum(_disk_bytes(folder, name) for folder in folders for name in os.listdir(folder))
+
+
+def _check_exists(path: Path) -> None:
+    """Raise BadRequest if the path leads to no directory of images and to no empty one.  Raise OSError."""
+    if not path.is_dir():
+        raise BadRequest(f"{path} is no directory: no image was taken there; name another with --directory")
+    if (names := os.listdir(path)) and _FIRST_FILES.isdisjoint(names):
+        raise BadRequest(f"{path} has other files and no images: name another with --directory")
 
 
 def try_lock(descriptor: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from mpsd.errors import BadRequest, NoRoom
+from mpsd.errors import NoRoom
 from mpsd.images.directory import MANIFEST_IN_WORK, Held, ImageDirectory, check_free
 from mpsd.images.pack import Pack, free_slots
 from mpsd.images.reader import Damage, ImageReader
@@ -52,10 +52,8 @@ class Images:
 
     @classmethod
     def open_existing(cls, path: Path) -> Self:
-        """Open a directory that must be there: a mistyped path makes none.  Raise BadRequest."""
-        if not path.is_dir():
-            raise BadRequest(f"{path} is no directory: no image was taken there; name another with --directory")
-        return cls.open(path)
+        """Open a directory that must be there, of images or empty: a mistyped path makes none.  Raise BadRequest; as `open`."""
+        return cls(ImageDirectory(path, must_exist=True))
 
     def close(self) -> None:
         self.directory.close()

@@ -1,6 +1,7 @@
 """The program mpsd-images: what it prints, and its exit status."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_what_does_not_exist(program: Program, images: Images, tmp_path: Path, c
     assert main(["list", "--directory", str(tmp_path / "nowhere")]) == 1
     assert "nowhere is no directory" in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_directory_of_other_files_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped path took away from its group what the directory had, and put files of images there."""
+    other = tmp_path / "results"
+    other.mkdir()
+    other.chmod(0o775)
+    (other / "table").touch()
+    assert main(["list", "--directory", str(other)]) == 1
+    assert "results has other files and no images: name another with --directory" in capsys.readouterr().err
+    assert (os.listdir(other), other.stat().st_mode & 0o777) == (["table"], 0o775)
 
 
 def test_verify(program: Program, images: Images, path: Path) -> None:
