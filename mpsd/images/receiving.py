@@ -11,6 +11,7 @@ from mpsd.errors import BadRequest, MpsdError
 from mpsd.images.directory import check_free
 from mpsd.images.rules.block_hash import HASH_BYTES
 from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts, Manifest, block_offsets
+from mpsd.images.rules.membership import Epoch
 from mpsd.images.rules.refusals import NoSuchImage
 from mpsd.images.rules.transfer import (
     Done,
@@ -26,8 +27,9 @@ from mpsd.images.rules.transfer import (
     split_ids,
     to_ranges,
 )
-from mpsd.images.store import Images
+from mpsd.images.store import MOST_WITH_RECEIVED, Images
 from mpsd.images.stream import Stream, StreamBroken
+from mpsd.images.writer import ImageWriter
 
 KEPT_BLOCKS = 256  # a receiver that is killed loses at most so many
 
@@ -81,7 +83,7 @@ class _Receiver:
         """Receive these blocks, and keep them with all that arrived before in one image, also if the stream ends."""
         last = max(map(self._number, self._images.directory.names()), default=0)  # of all: others may have such names too
         name, broken = f"{self._group}-{1 + last}", None
-        with self._images.begin(name, self._group) as new:
+        with self._begin(name, self._group) as new:
             for place, block_id in enumerate(self._arrived):
                 if not new.share(name, place * BLOCK_BYTES, self._have[block_id]):
                     raise self._removed_meanwhile()
@@ -113,12 +115,16 @@ class _Receiver:
     def _finish(self) -> Manifest:
         offer = self._offer
         ids = iter(self._ids)
-        with self._images.begin(offer.name, offer.group, epoch=offer.epoch) as new:
+        with self._begin(offer.name, offer.group, offer.epoch) as new:
             for arena in offer.arenas:
                 for offset in block_offsets(arena.facts):
                     if not new.share(arena.facts.name, offset, self._have[next(ids)]):
                         raise self._removed_meanwhile()
             return new.finish(offer.instant, [each.facts for each in offer.arenas], [each.ids for each in offer.arenas])
+
+    def _begin(self, name: str, group: str, epoch: Epoch | None = None) -> ImageWriter:
+        most = MOST_WITH_RECEIVED + len(self._partials)  # which this image replaces
+        return self._images.begin(name, group, epoch=epoch, most_images=most)
 
     def _number(self, name: str) -> int:
         """Return N of NAME.partial-N; 0: the image has another name."""

@@ -27,6 +27,7 @@ from mpsd.images.rules.retention import Limits, plan_removal
 from mpsd.images.writer import ImageWriter
 
 MOST_IMAGES = 512  # of one directory; a writer has one descriptor of each open
+MOST_WITH_RECEIVED = 384  # an image is received up to so many: the other places stay for images that are taken here
 
 
 class Listing(Struct, frozen=True):
@@ -93,10 +94,13 @@ class Images:
         except ValueError:
             raise NoSuchImage(f"there is no image of an arena {arena} in {self.directory.path}") from None
 
-    def begin(self, name: str, group: str = "", files: int = 1, epoch: Epoch | None = None) -> ImageWriter:
+    def begin(
+        self, name: str, group: str = "", files: int = 1, epoch: Epoch | None = None, most_images: int = MOST_IMAGES
+    ) -> ImageWriter:
         """Begin an image, which exists once its writer has finished.
 
-        files: packs for its blocks, since Linux lets one thread at a time write to a file.
+        files: packs for its blocks, since Linux lets one thread at a time write to a file.  most_images: of the directory, with
+        this one.
         Raise BadRequest (an image has the name), NoRoom.
         """
         check_name(name)
@@ -111,8 +115,8 @@ class Images:
             with directory.locked():
                 check_free(directory, name)
                 names = directory.names()
-                if len(names) >= MOST_IMAGES:
-                    raise NoRoom(f"{directory.path} has {len(names)} images, which is the maximum: remove some")
+                if len(names) >= most_images:
+                    raise NoRoom(f"{directory.path} has {len(names)} images, of {most_images} at most: remove some")
                 for each in names:
                     with suppress(ImageDamaged):  # `verify` reports it; this image shares no block with it
                         held.append(directory.hold(each))
