@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mpsd.errors import Refused
 from mpsd.host import processes
+from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.mounts import mounted
 from mpsd.model.cgroup_path import describe
 from mpsd.model.lease import Identity, Refusal
@@ -19,34 +20,30 @@ from mpsd.model.process import Credentials, ProcessId
 
 TOKEN_VARIABLE = "MPSD_LEASE"
 _TOKEN_CHARACTERS = 128  # leases/rules/spec.py refuses longer ones
-_MOST_BYTES = 1 << 16  # of /proc/PID/cgroup, which has one line for each hierarchy
 _UNREAD = "its cgroups cannot be read: {}"
 _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
 
 
-def identify(process: ProcessId | None, credentials: Credentials, token: str = "") -> Identity:
+def identify(
+    process: ProcessId | None, credentials: Credentials, token: str = "", cgroups: tuple[str, ...] | None = None
+) -> Identity:
     """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
 
-    token: from its environment, which was read before (client_facts.py).  Raise Refused if its cgroups are not known, also if
-    that has changed since then: version 1 shows the root as the cgroup of a thread that has ended.  A thread that executes a
-    program becomes the first one, so mpsd reads twice, and checks the first thread before, in between and after that.
+    token, cgroups: which were read before (client_facts.py).  None: read its cgroups now; raise Refused if that fails.
     """
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
-    try:
-        looks = [_look(process) for _ in range(2)]
-    except OSError as exc:
-        raise Refused(Refusal.WAIT, _UNREAD.format(exc.strerror)) from None
-    lacks_first_thread = processes.lacks_first_thread(process)  # at once: to see that it is alive can take a millisecond
+    if cgroups is None:
+        lacked = processes.lacks_first_thread(process)
+        try:
+            look = read_cgroup(process.pid)
+        except OSError as exc:
+            raise Refused(Refusal.WAIT, _UNREAD.format(os.strerror(exc.errno or 0))) from None
+        if trouble := why_not_known(process, lacked, look):
+            raise Refused(Refusal.WAIT, trouble)
+        cgroups = parsed(look.text)
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
-    if lacks_first_thread or any(lacked for lacked, _ in looks):
-        why = f"pid {process.pid} has ended its first thread, which shows its cgroups, or could not be read"
-        raise Refused(Refusal.WAIT, why)
-    [text, *others] = {text for _, text in looks}
-    if others or (not text and _are_there()):
-        raise Refused(Refusal.WAIT, _UNREAD.format("they change, or its first thread does"))
-    cgroups = _parsed(text)
     return Identity(
         process,
         credentials.uid,
@@ -60,35 +57,50 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
 def paths(pid: int) -> tuple[str, ...]:
     """Return the process's present path in each hierarchy; empty if it has ended, or they cannot be read."""
     with suppress(OSError):
-        return _parsed(processes.read_cgroup(pid, _MOST_BYTES))
+        return parsed(read_cgroup(pid).text)
     return ()
 
 
-def _look(process: ProcessId) -> tuple[bool, str]:
-    """Return whether it lacked its first thread, and then the contents of /proc/PID/cgroup.  Raise OSError."""
-    return processes.lacks_first_thread(process), processes.read_cgroup(process.pid, _MOST_BYTES)
+def why_not_known(process: ProcessId, lacked: bool, look: CgroupLook) -> str:
+    """Return why its cgroups are not those that it showed; empty if they are, or it has ended.
+
+    lacked: whether it lacked its first thread before the look.  Version 1 shows the root as the cgroup of a thread that has
+    ended.  A thread that executes a program becomes the first one, so the look was twofold, and the first thread has to have
+    been there before, in between and after that.
+    """
+    lacks = processes.lacks_first_thread(process)  # at once: to see that it is alive can take a millisecond
+    if not processes.is_alive(process):
+        return ""
+    if lacked or lacks or _lacked_first_thread(look):
+        return (
+            f"pid {process.pid} has ended its first thread, which shows its cgroups and what it was started with, "
+            "or could not be read"
+        )
+    return "" if look.text or not _are_there() else _UNREAD.format("they change, or its first thread does")
 
 
-def _parsed(text: str) -> tuple[str, ...]:
+def read_cgroup(pid: int) -> CgroupLook:
+    """Return what a process shows of its cgroups.  Raise OSError, as for a path of more than 4,096 bytes."""
+    try:
+        return processes.cgroup_reader.cgroup(pid)
+    except OSError as exc:
+        if exc.errno in processes.GONE:
+            return CgroupLook()
+        raise
+
+
+def _lacked_first_thread(look: CgroupLook) -> bool:
+    fields = processes.fields_of(look.stat)
+    return fields is None or processes.is_over(fields)
+
+
+def parsed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parse_cgroups(text)))
 
 
 def _are_there() -> bool:
     """Return whether the kernel has cgroups."""
     return Path("/proc/self/cgroup").exists()
-
-
-def trouble(pid: int) -> str:
-    """Return why its cgroups cannot be read; empty if they can, or it has ended.
-
-    The kernel shows none of them where one path has more than 4,096 bytes: a process with nested ones of its own would be in no
-    cgroup that a lease names.
-    """
-    try:
-        processes.read_cgroup(pid, _MOST_BYTES)
-    except OSError as exc:
-        return _UNREAD.format(exc.strerror)
-    return ""
 
 
 def parse_cgroups(text: str) -> Iterator[str]:
@@ -115,7 +127,7 @@ def unified_hierarchy() -> Path | None:
 def unified_path(pid: int) -> str | None:
     """Return the process's path in the unified hierarchy; None without one, or in the root."""
     with suppress(OSError):
-        for line in processes.read_cgroup(pid, _MOST_BYTES).split("\n"):  # as in parse_cgroups
+        for line in read_cgroup(pid).text.split("\n"):  # as in parse_cgroups
             if line.startswith("0::/") and (path := line[3:]) != "/":
                 return path
     return None

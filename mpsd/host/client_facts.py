@@ -1,4 +1,4 @@
-"""Facts from the start of a client: its program, its token, and variables that affect its limits.
+"""Facts from the start of a client: its program, its token, its cgroups, and variables that affect its limits.
 
 The inspector reads them when a client connects, because such a read may never end; later uses find them here and do not
 wait.  Prose: docs/relay.md, "A client that cannot be read".
@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from mpsd.host import cgroups, processes
 from mpsd.host.inspector import Inspector, Unreadable
-from mpsd.host.inspector_messages import StartFacts
+from mpsd.host.inspector_messages import CgroupLook, StartFacts
 from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId
 
@@ -19,6 +19,7 @@ _MOST = 16384  # processes; beyond that mpsd forgets the facts that were read le
 # Users choose these values, and how many of their processes connect: without bounds they could take gigabytes of mpsd's memory.
 _READ_CHARACTERS = 4096  # of a value; 16 GPUs by UUID take 656
 _KEPT_CHARACTERS = 256  # of what is kept of a process beyond its connections; a longer token does not count (cgroups.py)
+_CGROUP_CHARACTERS = 1024  # of its cgroups; longer ones are read again when they are needed
 NOTHING = StartFacts("", {})
 
 
@@ -32,31 +33,29 @@ class ClientFacts:
     async def read(self, process: ProcessId) -> StartFacts:
         """Read the facts now: the process may run another program since the last read.
 
-        Raises Unreadable, also for a value that is too long: cut, it could hide what lifts a limit.
+        Raises Unreadable, also for a value that is too long: cut, it could hide what lifts a limit.  The kernel shows no cgroup
+        where one path has more than 4,096 bytes: a process with nested ones of its own would be in none that a lease names.
         """
-        found = await self._inspector.facts(process.pid, _VARIABLES)
-        if trouble := cgroups.trouble(process.pid):
+        lacked = processes.lacks_first_thread(process)
+        look = await self._inspector.cgroup(process.pid)
+        found = await self._inspector.facts(process.pid, _VARIABLES) or NOTHING
+        if trouble := cgroups.why_not_known(process, lacked, look):
             raise Unreadable(trouble)
         if not processes.is_alive(process):
-            return NOTHING
-        if processes.lacks_first_thread(process):
-            why = "has ended its first thread, which has what it was started with, or could not be read in time"
-            raise Unreadable(f"pid {process.pid} {why}")
-        if found is None:
             return NOTHING
         for name, value in found.variables.items():
             if len(value) > _READ_CHARACTERS:
                 raise Unreadable(f"pid {process.pid} has {len(value)} characters in {name}, and mpsd reads {_READ_CHARACTERS}")
-        self._known[process] = _kept(found)
+        self._known[process] = _kept(found, look)
         self._known.move_to_end(process)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
         return found
 
     def identify(self, process: ProcessId | None, credentials: Credentials) -> Identity:
-        """Return the identity, with its token if its facts were read.  Raise Refused."""
+        """Return the identity, with its token if its facts were read, and the cgroups of then.  Raise Refused."""
         known = self._known.get(process, NOTHING) if process else NOTHING
-        return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""))
+        return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""), known.cgroups)
 
     def program_of(self, process: ProcessId) -> str:
         """Return the program's name; if that was not read, the kernel's command name."""
@@ -72,7 +71,8 @@ class ClientFacts:
         self._known.pop(process, None)
 
 
-def _kept(found: StartFacts) -> StartFacts:
+def _kept(found: StartFacts, look: CgroupLook) -> StartFacts:
     names = (cgroups.TOKEN_VARIABLE, JOB_NAME_VARIABLE)
     variables = {name: found.variables[name][:_KEPT_CHARACTERS] for name in names if name in found.variables}
-    return StartFacts(found.program[:_KEPT_CHARACTERS], variables)
+    paths = cgroups.parsed(look.text) if len(look.text) <= _CGROUP_CHARACTERS else None
+    return StartFacts(found.program[:_KEPT_CHARACTERS], variables, paths)

@@ -23,7 +23,7 @@ from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process, processes
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
-from mpsd.host.inspector_messages import InspectorOp, Pair, Question, Same, StartFacts
+from mpsd.host.inspector_messages import CgroupLook, InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable, until_readable
 from mpsd.host.programs import own_program
@@ -73,6 +73,16 @@ class Inspector:
             _check_gone(exc, pid)
             return None
         return wire.parse_facts(data)
+
+    async def cgroup(self, pid: int) -> CgroupLook:
+        """Return what the process shows of its cgroups.  Raises Unreadable."""
+        try:
+            data, _ = await self._ask(Question(InspectorOp.CGROUP, pid))
+        except OSError as exc:
+            if exc.errno in processes.GONE:
+                return CgroupLook()
+            raise Unreadable(f"its cgroups cannot be read: {os.strerror(exc.errno or 0)}") from None
+        return wire.parse_cgroup(data)
 
     def facts_now(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts, as `facts` does."""

@@ -36,6 +36,7 @@ class InspectorOp(IntEnum):
     FIND = 8
     READER = 9
     RUN = 10
+    CGROUP = 11
 
 
 SAME_USER = 0xFFFFFFFF  # of RUN: the program runs as mpsd's user
@@ -58,10 +59,14 @@ class Pair(Struct, frozen=True):
 
 
 class StartFacts(Struct, frozen=True):
-    """How a process was started.  program: the base name of its first argument.  variables: the requested ones."""
+    """How a process was started.  program: the base name of its first argument.  variables: the requested ones.
+
+    cgroups: their paths, which another read finds; None: not known.
+    """
 
     program: str
     variables: Mapping[str, str]
+    cgroups: tuple[str, ...] | None = None
 
 
 class LinkedFile(Struct, frozen=True):
@@ -69,6 +74,16 @@ class LinkedFile(Struct, frozen=True):
 
     path: str
     identity: tuple[int, int] | None
+
+
+class CgroupLook(Struct, frozen=True):
+    """What a process showed of its cgroups: the contents of /proc/PID/cgroup, empty for one that has gone.
+
+    stat: the contents of /proc/PID/stat; cgroup was the same before and after that.
+    """
+
+    text: str = ""
+    stat: bytes = b""
 
 
 class Question(Struct, frozen=True):
@@ -126,6 +141,11 @@ def parse_linked_file(payload: bytes) -> LinkedFile:
         raise ProtocolError(f"the inspector named a file in {len(payload)} bytes; more than {_FILE.size} were expected")
     device, inode = _FILE.unpack_from(payload)
     return LinkedFile(payload[_FILE.size :].decode(errors="surrogateescape"), (device, inode) if inode else None)
+
+
+def parse_cgroup(payload: bytes) -> CgroupLook:
+    text, _, stat = payload.partition(b"\0")
+    return CgroupLook(text.decode(errors="backslashreplace"), stat)
 
 
 def parse_spaces(payload: bytes) -> tuple[int, ...]:

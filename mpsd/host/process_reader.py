@@ -1,4 +1,4 @@
-"""Read files below /proc for callers that may not wait: stat, the executable, namespaces, links of descriptors.
+"""Read files below /proc for callers that may not wait: stat, cgroup, the executable, namespaces, links of descriptors.
 
 Such a read seldom waits, but with some kernels the user of a process can make it wait for ever (docs/decisions/029).  So a
 child process of mpsd, the *reader*, does the reads one after the other (`mpsd-inspector --direct`).  If the reader waits, mpsd
@@ -21,7 +21,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process
 from mpsd.host.descriptors import FULL, spare_descriptors
-from mpsd.host.inspector_messages import InspectorOp, LinkedFile, Question
+from mpsd.host.inspector_messages import CgroupLook, InspectorOp, LinkedFile, Question
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable
 from mpsd.host.programs import own_program
@@ -105,6 +105,10 @@ class ProcessReader:
     def stat(self, pid: int) -> bytes:
         """Return the contents of /proc/PID/stat.  Raises OSError."""
         return self._read(Question(InspectorOp.STAT, pid))
+
+    def cgroup(self, pid: int) -> CgroupLook:
+        """Return what the process shows of its cgroups.  Raises OSError, as for a path of more than 4,096 bytes."""
+        return wire.parse_cgroup(self._read(Question(InspectorOp.CGROUP, pid)))
 
     def linked_file(self, pid: int, name: str) -> LinkedFile:
         """Return the target of the link /proc/PID/`name`: exe, root, or fd/3.  Raises OSError."""

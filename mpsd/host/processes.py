@@ -1,6 +1,6 @@
 """Facts about processes, from files below /proc; each process may have ended the next moment.
 
-status, comm and cgroup are read here: this takes no lock that a process or its user can hold.  stat and links can, with some
+status and comm are read here: this takes no lock that a process or its user can hold.  stat, links and cgroup do, with some
 kernels: process_reader.py reads those, and never waits long.  environ, maps, cmdline, kcmp and pidfd_getfd often do:
 inspector.py reads those (docs/decisions/029).
 A process has gone if the error is ENOENT or ESRCH; after any other error it counts as alive.
@@ -27,7 +27,7 @@ _KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
 _MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive
 _LOOKS = 4  # at all of them; if some came or went each time, it counts as alive
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
-_GONE = (errno.ENOENT, errno.ESRCH)
+GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
 
 
@@ -94,7 +94,7 @@ def lacks_first_thread(process: ProcessId) -> bool:
         fields = _stat(process.pid)
     except OSError:
         return True
-    return fields is None or _is_over(fields)
+    return fields is None or is_over(fields)
 
 
 def state(pid: int) -> str:
@@ -204,7 +204,7 @@ def open_pidfd(process: ProcessId) -> int | None:
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError as exc:
-        if exc.errno in (*_GONE, errno.EINVAL):  # EINVAL: the pid is a thread's now
+        if exc.errno in (*GONE, errno.EINVAL):  # EINVAL: the pid is a thread's now
             return None
         raise
     try:
@@ -241,13 +241,13 @@ def command(pid: int) -> str:
 
 def count_by(ranges: UidRanges) -> None:
     """Take the uids of one of these ranges for one user, where a user's processes keep their reader waiting."""
-    for each in (reader, searcher):
+    for each in _READERS:
         each.count_by(ranges)
 
 
 def start_readers_by(start: Callable[[], InspectorProcess]) -> None:
     """Start the processes that read `stat` and links so from now on."""
-    for each in (reader, searcher):
+    for each in _READERS:
         each.start_by(start)
 
 
@@ -275,19 +275,19 @@ def read_stat(pid: int) -> bytes:
         return b""
 
 
-def read_cgroup(pid: int, most_bytes: int) -> str:
-    """Return the contents of /proc/PID/cgroup; empty if it has gone.  Raise OSError, as for a path of more than 4,096 bytes."""
-    return (_read(pid, "cgroup", most_bytes) or b"").decode(errors="backslashreplace")
-
-
 def _stat(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/PID/stat from the third on; None if it has gone.  Raises OSError."""
     try:
         text = reader.stat(pid)
     except OSError as exc:
-        if exc.errno in _GONE:
+        if exc.errno in GONE:
             return None
         raise
+    return fields_of(text)
+
+
+def fields_of(text: bytes) -> list[bytes] | None:
+    """Return the fields of the contents of /proc/PID/stat from the third on; None if they are not whole."""
     fields = text[text.rfind(b")") + 2 :].split()  # the command name may contain spaces and parentheses
     return fields if len(fields) > _PENDING - 3 else None
 
@@ -298,7 +298,7 @@ def _is_ending(pid: int, fields: list[bytes]) -> bool:
     Its first thread may end alone, and the others go on.  Then mpsd looks at each, and lists them again: one can begin another
     and end, or execute a program and so become the first, before its turn.
     """
-    if not _is_over(fields):
+    if not is_over(fields):
         return False
     if int(fields[_THREADS - 3]) == 1:
         return True
@@ -319,7 +319,7 @@ def _threads(pid: int) -> list[int]:
         with os.scandir(f"/proc/{pid}/task") as threads:
             return [int(each.name) for each in islice(threads, _MOST_THREADS + 1)]
     except OSError as exc:
-        if exc.errno in _GONE:
+        if exc.errno in GONE:
             return []
         raise
 
@@ -327,10 +327,11 @@ def _threads(pid: int) -> list[int]:
 def _goes_on(thread: int) -> bool:
     """Return whether a thread neither ends nor was killed.  Raises OSError."""
     fields = _stat(thread)
-    return fields is not None and not _is_over(fields) and not int(fields[_PENDING - 3]) & _KILLED
+    return fields is not None and not is_over(fields) and not int(fields[_PENDING - 3]) & _KILLED
 
 
-def _is_over(fields: list[bytes]) -> bool:
+def is_over(fields: list[bytes]) -> bool:
+    """Return whether the thread with these fields has ended, or is ending."""
     return fields[0] in (b"Z", b"X") or bool(int(fields[_FLAGS - 3]) & _PF_EXITING)
 
 
@@ -357,27 +358,27 @@ def _ids(pid: int) -> dict[bytes, list[int]] | None:
     return {name: [int(word) for word in _value(found, name).split()] for name in (b"Uid", b"Gid")} if found else None
 
 
-def _read(pid: int, name: str, most_bytes: int = 1 << 16) -> bytes | None:
+def _read(pid: int, name: str) -> bytes | None:
     """Read a file below /proc/PID; None if the process has gone.  Raises OSError."""
     path = f"/proc/{pid}/{name}"
     try:
         try:
-            return _contents(path, most_bytes)
+            return _contents(path)
         except OSError as exc:
             if exc.errno not in FULL:
                 raise
         with spare_descriptors():
-            return _contents(path, most_bytes)
+            return _contents(path)
     except OSError as exc:
-        if exc.errno in _GONE:
+        if exc.errno in GONE:
             return None
         raise
 
 
-def _contents(path: str, most_bytes: int) -> bytes:
+def _contents(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(file, most_bytes)
+        return os.read(file, 1 << 16)
     finally:
         os.close(file)
 
@@ -392,5 +393,7 @@ def collect(pid: int) -> bool:
 
 reader = ProcessReader(charged_uid, state)
 searcher = ProcessReader(charged_uid, state)  # a search takes it up to 200 ms: the other one answers in that time
-atexit.register(reader.close)
-atexit.register(searcher.close)
+cgroup_reader = ProcessReader(charged_uid, state)  # before Linux 6.8 one user can delay the reads of all: stat still comes
+_READERS = (reader, searcher, cgroup_reader)
+for _each in _READERS:
+    atexit.register(_each.close)

@@ -3,8 +3,8 @@
  * mpsd_inspector.h: the protocol of `mpsd-inspector`, the process that reads other processes for mpsd, and starts programs.
  *
  * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
- * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), close(2) of a descriptor taken that way, and with some
- * kernels stat and the links in fd, ns and exe (docs/relay.md, "A client that cannot be read"; decision 029).
+ * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), close(2) of a descriptor taken that way, with some
+ * kernels stat and the links in fd, ns and exe, and before Linux 6.8 cgroup (docs/relay.md, "A client that cannot be read"; decision 029).
  *
  * Transport.  mpsd starts `mpsd-inspector --fd N` or `--direct N`; N is one end of an AF_UNIX SOCK_SEQPACKET
  * pair.  The process exits when mpsd closes the other end.  A request is one datagram: struct
@@ -19,7 +19,7 @@
  * and for TAKE a pidfd.  When the socket closes without an answer, the child was killed.
  *
  * --direct: the process itself reads, and answers on N, one request after the other.  mpsd kills it when a
- * read waits, and starts another one.  It runs before other processes, where it may.  For STAT, FILE, SPACES and FIND, which seldom wait.
+ * read waits, and starts another one.  It runs before other processes, where it may.  For STAT, FILE, SPACES, FIND and CGROUP, which seldom wait.
  *
  *   op     request                                    payload when status is 0
  *   PING   nothing                                    none; count: living children.  Answered without a child
@@ -45,10 +45,12 @@
  *          the program's path and its arguments; uid: leader of a session, with `/` as its directory and the
  *          of its user, or MPSD_INSPECTOR_SAME_USER;  descriptors that came after the socket as 0, 1, 2 and 3. If
  *          three or four more descriptors             the program cannot be executed, a second answer has -errno
+ *   CGROUP nothing                                    the contents of cgroup, NUL, and those of stat, which was read between
+ *                                                     two reads of cgroup.  -EAGAIN: those differ
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
- * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value or the
- * environment is longer than the bounds below, or a search (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
+ * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value, the
+ * environment or cgroup is longer than the bounds below, or a search (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
  *
  * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ".
  */
@@ -71,6 +73,7 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_FIND,
 	MPSD_INSPECTOR_READER,
 	MPSD_INSPECTOR_RUN,
+	MPSD_INSPECTOR_CGROUP,
 	MPSD_INSPECTOR_OPS
 };
 
@@ -94,6 +97,7 @@ enum {
 	MPSD_INSPECTOR_TAKEN = 8,         /* descriptors in an answer */
 	MPSD_INSPECTOR_NUMBERS = 65536,   /* descriptors of a process that are looked at */
 	MPSD_INSPECTOR_STAT_BYTES = 4096,
+	MPSD_INSPECTOR_CGROUP_BYTES = 16384, /* 4 paths of the greatest length, or 13 hierarchies with 1,200 bytes each */
 	MPSD_INSPECTOR_SPACES_MOST = 33,  /* MAX_PID_NS_LEVEL of linux/pid_namespace.h, and the first */
 	MPSD_INSPECTOR_PAIRS = 64
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Read which process a pid is: its stat, its executable, its root directory, its pid namespaces, a keeper's socket. */
+/* Read which process a pid is: its stat, cgroups, executable, root directory, pid namespaces, and a keeper's socket. */
 #include "inspector.h"
 
 #include <errno.h>
@@ -24,6 +24,31 @@ int stat_read(const struct question *question, struct reply *out)
 	if (size < 0)
 		return (int)size;
 	out->size = (size_t)size;
+	return 0;
+}
+
+/* Another thread may become the first one as it executes a program, and then show its own cgroups: so this reads them twice, and
+ * stat in between, for mpsd to see whether the first thread had ended. */
+int cgroup_read(const struct question *question, struct reply *out)
+{
+	static char again[MPSD_INSPECTOR_CGROUP_BYTES];
+	ssize_t size = read_file(question->head.pid, "cgroup", out->payload, sizeof(again));
+	ssize_t stat_size, again_size;
+
+	if (size < 0)
+		return (int)size;
+	if ((size_t)size == sizeof(again))
+		return -E2BIG;
+	stat_size = read_file(question->head.pid, "stat", out->payload + size + 1, MPSD_INSPECTOR_STAT_BYTES);
+	if (stat_size < 0)
+		return (int)stat_size;
+	again_size = read_file(question->head.pid, "cgroup", again, sizeof(again));
+	if (again_size < 0)
+		return (int)again_size;
+	if (again_size != size || memcmp(again, out->payload, (size_t)size) != 0)
+		return -EAGAIN;
+	out->payload[size] = '\0';
+	out->size = (size_t)(size + 1 + stat_size);
 	return 0;
 }
 

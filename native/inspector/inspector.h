@@ -42,6 +42,7 @@ int descriptors_find(const struct question *question, struct reply *out);
 int stat_read(const struct question *question, struct reply *out);
 int file_read(const struct question *question, struct reply *out);
 int spaces_read(const struct question *question, struct reply *out);
+int cgroup_read(const struct question *question, struct reply *out);
 
 /* starter.c: start a child of mpsd's, which answers on `end`.  0, or -errno; `serve` serves REQUESTS_FD, and returns. */
 int reader_start(int end, void (*serve)(void));

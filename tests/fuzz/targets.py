@@ -161,6 +161,7 @@ def inspector_answer(data: bytes) -> None:
     with suppress(ProtocolError):
         assert inspector_wire.parse_linked_file(payload).path
         inspector_wire.parse_spaces(payload)
+    assert "\0" not in inspector_wire.parse_cgroup(payload).text
     facts = inspector_wire.parse_facts(payload)
     assert "/" not in facts.program
     assert "\0" not in "".join(facts.variables)

@@ -18,7 +18,7 @@ from daemon import START_SECONDS, open_machine, start
 from mpsd_client import calls
 from telling import tell
 
-from mpsd.host import processes
+from mpsd.host import cgroups, processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_reader import Unanswered
@@ -59,7 +59,7 @@ OF_MPSD: dict[str, Callable[[int], object]] = {  # what mpsd asks on its event l
     "parent": processes.parent,
     "owner": processes.owner,
     "command": processes.command,
-    "read_cgroup": lambda pid: processes.read_cgroup(pid, 4096),
+    "read_cgroup": cgroups.read_cgroup,
 }
 
 

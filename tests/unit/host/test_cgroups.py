@@ -13,8 +13,9 @@ import pytest
 from mpsd.errors import Refused
 from mpsd.host import cgroups, mounts, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
-from mpsd.host.client_facts import ClientFacts
+from mpsd.host.client_facts import NOTHING, ClientFacts
 from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_messages import CgroupLook, InspectorOp, Question
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
 from mpsd.model.process import Credentials, ProcessId
@@ -181,22 +182,27 @@ async def test_a_process_is_known_by_its_cgroups_and_token() -> None:
         facts = ClientFacts(INSPECTOR)
         await facts.read(process)
         found = facts.identify(process, Credentials(process.pid, 17, 18))
-        assert set(found.cgroups) == set(parse_cgroups(processes.read_cgroup(process.pid, 1 << 16)))
+        assert set(found.cgroups) == set(parse_cgroups(cgroups.read_cgroup(process.pid).text))
     assert (found.process, found.uid, found.gid, found.token) == (process, 17, 18, "t" * 20)
 
 
 async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a path of more than 4,096 bytes it was in no cgroup, and ran without the limits of a lease for its cgroup."""
-    contents = processes._contents
+    ask = INSPECTOR._ask
+    too_long = OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
-    def long_path(path: str, most_bytes: int) -> bytes:
-        if path.endswith("/cgroup"):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        return contents(path, most_bytes)
+    async def long_path(question: Question) -> tuple[bytes, list[int]]:
+        if question.op is InspectorOp.CGROUP:
+            raise too_long
+        return await ask(question)
+
+    def long_path_now(pid: int) -> CgroupLook:
+        raise too_long
 
     with a_process_with("") as process:
         facts = ClientFacts(INSPECTOR)
-        monkeypatch.setattr(processes, "_contents", long_path)
+        monkeypatch.setattr(INSPECTOR, "_ask", long_path)
+        monkeypatch.setattr(processes.cgroup_reader, "cgroup", long_path_now)
         with pytest.raises(Unreadable, match="its cgroups cannot be read: File name too long"):
             await facts.read(process)
         with pytest.raises(Refused, match="its cgroups cannot be read: File name too long"):
@@ -204,7 +210,7 @@ async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.
         assert cgroups.paths(process.pid) == ()
         monkeypatch.undo()
         assert await facts.read(process)
-    assert cgroups.trouble(process.pid) == "", "it has ended"
+    assert await facts.read(process) == NOTHING, "it has ended"
 
 
 async def test_a_process_without_its_first_thread_is_not_read() -> None:
@@ -244,35 +250,34 @@ def test_a_process_that_has_ended_its_first_thread_since_is_in_no_known_cgroup()
 
 def test_a_process_with_a_new_first_thread_was_in_no_known_cgroup_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread executed a program after its cgroups were read: it was admitted without the lease of its cgroup."""
-    read_cgroup = processes.read_cgroup
+    read_cgroup = cgroups.read_cgroup
     with leaderless() as made:
         process = processes.process_id(made.pid)
         assert process is not None
 
-        def read_just_before(pid: int, most_bytes: int) -> str:
-            found = read_cgroup(pid, most_bytes)
+        def read_just_before(pid: int) -> CgroupLook:
+            found = read_cgroup(pid)
             execute(made)
             return found
 
-        monkeypatch.setattr(processes, "read_cgroup", read_just_before)
+        monkeypatch.setattr(cgroups, "read_cgroup", read_just_before)
         with pytest.raises(Refused, match="has ended its first thread"):
             identify(process, Credentials(made.pid, 17, 18))
         monkeypatch.undo()
         assert identify(process, Credentials(made.pid, 17, 18)).process == process
 
 
-@pytest.mark.parametrize("shown", [("", ""), ("1:memory:/\n", "1:memory:/a\n"), ("1:memory:/b\n", "1:memory:/a\n")])
-def test_a_process_whose_cgroups_change_as_they_are_read_is_in_no_known_one(
-    shown: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_shows_no_cgroup_as_it_is_read_is_in_no_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first thread ended and another one took the place by executing a program, both between two looks at the thread: then
     the kernel shows no cgroup, or the root.  Four of 2,100 that tried were admitted without the lease of their cgroup."""
     process = processes.process_id(os.getpid())
     assert process is not None
-    contents = iter([*shown, "1:memory:/a\n", "1:memory:/a\n"])
-    monkeypatch.setattr(processes, "read_cgroup", lambda pid, most: next(contents))
-    with pytest.raises(Refused, match="its cgroups cannot be read"):
-        identify(process, Credentials(process.pid, 17, 18))
+    stat = processes.read_stat(process.pid)
+    looks = iter([CgroupLook("", stat), CgroupLook("1:memory:/a\n", b""), CgroupLook("1:memory:/a\n", stat)])
+    monkeypatch.setattr(processes.cgroup_reader, "cgroup", lambda pid: next(looks))
+    for why in ("they change, or its first thread does", "has ended its first thread"):
+        with pytest.raises(Refused, match=why):
+            identify(process, Credentials(process.pid, 17, 18))
     assert identify(process, Credentials(process.pid, 17, 18)).cgroups == ("/a",)
 
 
@@ -383,5 +388,5 @@ def test_no_name_of_a_users_mount_is_taken_for_the_cgroups(
 def test_a_return_in_the_name_of_a_cgroup_ends_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a user may make cgroups of version 1, one could name any cgroup of version 2 as their own."""
     shown = b"1:name=systemd:/user.slice/x\r0::/system.slice/other.service\n0::/user.slice/a\rb\n"
-    monkeypatch.setattr(processes, "_contents", lambda path, most: shown)
+    monkeypatch.setattr(processes.cgroup_reader, "cgroup", lambda pid: CgroupLook(shown.decode(), b""))
     assert cgroups.unified_path(os.getpid()) == "/user.slice/a\rb"

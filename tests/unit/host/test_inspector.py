@@ -188,7 +188,7 @@ def test_whatever_it_is_sent_it_answers_and_goes_on(request: bytes) -> None:
     [
         pytest.param(lambda good: good[:-1], id="a word without its end"),
         pytest.param(lambda good: b"\x02" + good[1:], id="another version"),
-        pytest.param(lambda good: good[:4] + b"\x0b" + good[5:], id="another op"),
+        pytest.param(lambda good: good[:4] + b"\x0c" + good[5:], id="another op"),
         pytest.param(lambda good: good[:16] + bytes(4) + good[20:], id="no deadline"),
         pytest.param(lambda good: good[:32] + b"\x40" + good[33:], id="pairs that are not there"),
         pytest.param(lambda good: good[:36] + b"\x01" + good[37:], id="a reserved word"),
