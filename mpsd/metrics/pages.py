@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import trio
-from msgspec import Struct, field
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -29,35 +29,31 @@ def answerer(
 
 
 def build(source: MetricsSource, reuse_seconds: float, clock: Callable[[], float] = time.monotonic) -> Mapping[str, Page]:
-    """Return the pages by path.  reuse_seconds: for this time the same numbers are shown again."""
+    """Return the pages by path.  reuse_seconds: for this time the same answer is given again."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Families(source))
     ProcessCollector(registry=registry)
-    numbers = Numbers(registry, reuse_seconds, clock)
-
-    async def show_numbers(visit: Visit) -> HttpAnswer:
-        return HttpAnswer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4)
-
-    async def show_health(visit: Visit) -> HttpAnswer:
-        return _health(source)
-
-    return {"/metrics": show_numbers, "/healthz": show_health}
+    makers = {
+        "/metrics": lambda: HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4),
+        "/healthz": lambda: _health(source),
+    }
+    return {path: ReusedPage(make, reuse_seconds, clock).show for path, make in makers.items()}
 
 
-class Numbers(Struct):
-    """Guards that numbers are collected at most once in reuse_seconds, however many requests come."""
+class ReusedPage(Struct):
+    """Guards that an answer is made at most once in reuse_seconds, however many requests come."""
 
-    registry: CollectorRegistry
+    make: Callable[[], HttpAnswer]
     reuse_seconds: float
     clock: Callable[[], float]
-    _text: bytes = b""
-    _until: float = field(default=float("-inf"))
+    _answer: HttpAnswer | None = None
+    _until: float = 0.0
 
-    def text(self) -> bytes:
-        if self.clock() >= self._until:
-            self._text = generate_latest(self.registry)
+    async def show(self, visit: Visit) -> HttpAnswer:
+        if self._answer is None or self.clock() >= self._until:
+            self._answer = self.make()
             self._until = self.clock() + self.reuse_seconds
-        return self._text
+        return self._answer
 
 
 def _health(source: MetricsSource) -> HttpAnswer:

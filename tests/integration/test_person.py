@@ -122,15 +122,15 @@ def test_health_is_told_while_every_vendor_daemon_is_stopped(machine: Machine, a
     client = machine.counter().ready()
     machine.with_spare()
     vendors = [machine.vendor_pid(domain) for domain in machine.domains()]
-    seconds = []
+    seconds: dict[float, float] = {}  # of the request that began each look, by its uptime; mpsd looks once a second
     with stopped(vendors):
-        for _ in range(20):
+        while len(seconds) < 4:
             begun = time.monotonic()
-            status, _ = get(address, "/healthz")
+            status, body = get(address, "/healthz")
             assert status in (200, 503)
             get(address, "/metrics")
-            seconds.append(time.monotonic() - begun)
-    assert statistics.median(seconds) <= HEALTH_SECONDS
+            seconds.setdefault(json.loads(body)["uptime_seconds"], time.monotonic() - begun)
+    assert statistics.median(seconds.values()) <= HEALTH_SECONDS
     client.goes_on()
 
 

@@ -135,7 +135,7 @@ async def test_who_is_silent_is_let_go(short_dir: Path, monkeypatch: pytest.Monk
 
 async def test_who_does_not_read_is_let_go(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_SECONDS", 0.05)
-    monkeypatch.setattr(pages.Numbers, "text", lambda self: bytes(8 << 20))
+    monkeypatch.setattr(pages, "generate_latest", lambda registry: bytes(8 << 20))
     async with serving(short_dir) as (daemon, path):
         stream = await connect(path)
         await stream.send_all(request("/metrics"))

@@ -274,6 +274,18 @@ def test_health_is_told_with_its_reasons(daemon: FakeDaemon) -> None:
     assert daemon.values("mpsd_healthy") == {"mpsd_healthy": 0}
 
 
+def test_health_is_looked_at_once_a_second_for_all_readers(daemon: FakeDaemon) -> None:
+    """Each look lists all domains and clients, and a reader can ask without a pause."""
+    now = [0.0]
+    health = daemon.pages(lambda: now[0], reuse_seconds=1.0)["/healthz"]
+    assert health().status == 200
+    daemon.fakes.is_stopping = True
+    now[0] = 0.99
+    assert health().status == 200
+    now[0] = 1.0
+    assert health().status == 503
+
+
 def test_a_daemon_without_a_ready_domain_is_not_healthy(daemon: FakeDaemon) -> None:
     daemon.fakes.domains.known.clear()
     daemon.fakes.domains.add("d1", DomainState.SILENT)
