@@ -288,7 +288,7 @@ def _check_exists(path: Path) -> None:
     """Raise BadRequest if the path leads to no directory of images and to no empty one.  Raise OSError."""
     if not path.is_dir():
         raise BadRequest(f"{path} is no directory: no image was taken there; name another with --directory")
-    if (names := os.listdir(path)) and _FIRST_FILES.isdisjoint(names):
+    if (names := {*os.listdir(path)} - {"lost+found"}) and _FIRST_FILES.isdisjoint(names):  # a new file system has this one
         raise BadRequest(f"{path} has other files and no images: name another with --directory")
 
 

@@ -74,6 +74,11 @@ def test_a_directory_of_other_files_stays_as_it_is(tmp_path: Path, capsys: pytes
     assert (os.listdir(other), other.stat().st_mode & 0o777) == (["table"], 0o775)
 
 
+def test_limits_can_be_set_on_a_new_file_system(tmp_path: Path) -> None:
+    (tmp_path / "disk/lost+found").mkdir(parents=True)
+    assert main(["limits", "--quota", "10G", "--directory", str(tmp_path / "disk")]) == 0
+
+
 def test_verify(program: Program, images: Images, path: Path) -> None:
     take(images, "first", FIRST)
     assert program("verify")[:2] == (0, "6 MiB were read, 0 blocks or manifests are damaged\n")
