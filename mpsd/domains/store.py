@@ -18,7 +18,7 @@ from mpsd.model.process import ProcessId
 from mpsd.storage.database import close, open_database
 
 log = structlog.get_logger()
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE domains (name TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus TEXT NOT NULL, is_public INTEGER NOT NULL,
                       key TEXT NOT NULL);
