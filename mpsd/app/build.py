@@ -25,6 +25,7 @@ from mpsd.commands.sessions import Sessions
 from mpsd.config import paths
 from mpsd.config.options import Config
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import FrozenClients
 from mpsd.domains.lifecycle import live
 from mpsd.domains.operations import DomainOperations
 from mpsd.domains.pool import Pool
@@ -136,9 +137,14 @@ def build(found: Startup) -> Daemon:
         serve_metrics=partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
         restore=claim.restore,
         sentinels=sentinels,
-        beside=[health.run, partial(watch_vital_signs, pool.domains, pool.notify, events.publish, unified)],
+        beside=[health.run, partial(_watch_signs, found, pool, events)],
     )
     return daemon
+
+
+async def _watch_signs(found: Startup, pool: Pool, events: EventBus) -> None:
+    frozen = FrozenClients(found.inspector, pool.program.unified)
+    await watch_vital_signs(pool.domains, pool.notify, events.publish, frozen)
 
 
 def _facts(found: Startup) -> dict[str, Any]:

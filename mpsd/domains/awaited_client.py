@@ -7,15 +7,17 @@ command and while it has no answer.  Prose: docs/ending.md.
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import FROZEN
 from mpsd.domains.vendor_control import VendorSilent
 from mpsd.domains.vital_signs import how_stopped
 from mpsd.errors import MpsdError, VendorFailed
-from mpsd.host import processes
+from mpsd.host import cgroups, processes
 from mpsd.host.ownership import is_anothers
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
@@ -31,8 +33,12 @@ async def how_stopped_now(domain: Domain, client_pid: int) -> str:
     """Return how the client is kept from running; "" if it is not.  Raises VendorFailed if that is not known in time."""
     control = domain.control
     with trio.move_on_after(_READ_SECONDS):
-        return await run_in_thread(how_stopped, client_pid, control.unified, abandon_on_cancel=True, limiter=control.looks)
+        return await run_in_thread(_how_stopped, client_pid, control.unified, abandon_on_cancel=True, limiter=control.looks)
     raise VendorFailed(f"whether client {client_pid} is frozen with its cgroup was not known within {_READ_SECONDS:g} s")
+
+
+def _how_stopped(pid: int, unified: Path | None) -> str:
+    return how_stopped(pid) or (FROZEN if cgroups.is_frozen(pid, unified) else "")
 
 
 async def command_about(domain: Domain, client: ProcessId | None, line: str, check: Callable[[], Awaitable[None]]) -> str:

@@ -65,6 +65,10 @@ class Inspector:
 
     # -- reads -----------------------------------------------------------------------------------------------------------
 
+    def share_of(self, pid: int) -> int:
+        """Return the number of the user against which reads of the process count."""
+        return self._ranges.share_of(processes.charged_uid(pid))
+
     async def facts(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts from the process's start; None if it has ended, or mpsd may not read it.  Raises Unreadable."""
         try:
@@ -83,6 +87,22 @@ class Inspector:
                 return CgroupLook()
             raise Unreadable(f"its cgroups cannot be read: {os.strerror(exc.errno or 0)}") from None
         return wire.parse_cgroup(data)
+
+    async def frozen(self, pids: Sequence[int], unified: Path) -> set[int]:
+        """Return those of one user's processes that a frozen cgroup of version 2 holds, as by `docker pause`, or may hold.
+
+        Their state does not show that.  unified: where version 2 is mounted.  Raises Unreadable.
+        """
+        found = set[int]()
+        for at in range(0, len(pids), wire.MOST_PAIRS):
+            some = pids[at : at + wire.MOST_PAIRS]
+            pairs = [Pair(0, 0, pid) for pid in some]
+            try:
+                data, _ = await self._ask(Question(InspectorOp.FROZEN, some[0], [os.fspath(unified)], pairs))
+            except OSError as exc:
+                raise Unreadable(f"the cgroup of pid {some[0]} cannot be read: {os.strerror(exc.errno or 0)}") from None
+            found.update(pid for pid, frozen in zip(some, wire.parse_frozen(data), strict=True) if frozen)
+        return found
 
     def facts_now(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts, as `facts` does."""
@@ -226,7 +246,7 @@ class Inspector:
         """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
         deadline_ms = max(1, int(self._deadline_seconds * 1000))
         if uid is None:
-            uid = self._ranges.share_of(processes.charged_uid(question.pid)) if question.pid else 0
+            uid = self.share_of(question.pid) if question.pid else 0
         request = wire.pack_question(question, uid, deadline_ms, os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

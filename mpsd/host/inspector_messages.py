@@ -37,6 +37,7 @@ class InspectorOp(IntEnum):
     READER = 9
     RUN = 10
     CGROUP = 11
+    FROZEN = 12
 
 
 SAME_USER = 0xFFFFFFFF  # of RUN: the program runs as mpsd's user
@@ -48,6 +49,14 @@ class Same(IntEnum):
     OTHER = 0
     IS_SAME = 1
     UNKNOWN = 2
+
+
+class Frozen(IntEnum):
+    """Whether a process is in a frozen cgroup; MAYBE: its paths are too long to look."""
+
+    NO = 0
+    YES = 1
+    MAYBE = 2
 
 
 class Pair(Struct, frozen=True):
@@ -129,6 +138,10 @@ def parse_facts(payload: bytes) -> StartFacts:
 
 def parse_same(payload: bytes) -> list[Same]:
     return [Same(byte) for byte in payload]
+
+
+def parse_frozen(payload: bytes) -> list[Frozen]:
+    return [Frozen(byte) for byte in payload]
 
 
 def parse_numbers(payload: bytes) -> list[int]:

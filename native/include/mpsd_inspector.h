@@ -5,6 +5,7 @@
  * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
  * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), close(2) of a descriptor taken that way, with some
  * kernels stat and the links in fd, ns and exe, and before Linux 6.8 cgroup (docs/relay.md, "A client that cannot be read"; decision 029).
+ * So does every open(2) of a file of a cgroup.
  *
  * Transport.  mpsd starts `mpsd-inspector --fd N` or `--direct N`; N is one end of an AF_UNIX SOCK_SEQPACKET
  * pair.  The process exits when mpsd closes the other end.  A request is one datagram: struct
@@ -47,6 +48,8 @@
  *          three or four more descriptors             the program cannot be executed, a second answer has -errno
  *   CGROUP nothing                                    the contents of cgroup, NUL, and those of stat, which was read between
  *                                                     two reads of cgroup.  -EAGAIN: those differ
+ *   FROZEN pairs: processes; a word: where cgroup v2  a byte each, enum mpsd_inspector_frozen: is cgroup.freeze of the
+ *          is mounted                                 process's cgroup, or of one above it, 1?
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value, the
@@ -74,6 +77,7 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_READER,
 	MPSD_INSPECTOR_RUN,
 	MPSD_INSPECTOR_CGROUP,
+	MPSD_INSPECTOR_FROZEN,
 	MPSD_INSPECTOR_OPS
 };
 
@@ -83,6 +87,8 @@ enum mpsd_inspector_op {
 #ifndef MPSD_INSPECTOR_FIND_MS
 #define MPSD_INSPECTOR_FIND_MS 200 /* tests build with less */
 #endif
+
+enum mpsd_inspector_frozen { MPSD_INSPECTOR_IS_THAWED, MPSD_INSPECTOR_IS_FROZEN, MPSD_INSPECTOR_MAY_BE_FROZEN };
 
 enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_INSPECTOR_UNKNOWN };
 

@@ -11,12 +11,12 @@
 
 ssize_t read_file(uint32_t pid, const char *name, char *out, size_t size)
 {
-	char path[64];
+	char path[64 + sizeof(PROC)];
 	size_t have = 0;
 	ssize_t got = 1;
 	int fd;
 
-	snprintf(path, sizeof(path), "/proc/%u/%s", pid, name);
+	snprintf(path, sizeof(path), PROC "/%u/%s", pid, name);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;

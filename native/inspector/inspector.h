@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Declarations shared by the files of mpsd-inspector. All code in facts.c, identity.c and descriptors.c may wait, and be killed. */
+/* Declarations shared by the files of mpsd-inspector. All code in facts.c, identity.c, cgroups.c and
+ * descriptors.c may wait, and be killed. */
 #ifndef INSPECTOR_H
 #define INSPECTOR_H
 
@@ -10,6 +11,9 @@
 #include "../include/mpsd_inspector.h"
 
 #define REQUESTS_FD 3
+#ifndef PROC
+#define PROC "/proc" /* tests build with a directory of theirs */
+#endif
 enum { MOST_PASSED = 4 };
 
 /* A request with checked lengths. Borrows the datagram. */
@@ -43,6 +47,7 @@ int stat_read(const struct question *question, struct reply *out);
 int file_read(const struct question *question, struct reply *out);
 int spaces_read(const struct question *question, struct reply *out);
 int cgroup_read(const struct question *question, struct reply *out);
+int frozen_read(const struct question *question, struct reply *out);
 
 /* starter.c: start a child of mpsd's, which answers on `end`.  0, or -errno; `serve` serves REQUESTS_FD, and returns. */
 int reader_start(int end, void (*serve)(void));

@@ -130,7 +130,7 @@ static void read_process(const struct question *question, struct reply *out)
 		[MPSD_INSPECTOR_SAME] = descriptors_compare, [MPSD_INSPECTOR_TAKE] = descriptors_take,
 		[MPSD_INSPECTOR_STAT] = stat_read,      [MPSD_INSPECTOR_FILE] = file_read,
 		[MPSD_INSPECTOR_SPACES] = spaces_read,  [MPSD_INSPECTOR_FIND] = descriptors_find,
-		[MPSD_INSPECTOR_CGROUP] = cgroup_read,
+		[MPSD_INSPECTOR_CGROUP] = cgroup_read,  [MPSD_INSPECTOR_FROZEN] = frozen_read,
 	};
 	int needs_pidfd = question->head.op == MPSD_INSPECTOR_TAKE;
 	int rc = -EINVAL;

@@ -117,8 +117,8 @@ async def test_after_a_refusal_it_is_left_alone(child: Child) -> None:
 async def test_no_process_of_another_is_signalled(child: Child, monkeypatch: pytest.MonkeyPatch, uid: int | None) -> None:
     """The list of a server that runs as its user may name any process."""
     looks: list[int] = []
-    how_stopped = awaited_client.how_stopped
-    monkeypatch.setattr(awaited_client, "how_stopped", lambda pid, unified: looks.append(pid) or how_stopped(pid, unified))
+    how_stopped = awaited_client._how_stopped
+    monkeypatch.setattr(awaited_client, "_how_stopped", lambda pid, unified: looks.append(pid) or how_stopped(pid, unified))
 
     async def answer() -> None:
         await stop(child)

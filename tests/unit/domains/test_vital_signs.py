@@ -12,10 +12,12 @@ import trio
 
 from mpsd.domains import vital_signs
 from mpsd.domains.domain import Domain
-from mpsd.domains.vital_signs import Signs, how_stopped, look
-from mpsd.host import cgroups, processes
+from mpsd.domains.frozen_clients import FrozenClients
+from mpsd.domains.vital_signs import Signs, look
+from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
+from tests.inspecting import INSPECTOR
 from tests.unit.domains.test_ending_strangers import Vendor
 from tests.unit.vault.machine import until
 
@@ -75,34 +77,8 @@ async def test_servers_that_are_not_listed_are_looked_for_in_a_thread(monkeypatc
     monkeypatch.setattr(Vendor, "socket_path", lambda self, name: "/", raising=False)
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(vital_signs.watch_vital_signs, {"default": domain}, lambda: None, lambda *words: None)
+            ways = (lambda: None, lambda *words: None, FrozenClients(INSPECTOR, None))
+            nursery.start_soon(vital_signs.watch_vital_signs, {"default": domain}, *ways)
             await until(lambda: bool(looked))
             nursery.cancel_scope.cancel()
     assert loop not in looked
-
-
-@pytest.mark.parametrize(
-    ("frozen", "expected"),
-    [
-        pytest.param({"a/b": "1\n"}, "is frozen with its cgroup", id="its own"),
-        pytest.param({"a/b": "0\n", "a": "1\n"}, "is frozen with its cgroup", id="one above"),
-        pytest.param({"a/b": "0\n", "a": "0\n"}, "", id="none"),
-        pytest.param({}, "", id="a kernel without a freezer"),
-    ],
-)
-def test_a_frozen_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: dict[str, str], expected: str) -> None:
-    """Its processes have the state of others that wait; cgroup.events has `frozen 0` while one waits for a FUSE file."""
-    (tmp_path / "a/b").mkdir(parents=True)
-    (tmp_path / "a/b/cgroup.events").write_text("populated 1\nfrozen 0\n")
-    for name, state in frozen.items():
-        (tmp_path / name / "cgroup.freeze").write_text(state)
-    monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/a/b")
-    assert how_stopped(os.getpid(), tmp_path) == expected
-
-
-def test_a_cgroup_outside_of_mpsds_namespace_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/cgroup.freeze").write_text("1\n")
-    (tmp_path / "a").mkdir()
-    monkeypatch.setattr(cgroups, "unified_path", lambda pid: "/../b")
-    assert not cgroups.is_frozen(os.getpid(), tmp_path / "a")

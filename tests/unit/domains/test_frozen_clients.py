@@ -1,0 +1,129 @@
+"""Clients in frozen cgroups, and users whose cgroups do not answer those who look at them."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import FROZEN, FrozenClients, how_frozen
+from mpsd.domains.vital_signs import watch_vital_signs
+from mpsd.host import processes
+from mpsd.host.inspector import Inspector
+from mpsd.model.domain import DomainState, ServerView
+from tests.cgroup_files import CgroupFiles
+from tests.unit.conftest import child
+from tests.unit.domains.test_ending_strangers import GPUS, SERVER, Vendor
+from tests.unit.vault.machine import until
+
+AN_HOUR = 3600.0
+Child = subprocess.Popen[bytes]
+another = child
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CgroupFiles:
+    return CgroupFiles(tmp_path_factory.mktemp("kernel"))
+
+
+@pytest.fixture
+def patient(files: CgroupFiles) -> Iterator[Inspector]:
+    """An inspector whose reads end when the file answers, and not before."""
+    made = files.inspector(20.0)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def impatient(files: CgroupFiles) -> Iterator[Inspector]:
+    made = files.inspector(0.1)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "expected"),
+    [
+        pytest.param({"a/b": "1\n"}, FROZEN, id="its own"),
+        pytest.param({"a/b": "0\n", "a": "1\n"}, FROZEN, id="one above"),
+        pytest.param({"a/b": "0\n", "a": "0\n"}, None, id="none"),
+        pytest.param({"a/b": ""}, None, id="a kernel without a freezer"),
+        pytest.param({"": "1\n"}, None, id="the root has no such file"),
+    ],
+)
+async def test_a_frozen_cgroup(files: CgroupFiles, patient: Inspector, frozen: dict[str, str], expected: str | None) -> None:
+    """Its processes have the state of others that wait; cgroup.events has `frozen 0` while one waits for a FUSE file."""
+    case = f"case{len(os.listdir(files.root))}"
+    (files.make(f"{case}/a/b", "") / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    for name, state in frozen.items():
+        files.make(f"{case}/{name}", state)
+    files.put(os.getpid(), "/a/b")
+    assert (await how_frozen(patient, files.root / case, [os.getpid()])).get(os.getpid()) == expected
+
+
+async def test_a_cgroup_outside_of_mpsds_namespace_is_not_read(files: CgroupFiles, patient: Inspector) -> None:
+    files.make("outside/b", "1\n")
+    files.make("outside/a/..c", "1\n")
+    files.put(os.getpid(), "/../b")
+    assert await how_frozen(patient, files.root / "outside/a", [os.getpid()]) == {}
+    files.put(os.getpid(), "/..c")
+    assert await how_frozen(patient, files.root / "outside/a", [os.getpid()]) == {os.getpid(): FROZEN}
+
+
+async def test_more_than_one_question_has_room_for(files: CgroupFiles, patient: Inspector) -> None:
+    files.make("many", "1\n")
+    pids = list(range(500_000, 500_150))
+    for pid in pids[::2]:
+        files.put(pid, "/many")
+    assert (await how_frozen(patient, files.root, [os.getpid(), *pids])).keys() == set(pids[::2])
+
+
+async def test_one_that_does_not_answer_counts_as_frozen(files: CgroupFiles, impatient: Inspector) -> None:
+    files.make("silent", None)
+    files.put(os.getpid(), "/silent")
+    found = await how_frozen(impatient, files.root, [os.getpid()])
+    assert found == {os.getpid(): "is in a cgroup that mpsd cannot read in time"}
+
+
+async def test_a_path_that_is_too_long_to_look_at_counts_as_frozen(files: CgroupFiles, patient: Inspector) -> None:
+    """A user makes cgroups as deep as that user likes."""
+    files.put(os.getpid(), "/deep" * 1000)
+    assert await how_frozen(patient, files.root, [os.getpid()])
+
+
+async def test_a_cgroup_that_never_answers_delays_no_look_at_another_users_client(
+    files: CgroupFiles, patient: Inspector, child: Child, another: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All domains were looked at in one thread, which waited for ever: no stopped client or daemon was seen any more."""
+    monkeypatch.setattr(Vendor, "socket_path", lambda self, name: "/", raising=False)
+    files.make("attacker", None)
+    victims = files.make("victim", "0\n")
+    published: list[tuple[str, Any]] = []
+    theirs, mine = child.pid, another.pid
+    monkeypatch.setattr(processes, "charged_uid", {theirs: 1000, mine: 1001}.__getitem__)
+    files.put(theirs, "/attacker")
+    files.put(mine, "/victim")
+    frozen = FrozenClients(patient, files.root)
+    with trio.fail_after(15):
+        async with trio.open_nursery() as nursery:
+            ways = (lambda: None, lambda event, facts: published.append((event, facts["pid"])), frozen)
+            nursery.start_soon(watch_vital_signs, {"default": silent_domain(theirs, mine)}, *ways)
+            await until(lambda: frozen._busy == {1000})  # the other user's look has ended
+            (victims / "cgroup.freeze").write_text("1\n")
+            await until(lambda: bool(published))
+            assert 1000 in frozen._busy, "it waits still"
+            nursery.cancel_scope.cancel()
+    assert published == [("client.stopped", mine)]
+
+
+def silent_domain(*pids: int) -> Domain:
+    """Return a domain with these clients, whose server does not answer."""
+    domain = Domain("default", 1, GPUS, Vendor(), 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain._believe({SERVER: ServerView(SERVER, 0, "ACTIVE", frozenset(pids), "default", GPUS)}, trio.current_time())
+    domain.unanswered_since = trio.current_time() - AN_HOUR
+    return domain
