@@ -16,6 +16,7 @@ import trio
 from msgspec import Struct
 
 from mpsd.domains.directories import CLOSED, OPEN, DomainDirectories
+from mpsd.domains.frozen_clients import how_frozen
 from mpsd.domains.leftovers import Leftovers
 from mpsd.domains.rules.server_answers import LIST, split_list
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
@@ -33,7 +34,6 @@ MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fin
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _ATTEMPTS = 5  # another user's vendor front end, relayed, can still overlap with us
 _SILENT_COMMANDS = 3
-_MOST_LOOKS = 2
 _FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
 _NEEDS_ALL = ("shutdown_server", "terminate_client")
@@ -80,12 +80,15 @@ class VendorControl:
         self.sentinel: SentinelPort = NoSentinel()
         self.is_exposed = False  # other users reach its sockets and its log, past the relay
         self.was_left_exposed = False  # by an earlier mpsd, which did not close its directories or could not
-        self.unified = program.unified
-        self.looks = trio.CapacityLimiter(_MOST_LOOKS)  # at whether a client is stopped, before a command; each needs a thread
         self._program = program
         self._uid = uid
         self._one_at_a_time = trio.Lock()
         self._leftovers = Leftovers(self.pipe_directory, program.inspector)
+
+    async def how_frozen(self, client_pid: int) -> str:
+        """Return how the client is frozen with its cgroup, or may be; "" if it is not."""
+        found = await how_frozen(self._program.inspector, self._program.unified, [client_pid])
+        return found.get(client_pid, "")
 
     async def start(self, visible_devices: str | None, options: tuple[str, ...] = ()) -> ProcessId:
         """Start the daemon and return when it listens.  Raise VendorFailed with its message, or UnusablePath."""

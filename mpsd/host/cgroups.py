@@ -131,21 +131,3 @@ def unified_path(pid: int) -> str | None:
             if line.startswith("0::/") and (path := line[3:]) != "/":
                 return path
     return None
-
-
-def is_frozen(pid: int, unified: Path | None) -> bool:
-    """Return whether the process is in a frozen cgroup of version 2, as by `docker pause`; its state does not show that.
-
-    Also if the kernel has not frozen all processes of the cgroup: it never freezes one that waits for a file system of its
-    user, and freezes the others.  unified: where version 2 is mounted.
-    """
-    path = unified_path(pid)
-    if unified is None or path is None or ".." in path.split("/"):  # outside mpsd's own cgroup namespace
-        return False
-    cgroup = unified.joinpath(*Path(path).parts[1:])
-    while cgroup != unified:
-        with suppress(OSError):
-            if (cgroup / "cgroup.freeze").read_text() == "1\n":
-                return True
-        cgroup = cgroup.parent
-    return False

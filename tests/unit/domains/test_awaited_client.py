@@ -4,19 +4,20 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 import trio
 
 from mpsd.domains import awaited_client
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import how_frozen
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.domains.vendor_control import VendorSilent
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.cgroups import unified_hierarchy
 from mpsd.model.domain import DomainState
+from tests.inspecting import INSPECTOR
 from tests.integration.cgroup import open_cgroup
 from tests.unit.vault.machine import until
 
@@ -27,9 +28,11 @@ class Vendor:
     """A vendor daemon.  It answers when `answer` returns, which is called once the command was sent."""
 
     def __init__(self, answer: Callable[[], Awaitable[None]]) -> None:
-        self.unified: Path | None = unified_hierarchy()
-        self.looks = trio.CapacityLimiter(1)
         self._answer = answer
+        self._unified = unified_hierarchy()
+
+    async def how_frozen(self, pid: int) -> str:
+        return (await how_frozen(INSPECTOR, self._unified, [pid])).get(pid, "")
 
     async def command(self, line: str, check: Callable[[], Awaitable[None]]) -> str:
         await check()
@@ -117,8 +120,8 @@ async def test_after_a_refusal_it_is_left_alone(child: Child) -> None:
 async def test_no_process_of_another_is_signalled(child: Child, monkeypatch: pytest.MonkeyPatch, uid: int | None) -> None:
     """The list of a server that runs as its user may name any process."""
     looks: list[int] = []
-    how_stopped = awaited_client._how_stopped
-    monkeypatch.setattr(awaited_client, "_how_stopped", lambda pid, unified: looks.append(pid) or how_stopped(pid, unified))
+    how_stopped = awaited_client.how_stopped
+    monkeypatch.setattr(awaited_client, "how_stopped", lambda pid: looks.append(pid) or how_stopped(pid))
 
     async def answer() -> None:
         await stop(child)

@@ -2,14 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from mpsd.domains import awaited_client
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.strangers import Strangers
@@ -25,12 +24,13 @@ class Vendor:
     """A vendor daemon that the test controls."""
 
     is_exposed = True
-    unified = None
 
     def __init__(self) -> None:
-        self.looks = trio.CapacityLimiter(1)
         self.process: ProcessId | None = processes.process_id(os.getpid())
         self.told: list[str] = []
+
+    async def how_frozen(self, pid: int) -> str:
+        return ""
 
     async def command(self, line: str, seconds: float | None = None, check: object = None) -> str:
         self.told.append(line)
@@ -56,16 +56,6 @@ class Room:
         view = ServerView(SERVER, 0, "ACTIVE", pids, "default", GPUS)
         self.domain._believe({SERVER: view}, trio.current_time())
         await self.strangers.look(self.domain)
-
-
-@pytest.fixture(autouse=True)
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock jumps while a thread runs."""
-
-    async def run(function: Callable[..., str], *args: object, **ways: object) -> str:
-        return function(*args)
-
-    monkeypatch.setattr(awaited_client, "run_in_thread", run)
 
 
 @pytest.mark.parametrize("is_ended", [False, True])

@@ -1,8 +1,10 @@
 """Clients in frozen cgroups, and users whose cgroups do not answer those who look at them."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.frozen_clients import FROZEN, FrozenClients, how_frozen
+from mpsd.domains.terminate_client import terminate_client
+from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import watch_vital_signs
+from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.model.domain import DomainState, ServerView
@@ -119,6 +124,58 @@ async def test_a_cgroup_that_never_answers_delays_no_look_at_another_users_clien
             assert 1000 in frozen._busy, "it waits still"
             nursery.cancel_scope.cancel()
     assert published == [("client.stopped", mine)]
+
+
+async def a_refusal(domain: Domain, client: int) -> str:
+    with pytest.raises(VendorFailed) as refused:
+        await terminate_client(domain, SERVER, client)
+    return str(refused.value)
+
+
+async def test_the_end_of_its_work_is_not_asked_for_and_others_are_ended(
+    files: CgroupFiles, impatient: Inspector, child: Child, another: Child, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each request waited in a thread, of which a domain had two, for ever: no client of that domain could be ended then."""
+    monkeypatch.setattr(processes, "charged_uid", {child.pid: 1000, another.pid: 1001}.__getitem__)
+    files.make("held", None)
+    files.put(child.pid, "/held")
+    files.put(another.pid, "/")
+    control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, impatient, unified=files.root), tmp_path)
+    monkeypatch.setattr(Vendor, "how_frozen", lambda self, pid: control.how_frozen(pid))
+    domain = silent_domain(child.pid, another.pid)
+    for _ in range(3):
+        assert "is in a cgroup that mpsd cannot read in time" in await a_refusal(domain, child.pid)
+    await terminate_client(domain, SERVER, another.pid)
+    vendor: Any = domain.control
+    assert vendor.told == [f"terminate_client {SERVER} {another.pid}"]
+
+
+async def test_one_whose_cgroup_answers_no_more_once_its_server_was_asked_is_killed(
+    files: CgroupFiles, impatient: Inspector, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be frozen, and its server and all co-runners wait for it."""
+
+    async def how_frozen_now(self: Vendor, pid: int) -> str:
+        return (await how_frozen(impatient, files.root, [pid])).get(pid, "")
+
+    async def command(self: Vendor, line: str, seconds: float | None = None, check: Any = None) -> str:
+        await check()
+        files.put(child.pid, "/held/later")
+        await until(lambda: child.poll() is not None)
+        return "0\n"
+
+    monkeypatch.setattr(Vendor, "how_frozen", how_frozen_now)
+    monkeypatch.setattr(Vendor, "command", command)
+    files.make("held/later", None)
+    files.put(child.pid, "/")
+    domain = silent_domain(child.pid)
+    process = processes.process_id(child.pid)
+    assert process is not None
+    domain.admit(process)
+    domain.uids[process] = os.geteuid()
+    with trio.fail_after(15):
+        await terminate_client(domain, SERVER, child.pid)
+    assert child.returncode == -signal.SIGKILL
 
 
 def silent_domain(*pids: int) -> Domain:

@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import trio
 
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
-from mpsd.host import cgroups, processes
+from mpsd.host import processes
 from mpsd.model.domain import DomainState
 
 
@@ -18,7 +16,7 @@ from mpsd.model.domain import DomainState
     ("state", "is_frozen", "why"), [("S", False, ""), ("T", False, "SIGSTOP"), ("t", False, "debugger"), ("S", True, "cgroup")]
 )
 async def test_not_for_one_that_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, is_frozen: bool, why: str
+    monkeypatch: pytest.MonkeyPatch, state: str, is_frozen: bool, why: str
 ) -> None:
     """Its server would wait for it, and all clients there with it."""
     asked: list[str] = []
@@ -28,9 +26,11 @@ async def test_not_for_one_that_is_stopped(
         asked.append(line)
         return "0\n"
 
+    async def how_frozen(pid: int) -> str:
+        return "is frozen with its cgroup" if is_frozen else ""
+
     monkeypatch.setattr(processes, "state", lambda pid: state)
-    monkeypatch.setattr(cgroups, "is_frozen", lambda pid, unified: is_frozen and unified == tmp_path)
-    control = SimpleNamespace(command=command, unified=tmp_path, looks=trio.CapacityLimiter(1))
+    control = SimpleNamespace(command=command, how_frozen=how_frozen)
     domain = SimpleNamespace(name="d1", state=DomainState.READY, control=control, mark_stale=lambda: None)
     if why:
         with pytest.raises(VendorFailed, match=why):

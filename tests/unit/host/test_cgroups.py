@@ -367,7 +367,6 @@ def test_a_users_mount_at_a_path_of_any_bytes_changes_nothing(monkeypatch: pytes
     assert cgroups.unified_hierarchy() == Path("/sys/fs/cgroup")
     table.write_bytes(users)
     assert cgroups.unified_hierarchy() is None
-    assert not cgroups.is_frozen(os.getpid(), None)
 
 
 @pytest.mark.parametrize("blank", [b"\f", b"\v", b"\r"])
