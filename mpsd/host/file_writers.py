@@ -3,16 +3,18 @@
 Unlike a file's name, this cannot be forged, and it distinguishes containers in which every process is root and has pid 1.  The
 kernel names the process that closes the last copy of a descriptor, and another process can have opened and written the file:
 a descriptor that is sent to a process that only reads a byte is closed there.  So a file has a known writer only if mpsd knows
-every process that opened it, and none else closed it.  Since Linux 5.15 an event names its process by a pidfd too: mpsd looks
-the process up while no other can have its pid, and does not know one that was reaped before.
+every process that opened it, and none else closed it.  For that it has to know the file from its beginning: a file that was
+moved in can be open for writing already, and one that was linked counts its linker as an opener.  An event names its process
+by a pidfd too: mpsd looks the process up while no other can have its pid, and does not know one that was reaped before.
+
+An event names its file by a handle.  If the kernel opened the file instead, a process could prevent that by a lease, and
+read(2) says nothing of such an event after the first.
 
 From its first event on mpsd watches the file itself, under any name: to write to it, a process has to open it, and truncate(2)
-changes its ctime.  Before that, mpsd does not see what a process does with a link to the file elsewhere, so events are read at
-once.
+changes its ctime.  Before that, mpsd does not see which process opens a link to the file elsewhere, so events are read at once.
 Blocks: it reads /proc.
 """
 
-import errno
 import os
 import signal
 import struct
@@ -24,24 +26,23 @@ from msgspec import Struct, field
 
 from mpsd.host import processes
 from mpsd.host.descriptors import close_soon
-from mpsd.host.file_identity import FileId, identity_of
+from mpsd.host.file_handles import FileHandle, handle_at, handle_of
 from mpsd.host.polling import is_readable
 from mpsd.model.process import ProcessId
 from mpsd.native import ffi, lib
 
 _EVENT = struct.Struct("=IBBHQii")  # its bytes, version, reserved, bytes of this head, mask, descriptor, pid
-_PIDFD = struct.Struct("=BBHi")  # type, padding, bytes, pidfd: negative if the process has ended
-_VERSION = 3
-_OPENED, _REMOVE, _FLUSH = 0x20, 0x2, 0x80  # FAN_OPEN, FAN_MARK_REMOVE, FAN_MARK_FLUSH of linux/fanotify.h
+_RECORD = struct.Struct("=BBH")  # type, padding, bytes with this head: the facts about an event, after its head
+_PIDFD = struct.Struct("=i")  # negative if the process has ended
+_HANDLE_AT = _RECORD.size + 8  # after the number of the file system
+# Of linux/fanotify.h; FAN_REPORT_TARGET_FID is of Linux 5.17.
+_OPENED, _MADE, _OVERFLOW = 0x20, 0x100, 0x4000  # FAN_OPEN, FAN_CREATE (also by link(2)), FAN_Q_OVERFLOW
+_REMOVE, _FLUSH = 0x2, 0x80  # FAN_MARK_REMOVE, FAN_MARK_FLUSH
+_REPORT_HANDLES = 0x1E00  # FAN_REPORT_FID, FAN_REPORT_DIR_FID, FAN_REPORT_NAME, FAN_REPORT_TARGET_FID
 _USES: int = _OPENED | lib.FAN_CLOSE_WRITE
-_EVENT_BYTES = _EVENT.size + _PIDFD.size
-# The kernel opens the file of each event for mpsd.  Without O_NONBLOCK that waits for a lease of the file's owner
-# (F_SETLEASE), 45 s by default.
-_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_EVENTS_AT_ONCE = 64  # each brings a descriptor
+_READ_BYTES = 4096  # 40 events with short names; each brings a descriptor
 _MOST_READS = 1024
 _DRAIN_SECONDS = 0.25  # to look up a writer takes up to 0.5 ms, and any user can cause events: 8 s for 16,000 (measured)
-_UNSURE_SECONDS = 2.0  # no measured core dump took longer than one to write
 _MOST_FILES = 4096
 _MOST_USERS = 16  # of one file; readers count
 _GENERATIONS = 4  # of a program that lets a child write
@@ -50,59 +51,62 @@ Lineage = tuple[ProcessId, ...]  # a process, its parent, and so on; empty: not 
 
 
 class _Use(Struct):
-    """openers, writers: the processes that opened the file, and that closed it after writing.
+    """is_made: mpsd read of the process that made the file, or linked it into the directory.
 
+    openers, writers: the processes that made or opened the file, and that closed it after writing.
     changed_ns: the file's ctime when mpsd read of the last such close.
     """
 
+    is_made: bool = False
     openers: set[Lineage] = field(default_factory=set)
     writers: set[Lineage] = field(default_factory=set)
     changed_ns: int = -1
 
 
 class FileWriters:
-    """Guards one fanotify group, that no process counts as the sole writer while an event of another may be lost, and bounds.
+    """Guards one fanotify group, that no process counts as the sole writer if an event of another may be lost, and bounds.
 
-    Any thread may call its methods.  Raises OSError if the kernel does not permit it: it needs CAP_SYS_ADMIN.
+    Any thread may call its methods.  Raises OSError if the kernel does not permit it, which needs CAP_SYS_ADMIN, or gives no
+    handles, as before Linux 5.17 and on some file systems.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = os.fsencode(directory)
-        self._found: dict[FileId, _Use] = {}  # the files that the group watches by themselves
-        self._unsure_until = 0.0  # of time.monotonic(): until then, files may have had writers of which no event came
+        self._found: dict[FileHandle, _Use] = {}  # the files that the group watches by themselves
+        self._is_behind = False  # an event was lost, and what follows in the queue may have been queued before
         self._reading = threading.Lock()  # protects all of these
-        flags = lib.FAN_CLOEXEC | lib.FAN_NONBLOCK
-        self.descriptor: int = lib.fanotify_init(flags | lib.FAN_REPORT_PIDFD, _FILE_FLAGS)  # readable: `drain` has work
-        if self.descriptor < 0 and ffi.errno == errno.EINVAL:
-            self.descriptor = lib.fanotify_init(flags, _FILE_FLAGS)
-        if self.descriptor < 0:
-            raise OSError(ffi.errno, f"fanotify_init: {os.strerror(ffi.errno)}")
-        if not self._watch_directory():
-            error = ffi.errno
+        self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = lib.FAN_CLOEXEC | lib.FAN_NONBLOCK | lib.FAN_REPORT_PIDFD | _REPORT_HANDLES
+        self.descriptor: int = lib.fanotify_init(flags, os.O_RDONLY)  # readable: `drain` has work
+        try:
+            if self.descriptor < 0:
+                raise OSError(ffi.errno, f"fanotify_init: {os.strerror(ffi.errno)}")
+            handle_of(self._directory)
+            if not self._watch_directory():
+                raise OSError(ffi.errno, f"fanotify_mark {directory}: {os.strerror(ffi.errno)}")
+        except OSError:
             self.close()
-            raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
+            raise
 
     def take(self, file: int) -> frozenset[Lineage]:
-        """Return all other processes that opened the file or closed it after writing, and forget them.
+        """Return all other processes that made or opened the file or closed it after writing, and forget them.
 
         None if not all are known, one closed it that has not opened it, nor has a parent of it, or the file has changed since.
         file: a descriptor, after whose opening no process had it open for writing.  The file must still have a name.
         """
         with self._reading:
             self._drain()
-            found = os.fstat(file)
-            use = self._found.pop(identity_of(found), None)
-            if use is None:
+            use = self._found.pop(handle_of(file), None)
+            if use is None or lib.fanotify_mark(self.descriptor, _REMOVE, _USES, file, ffi.NULL) < 0:
                 return frozenset()
-            lib.fanotify_mark(self.descriptor, _REMOVE, _USES, file, ffi.NULL)  # the kernel may have done so
         opened = {each for lineage in use.openers for each in lineage[:1]}
-        if use.changed_ns != found.st_ctime_ns or () in use.openers or not all(map(opened.intersection, use.writers)):
+        is_known = use.is_made and () not in use.openers and all(map(opened.intersection, use.writers))
+        if not is_known or use.changed_ns != os.fstat(file).st_ctime_ns:
             return frozenset()
         return frozenset(use.openers | use.writers)
 
     def close(self) -> None:
         """Close the group in a thread: the kernel waits until no processor uses the marks, as with inotify."""
-        close_soon((self.descriptor,))
+        close_soon([each for each in (self.descriptor, self._directory) if each >= 0])
 
     def drain(self) -> None:
         """Read the queued events; call it at once when `descriptor` is readable: the kernel keeps 16,384 and drops the rest.
@@ -116,85 +120,119 @@ class FileWriters:
         end = time.monotonic() + _DRAIN_SECONDS
         for _ in range(_MOST_READS):
             if not is_readable(self.descriptor):
+                self._is_behind = False
                 return
             try:
-                events = os.read(self.descriptor, _EVENT_BYTES * _EVENTS_AT_ONCE)
-            except BlockingIOError:
-                self._forget()  # the owner of some file has a lease on it: its event is lost, and no process has it open
+                self._read(os.read(self.descriptor, _READ_BYTES))
             except OSError:
-                self._lose()  # the file of one event could not be opened
-            else:
-                self._read(events)
-                if time.monotonic() > end:
-                    self._lose()
+                self._lose()
+            if time.monotonic() > end:
+                self._lose()
         self._lose()
 
     def _read(self, events: bytes) -> None:
         at = 0
         while at < len(events):
-            size, version, _, head_bytes, mask, descriptor, pid = _EVENT.unpack_from(events, at)
-            pidfd = _pidfd(events[at + head_bytes : at + size])
+            size, _, _, head_bytes, mask, _, pid = _EVENT.unpack_from(events, at)
+            handle, name, pidfd = _facts(events[at + head_bytes : at + size])
             at += max(size, _EVENT.size)
-            if descriptor >= 0:
-                self._note(descriptor, mask, pid if version == _VERSION else 0, pidfd)
-                os.close(descriptor)
-            else:
-                self._lose()  # the queue was full (FAN_Q_OVERFLOW)
-            if pidfd is not None and pidfd >= 0:
+            if mask & _OVERFLOW or not handle:
+                self._lose()
+            elif not self._is_behind:
+                self._note(handle, name, mask, pid, pidfd)
+            if pidfd >= 0:
                 os.close(pidfd)
 
     def _lose(self) -> None:
-        """Forget all writers, and note none for a while: a lost event may be that of a second writer of any file."""
-        self._forget()
-        self._unsure_until = time.monotonic() + _UNSURE_SECONDS
+        """Forget all files, and note none until the queue is empty: a lost event may be that of a second writer of any file.
 
-    def _forget(self) -> None:
-        """Forget all files, and watch the directory alone.  If the kernel permits not even that, no file has a known writer."""
+        Then mpsd watches the directory alone.  A file that was made before has no known writer, since mpsd did not see it made.
+        If the kernel permits not even that watch, no file has one.
+        """
+        if self._is_behind:
+            return
+        self._is_behind = True
         self._found.clear()
         lib.fanotify_mark(self.descriptor, _FLUSH, 0, lib.AT_FDCWD, ffi.NULL)
         self._watch_directory()
 
     def _watch_directory(self) -> bool:
-        mask = _USES | lib.FAN_EVENT_ON_CHILD
-        return bool(lib.fanotify_mark(self.descriptor, lib.FAN_MARK_ADD, mask, lib.AT_FDCWD, self._directory) == 0)
+        mask = _USES | _MADE | lib.FAN_EVENT_ON_CHILD
+        return bool(lib.fanotify_mark(self.descriptor, lib.FAN_MARK_ADD, mask, self._directory, ffi.NULL) == 0)
 
-    def _note(self, descriptor: int, mask: int, pid: int, pidfd: int | None) -> None:
-        found = os.fstat(descriptor)
-        if not found.st_nlink or time.monotonic() < self._unsure_until:  # without a name its inode may soon be another file's
+    def _note(self, handle: FileHandle, name: bytes, mask: int, pid: int, pidfd: int) -> None:
+        """Note an event of a file, after a look at the file: the sooner mpsd watches it, the less can happen unseen.
+
+        A file that has another name by the time mpsd reads of its making has no known writer.
+        """
+        changed_ns = self._look(handle, name) if handle not in self._found or mask & lib.FAN_CLOSE_WRITE else -1
+        if (use := self._found.get(handle)) is None:
             return
-        if lib.fanotify_mark(self.descriptor, lib.FAN_MARK_ADD, _USES, descriptor, ffi.NULL) < 0:
-            self._lose()
-            return
-        use, lineage = self._found.setdefault(identity_of(found), _Use()), _lineage_of(pid, pidfd)
-        if mask & _OPENED and pid != os.getpid():
+        lineage = _lineage_of(pid, pidfd)
+        if mask & _MADE:
+            use.is_made = True
+        if mask & _MADE or (mask & _OPENED and pid != os.getpid()):
             _add(use.openers, lineage)
         if mask & lib.FAN_CLOSE_WRITE:
             _add(use.writers, lineage)
-            use.changed_ns = found.st_ctime_ns
-        if len(self._found) > _MOST_FILES:
+            use.changed_ns = changed_ns
+
+    def _look(self, handle: FileHandle, name: bytes) -> int:
+        """Watch the file by itself from now on, and return its ctime in ns; -1 if the directory does not have it by this name.
+
+        It opens the path alone: no lease delays that, and no event tells of it.
+        """
+        try:
+            path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+        except FileNotFoundError:
+            return -1
+        except OSError:  # as without a free descriptor
             self._lose()
+            return -1
+        try:
+            if handle_of(path) != handle:
+                return -1
+            if handle not in self._found:
+                place = f"/proc/self/fd/{path}".encode()
+                if lib.fanotify_mark(self.descriptor, lib.FAN_MARK_ADD, _USES, lib.AT_FDCWD, place) < 0:
+                    raise OSError(ffi.errno, os.strerror(ffi.errno))
+                self._found[handle] = _Use()
+                if len(self._found) > _MOST_FILES:
+                    self._lose()
+            return os.fstat(path).st_ctime_ns
+        except OSError:
+            self._lose()
+            return -1
+        finally:
+            os.close(path)
 
 
 def _add(users: set[Lineage], lineage: Lineage) -> None:
     users.add(lineage if len(users) < _MOST_USERS else ())
 
 
-def _pidfd(more: bytes) -> int | None:
-    """Return the pidfd from the bytes after an event's head; negative if its process has ended, None if they lack one."""
-    if len(more) < _PIDFD.size:
-        return None
-    kind, _, _, pidfd = _PIDFD.unpack_from(more)
-    return int(pidfd) if kind == lib.FAN_EVENT_INFO_TYPE_PIDFD else None
+def _facts(records: bytes) -> tuple[FileHandle, bytes, int]:
+    """Return the file, its name and the pidfd from the bytes after an event's head; empty or negative if they lack it."""
+    handle, name, pidfd, at = b"", b"", -1, 0
+    while at + _RECORD.size <= len(records):
+        kind, _, size = _RECORD.unpack_from(records, at)
+        if kind == lib.FAN_EVENT_INFO_TYPE_FID:
+            handle = handle_at(records, at + _HANDLE_AT)
+        elif kind == lib.FAN_EVENT_INFO_TYPE_DFID_NAME:
+            directory = handle_at(records, at + _HANDLE_AT)
+            name = records[at + _HANDLE_AT + len(directory) : at + size].partition(b"\0")[0]
+        elif kind == lib.FAN_EVENT_INFO_TYPE_PIDFD:
+            [pidfd] = _PIDFD.unpack_from(records, at + _RECORD.size)
+        at += max(size, _RECORD.size)
+    return handle, name, pidfd
 
 
-def _lineage_of(pid: int, pidfd: int | None) -> Lineage:
+def _lineage_of(pid: int, pidfd: int) -> Lineage:
     """Return the lineage of an event's process; empty if it is not certain that the pid was its own meanwhile.
 
-    pid: 0: a process that mpsd does not see.  pidfd: None: the kernel gives none.
+    pid: 0: a process that mpsd does not see.
     """
     found = _lineage(pid)
-    if pidfd is None:
-        return found
     try:
         signal.pidfd_send_signal(pidfd, 0)
     except PermissionError:

@@ -15,11 +15,14 @@ struct statx {
 };
 int statx(int directory, const char *path, int flags, unsigned int wanted, struct statx *found);
 
+struct file_handle;
+int name_to_handle_at(int directory, const char *path, struct file_handle *found, int *mount, int flags);
+
 static const int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE;
 int fallocate(int file, int mode, int64_t offset, int64_t length);
 
 static const int FAN_CLOEXEC, FAN_NONBLOCK, FAN_REPORT_PIDFD, FAN_MARK_ADD, FAN_CLOSE_WRITE, FAN_EVENT_ON_CHILD;
-static const int FAN_EVENT_INFO_TYPE_PIDFD;
+static const int FAN_EVENT_INFO_TYPE_FID, FAN_EVENT_INFO_TYPE_DFID_NAME, FAN_EVENT_INFO_TYPE_PIDFD;
 int fanotify_init(unsigned int flags, unsigned int flags_of_files);
 int fanotify_mark(int group, unsigned int flags, uint64_t events, int directory, const char *path);
 

@@ -43,6 +43,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/host/file_servers.py": "reads the kernel's number of requests that wait at a FUSE connection",
     "mpsd/storage/database.py": "reads the struct flock that the kernel fills; SQLite reads the file",
     "mpsd/config/loading.py": "reads the configuration, which is root's; the tests have random ones",
+    "mpsd/host/file_handles.py": _KERNEL,
     "mpsd/host/inotify.py": _KERNEL,
     "mpsd/host/mounts.py": "reads the line of one number in /proc/self/mountinfo, in which the kernel escapes names",
     "mpsd/domains/leftovers.py": "reads numbers of /proc/PID/task/TID/children",
