@@ -55,6 +55,7 @@ from mpsd.relay.refusals import Refusals
 from mpsd.relay.server import Relay
 from mpsd.sentinel.sentinels import Sentinels
 from mpsd.services.registry import ServiceRegistry
+from mpsd.stop.freezer import LeftFrozen
 from mpsd.stop.quit import Shutdown
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
@@ -90,8 +91,8 @@ def build(found: Startup) -> Daemon:
     book = _open_book(found, pool, facts, events)
     sentinels = join_sentinels(found, pool)
     attachments = build_attachments(found)
-    unified = pool.program.unified
-    targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels), unified)
+    left = LeftFrozen(found.inspector, found.store)
+    targets = Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed, sentinels), left)
     stopper = Stopper(pool, targets, attachments.release)
     faults = build_faults(found, pool, book, stopper, attachments, events, facts)
     vault = join_vault(found, lambda: pool.devices, book, attachments, events, registry.is_served)
@@ -137,7 +138,7 @@ def build(found: Startup) -> Daemon:
         serve_metrics=partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
         restore=claim.restore,
         sentinels=sentinels,
-        beside=[health.run, partial(_watch_signs, found, pool, events)],
+        beside=[health.run, left.run, partial(_watch_signs, found, pool, events)],
     )
     return daemon
 

@@ -47,7 +47,7 @@ from mpsd.log.suppressed import tell_suppressed
 from mpsd.model.visible_text import visible
 from mpsd.relay.public_sockets import DOORS
 from mpsd.services.store import ServiceStore
-from mpsd.stop.freezer import thaw_left
+from mpsd.stop.freezer import LeftFrozen, thaw_earlier
 from mpsd.storage.checkpointing import Checkpointing
 from mpsd.storage.database import drop_locks
 from mpsd.vault.fencing import MOST_HOLDERS
@@ -134,7 +134,7 @@ async def _run(
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
         inspector = _begin_inspector(ranges, opened)
-        await thaw_left(store)
+        await thaw_earlier(store, LeftFrozen(inspector, store))
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)
         parts = (*stores, audit, inspector, allowance, ranges, admin_group, journal)

@@ -104,6 +104,16 @@ class Inspector:
             found.update(pid for pid, frozen in zip(some, wire.parse_frozen(data), strict=True) if frozen)
         return found
 
+    async def ask_of(self, share: int, op: InspectorOp, *words: str) -> bytes:
+        """Return the payload of the answer to a question about no process; its child counts against the user with this share.
+
+        Raises OSError, Unreadable.
+        """
+        try:
+            return (await self._ask(Question(op, words=words), share))[0]
+        except Unreadable:
+            raise Unreadable(f"{words[0]} has not answered in time, or others of its user have not") from None
+
     def facts_now(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts, as `facts` does."""
         try:
@@ -269,9 +279,9 @@ class Inspector:
                     self._end()
         raise OSError(errno.EPIPE, "the inspector dies when it is asked")
 
-    async def _ask(self, question: Question) -> tuple[bytes, list[int]]:
+    async def _ask(self, question: Question, uid: int | None = None) -> tuple[bytes, list[int]]:
         """Ask, and return payload and descriptors.  Raises OSError, Unreadable."""
-        end, pid = self._send(question)
+        end, pid = self._send(question, uid=uid)
         with end:
             with trio.move_on_after(self._deadline_seconds + _SLACK_SECONDS):
                 await until_readable(end)

@@ -21,6 +21,7 @@ _PAIR = struct.Struct("=iiI")
 _ANSWER = struct.Struct("=iI")
 _NUMBER = struct.Struct("=i")
 _FILE = struct.Struct("=QQ")
+_FREEZER = struct.Struct("=QII")
 _SPACE = struct.Struct("=Q")
 
 
@@ -38,6 +39,10 @@ class InspectorOp(IntEnum):
     RUN = 10
     CGROUP = 11
     FROZEN = 12
+    FREEZER = 13
+    FREEZE = 14
+    THAW = 15
+    PROCESSES = 16
 
 
 SAME_USER = 0xFFFFFFFF  # of RUN: the program runs as mpsd's user
@@ -83,6 +88,14 @@ class LinkedFile(Struct, frozen=True):
 
     path: str
     identity: tuple[int, int] | None
+
+
+class FreezerLook(Struct, frozen=True):
+    """A cgroup: the inode of its directory, whether its freeze is asked for, and whether all its processes are frozen."""
+
+    inode: int
+    is_asked: bool
+    is_frozen: bool
 
 
 class CgroupLook(Struct, frozen=True):
@@ -142,6 +155,14 @@ def parse_same(payload: bytes) -> list[Same]:
 
 def parse_frozen(payload: bytes) -> list[Frozen]:
     return [Frozen(byte) for byte in payload]
+
+
+def parse_freezer(payload: bytes) -> FreezerLook:
+    """Parse the answer to FREEZER.  Raise ProtocolError."""
+    if len(payload) != _FREEZER.size:
+        raise ProtocolError(f"the inspector showed a cgroup in {len(payload)} bytes; {_FREEZER.size} were expected")
+    inode, is_asked, is_frozen = _FREEZER.unpack(payload)
+    return FreezerLook(inode, bool(is_asked), bool(is_frozen))
 
 
 def parse_numbers(payload: bytes) -> list[int]:

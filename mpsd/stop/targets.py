@@ -6,7 +6,6 @@ Prose: docs/ending.md, "client.stop".
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,12 +16,13 @@ from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, NoSuchClient
 from mpsd.host import cgroups, processes
+from mpsd.host.cgroup_directory import CgroupDirectory
 from mpsd.host.ownership import may_end
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Target, TargetKind
 from mpsd.stop import rules
-from mpsd.stop.freezer import CgroupFreezer, FreezerThreads
+from mpsd.stop.freezer import CgroupFreezer, LeftFrozen
 
 _AT_ONCE = 16  # processes that all callers together look at in one turn of the event loop: 3 ms
 _TURN_SECONDS = 0.003  # fewer of those whose status takes the kernel 20 ms, as with 65,536 groups
@@ -34,7 +34,8 @@ class Targets:
     """Guards that a caller finds only processes it may end, and never mpsd, a vendor daemon or a server.
 
     admitted: clients that admission knows, including those that wait.  needed: pids of mpsd's other processes that clients
-    depend on (keepers, the refuser); the domains' own are known here.  unified: where cgroup v2 is mounted.
+    depend on (keepers, the refuser); the domains' own are known here.  left: thaws
+    what was frozen; None: freeze no cgroup.
     """
 
     def __init__(
@@ -42,13 +43,12 @@ class Targets:
         pool: Pool,
         admitted: Callable[[], Iterable[ProcessId]],
         needed: Callable[[], Iterable[int]] = tuple,
-        unified: Path | None = None,
+        left: LeftFrozen | None = None,
     ) -> None:
         self._pool = pool
         self._admitted = admitted
         self._needed = needed
-        self._unified = unified
-        self._freezing = FreezerThreads(pool.ranges.share_of)
+        self._left = left
         self._turn = trio.Lock()
 
     def resolve(self, target: Target, asker: Asker) -> Target:
@@ -91,13 +91,16 @@ class Targets:
         """
         paths = [path for each in members if (path := cgroups.unified_path(each.pid))]
         top = rules.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
-        if self._unified is None or top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
+        if self._left is None or (unified := self._pool.program.unified) is None or top is None:
+            return None
+        if ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
             return None
         if not asker.may_freeze(top, rules.territory(cgroups.paths(asker.pid))):
             return None
         uid = asker.uid if asker.uid is not None else processes.charged_uid(members[0].pid)
-        directory = self._unified.joinpath(*Path(top).parts[1:])
-        found = CgroupFreezer(directory, self._pool.store, partial(self._freezing.run, uid))
+        directory = unified.joinpath(*Path(top).parts[1:])
+        cgroup = CgroupDirectory(directory, self._pool.ranges.share_of(uid), self._pool.program.inspector)
+        found = CgroupFreezer(cgroup, self._left)
         try:
             pids = await found.pids()
         except OSError:

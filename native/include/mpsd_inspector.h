@@ -50,12 +50,16 @@
  *                                                     two reads of cgroup.  -EAGAIN: those differ
  *   FROZEN pairs: processes; a word: where cgroup v2  a byte each, enum mpsd_inspector_frozen: is cgroup.freeze of the
  *          is mounted                                 process's cgroup, or of one above it, 1?
+ *   FREEZER a word: the directory of a cgroup         struct mpsd_inspector_freezer
+ *   FREEZE, words: the directory of a cgroup, and     FREEZE: none. The child writes 1 to cgroup.freeze, and 0 again
+ *   THAW   its inode, in decimal                      if mpsd has closed the socket by then. THAW: a byte: was it 1?
+ *   PROCESSES a word: the directory of a cgroup       numbers (int32): the processes of it and of all below it
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value, the
- * environment or cgroup is longer than the bounds below, or a search (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
+ * environment or cgroup is longer than the bounds below, PROCESSES finds more cgroups or processes than those, or a search (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
  *
- * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ".
+ * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ", a freezer "=QII".
  */
 #ifndef MPSD_INSPECTOR_H
 #define MPSD_INSPECTOR_H
@@ -78,6 +82,10 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_RUN,
 	MPSD_INSPECTOR_CGROUP,
 	MPSD_INSPECTOR_FROZEN,
+	MPSD_INSPECTOR_FREEZER,
+	MPSD_INSPECTOR_FREEZE,
+	MPSD_INSPECTOR_THAW,
+	MPSD_INSPECTOR_PROCESSES,
 	MPSD_INSPECTOR_OPS
 };
 
@@ -105,6 +113,8 @@ enum {
 	MPSD_INSPECTOR_STAT_BYTES = 4096,
 	MPSD_INSPECTOR_CGROUP_BYTES = 16384, /* 4 paths of the greatest length, or 13 hierarchies with 1,200 bytes each */
 	MPSD_INSPECTOR_SPACES_MOST = 33,  /* MAX_PID_NS_LEVEL of linux/pid_namespace.h, and the first */
+	MPSD_INSPECTOR_CGROUPS = 256,     /* 0.1 s; beyond that mpsd stops only the clients, one by one */
+	MPSD_INSPECTOR_CGROUP_PROCESSES = 1024,
 	MPSD_INSPECTOR_PAIRS = 64
 };
 
@@ -134,6 +144,13 @@ struct mpsd_inspector_answer {
 	uint32_t count;
 };
 _Static_assert(sizeof(struct mpsd_inspector_answer) == 8, "mpsd_inspector_answer");
+
+struct mpsd_inspector_freezer {
+	uint64_t inode;     /* of the cgroup's directory */
+	uint32_t is_asked;  /* cgroup.freeze */
+	uint32_t is_frozen; /* cgroup.events */
+};
+_Static_assert(sizeof(struct mpsd_inspector_freezer) == 16, "mpsd_inspector_freezer");
 
 struct mpsd_inspector_file {
 	uint64_t device; /* st_dev and st_ino, stat(2); 0 if the file cannot be asked */

@@ -5,8 +5,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fts.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define FREEZE "/cgroup.freeze"
@@ -70,8 +74,7 @@ static enum mpsd_inspector_frozen look_at_process(const char *root, uint32_t pid
 	length = root_size + strlen(below);
 	if (length + sizeof(FREEZE) > sizeof(path))
 		return MPSD_INSPECTOR_MAY_BE_FROZEN;
-	memcpy(path, root, root_size);
-	memcpy(path + root_size, below, length - root_size);
+	snprintf(path, sizeof(path), "%s%s", root, below);
 	while (length > root_size + 1 && found == MPSD_INSPECTOR_IS_THAWED) {
 		found = look_at(path, length);
 		while (path[--length] != '/')
@@ -90,4 +93,177 @@ int frozen_read(const struct question *question, struct reply *out)
 		out->payload[out->size++] = (char)found;
 	}
 	return 0;
+}
+
+/* -- one cgroup, by its directory ------------------------------------------------------------------------------------------- */
+
+/* Open the cgroup that the first word names; *rest: the next word, or NULL.  A descriptor, or -errno. */
+static int open_cgroup(const struct question *question, const char **rest)
+{
+	const char *end = question->words + question->words_size;
+	int fd;
+
+	if (!question->words_size || *question->words != '/')
+		return -EINVAL;
+	*rest = question->words + strlen(question->words) + 1;
+	if (*rest == end)
+		*rest = NULL;
+	fd = open(question->words, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+/* Read the beginning of a file of the cgroup, and end it by NUL.  How many bytes, or -errno. */
+static ssize_t read_there(int cgroup, const char *name, char *out, size_t size)
+{
+	int fd = openat(cgroup, name, O_RDONLY | O_CLOEXEC);
+	size_t have = 0;
+	ssize_t got = 1;
+
+	if (fd < 0)
+		return -errno;
+	while (have < size - 1 && got > 0) {
+		got = read(fd, out + have, size - 1 - have);
+		if (got > 0)
+			have += (size_t)got;
+	}
+	got = got < 0 ? -errno : (ssize_t)have;
+	close(fd);
+	out[have] = '\0';
+	return got;
+}
+
+int freezer_read(const struct question *question, struct reply *out)
+{
+	struct mpsd_inspector_freezer found = { 0, 0, 0 };
+	char text[1024] = "";
+	const char *rest;
+	struct stat status;
+	ssize_t rc;
+	int cgroup = open_cgroup(question, &rest);
+
+	if (cgroup < 0)
+		return cgroup;
+	if (fstat(cgroup, &status) != 0)
+		return -errno;
+	if ((rc = read_there(cgroup, "cgroup.freeze", text, sizeof(text))) < 0)
+		return (int)rc;
+	found.is_asked = text[0] == '1';
+	if ((rc = read_there(cgroup, "cgroup.events", text, sizeof(text))) < 0)
+		return (int)rc;
+	found.is_frozen = strstr(text, "frozen 1") != NULL;
+	found.inode = status.st_ino;
+	memcpy(out->payload, &found, sizeof(found));
+	out->size = sizeof(found);
+	return 0;
+}
+
+/* Open cgroup.freeze of the cgroup with the inode that the second word has.  A descriptor, or -errno. */
+static int open_freeze(const struct question *question)
+{
+	const char *inode;
+	struct stat status;
+	int cgroup = open_cgroup(question, &inode), fd;
+
+	if (cgroup < 0)
+		return cgroup;
+	if (!inode)
+		return -EINVAL;
+	if (fstat(cgroup, &status) != 0)
+		return -errno;
+	if (status.st_ino != strtoull(inode, NULL, 10))
+		return -ESTALE; /* a later one with the same path */
+	fd = openat(cgroup, "cgroup.freeze", O_RDWR | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+/* False with errno. */
+static bool write_freeze(int fd, const char *value)
+{
+	lseek(fd, 0, SEEK_SET);
+	return write(fd, value, 1) == 1;
+}
+
+/* No signal ends the wait of a write, which takes effect however late. So `freeze_undo` undoes one for which mpsd no longer
+ * waits, and the timer's signal must not come before. */
+int freeze_write(const struct question *question, struct reply *out)
+{
+	sigset_t timer;
+	int fd = open_freeze(question);
+
+	if (fd < 0)
+		return fd;
+	sigemptyset(&timer);
+	sigaddset(&timer, SIGALRM);
+	sigprocmask(SIG_BLOCK, &timer, NULL);
+	if (!write_freeze(fd, "1"))
+		return -errno;
+	out->frozen = fd;
+	return 0;
+}
+
+void freeze_undo(const struct reply *reply)
+{
+	if (reply->frozen >= 0)
+		(void)write_freeze(reply->frozen, "0");
+}
+
+int thaw_write(const struct question *question, struct reply *out)
+{
+	char first = '0';
+	int fd = open_freeze(question);
+
+	if (fd < 0)
+		return fd;
+	if (read(fd, &first, 1) < 0)
+		return -errno;
+	out->payload[out->size++] = first == '1';
+	return first != '1' || write_freeze(fd, "0") ? 0 : -errno;
+}
+
+/* Append the processes of a file cgroup.procs.  0, or -errno. */
+static int append_processes(const char *path, struct reply *out)
+{
+	FILE *file = fopen(path, "re");
+	int32_t pid;
+	int rc = 0;
+
+	if (!file)
+		return -errno;
+	while (rc == 0 && fscanf(file, "%d", &pid) == 1) {
+		if (out->head.count == MPSD_INSPECTOR_CGROUP_PROCESSES) {
+			rc = -E2BIG;
+			break;
+		}
+		memcpy(out->payload + out->size, &pid, sizeof(pid));
+		out->size += sizeof(pid);
+		out->head.count++;
+	}
+	if (rc == 0 && ferror(file))
+		rc = -EIO;
+	fclose(file);
+	return rc;
+}
+
+int processes_read(const struct question *question, struct reply *out)
+{
+	char *roots[2] = { (char *)question->words, NULL };
+	FTS *tree;
+	FTSENT *entry;
+	int count = 0, rc = 0;
+
+	if (!question->words_size || *question->words != '/')
+		return -EINVAL;
+	tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+	if (!tree)
+		return -errno;
+	while (rc == 0 && (entry = fts_read(tree))) {
+		if (entry->fts_info == FTS_D && ++count > MPSD_INSPECTOR_CGROUPS)
+			rc = -E2BIG;
+		else if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_NS || entry->fts_info == FTS_ERR)
+			rc = entry->fts_errno ? -entry->fts_errno : -EIO;
+		else if (entry->fts_info != FTS_DP && strcmp(entry->fts_name, "cgroup.procs") == 0)
+			rc = append_processes(entry->fts_path, out);
+	}
+	fts_close(tree);
+	return rc;
 }

@@ -32,6 +32,7 @@ struct reply {
 	size_t size;
 	int taken[MPSD_INSPECTOR_TAKEN];
 	int taken_count;
+	int frozen; /* cgroup.freeze of a cgroup that is to be thawed unless mpsd gets the answer; -1: none */
 };
 
 /* Whether a request is well formed; fills *out, which borrows `datagram`. */
@@ -48,6 +49,13 @@ int file_read(const struct question *question, struct reply *out);
 int spaces_read(const struct question *question, struct reply *out);
 int cgroup_read(const struct question *question, struct reply *out);
 int frozen_read(const struct question *question, struct reply *out);
+int freezer_read(const struct question *question, struct reply *out);
+int freeze_write(const struct question *question, struct reply *out);
+int thaw_write(const struct question *question, struct reply *out);
+int processes_read(const struct question *question, struct reply *out);
+
+/* Thaw what the reply says is frozen. */
+void freeze_undo(const struct reply *reply);
 
 /* starter.c: start a child of mpsd's, which answers on `end`.  0, or -errno; `serve` serves REQUESTS_FD, and returns. */
 int reader_start(int end, void (*serve)(void));

@@ -131,6 +131,8 @@ static void read_process(const struct question *question, struct reply *out)
 		[MPSD_INSPECTOR_STAT] = stat_read,      [MPSD_INSPECTOR_FILE] = file_read,
 		[MPSD_INSPECTOR_SPACES] = spaces_read,  [MPSD_INSPECTOR_FIND] = descriptors_find,
 		[MPSD_INSPECTOR_CGROUP] = cgroup_read,  [MPSD_INSPECTOR_FROZEN] = frozen_read,
+		[MPSD_INSPECTOR_FREEZER] = freezer_read, [MPSD_INSPECTOR_FREEZE] = freeze_write,
+		[MPSD_INSPECTOR_THAW] = thaw_write,     [MPSD_INSPECTOR_PROCESSES] = processes_read,
 	};
 	int needs_pidfd = question->head.op == MPSD_INSPECTOR_TAKE;
 	int rc = -EINVAL;
@@ -138,6 +140,7 @@ static void read_process(const struct question *question, struct reply *out)
 	out->head = (struct mpsd_inspector_answer){ 0, 0 };
 	out->size = 0;
 	out->taken_count = 0;
+	out->frozen = -1;
 	if (reads[question->head.op] && (!needs_pidfd || question->passed[0] >= 0))
 		rc = reads[question->head.op](question, out);
 	if (rc) {
@@ -197,7 +200,8 @@ static _Noreturn void answer(const struct question *question, int end)
 	signal(SIGCHLD, SIG_DFL);
 	setitimer(ITIMER_REAL, &timer, NULL);
 	read_process(question, &reply);
-	send_reply(end, &reply);
+	if (!send_reply(end, &reply))
+		freeze_undo(&reply);
 	_exit(0);
 }
 

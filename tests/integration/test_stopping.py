@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 from mpsd_client import Refused, calls, values
 
 from mpsd.domains.store import SqliteStore
-from mpsd.stop.freezer import CgroupFreezer, FreezerThreads
+from mpsd.host.cgroup_directory import CgroupDirectory
+from mpsd.stop.freezer import CgroupFreezer, LeftFrozen
+from tests.inspecting import INSPECTOR
 from tests.integration.client import Client
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for
@@ -183,11 +184,11 @@ def test_a_client_that_somebody_has_stopped_is_continued_first(shared: Machine) 
 
 async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "mpsd.db")
-    threads = partial(FreezerThreads(lambda uid: uid).run, 0)
-    freezer = CgroupFreezer(cgroup, store, threads)
+    left, directory = LeftFrozen(INSPECTOR, store), CgroupDirectory(cgroup, 0, INSPECTOR)
+    freezer = CgroupFreezer(directory, left)
     assert await freezer.pids() == {busy}
     assert await freezer.freeze()
-    assert not await CgroupFreezer(cgroup, store, threads).freeze()  # another freezer has frozen it already
+    assert not await CgroupFreezer(directory, left).freeze()  # another freezer has frozen it already
     assert (cgroup / "cgroup.freeze").read_text().strip() == "1"
     assert await freezer.thaw()
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"

@@ -191,6 +191,13 @@ def test_what_can_wait_is_read_by_a_process_that_can_be_killed() -> None:
     assert not [f"{path}:{line} reads {name}" for path, line, name in read_of_processes() if name not in never_wait]
 
 
+def test_no_file_of_a_cgroup_is_opened_by_mpsd_itself() -> None:
+    """Its user makes that wait, and no signal ends the wait: mpsd/host/cgroup_directory.py."""
+    files = ("cgroup.freeze", "cgroup.events", "cgroup.procs")
+    constants = ((path, node) for path in MODULES for node in nodes(path) if isinstance(node, ast.Constant))
+    assert not [f"{path}:{node.lineno}" for path, node in constants if node.value in files]
+
+
 def test_mounts_are_read_at_the_start_alone() -> None:
     """A user who copies mount namespaces delays that read as long as the user likes (mpsd/host/mounts.py)."""
     tables = ("/proc/self/mounts", "/proc/self/mountinfo")

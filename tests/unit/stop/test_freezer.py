@@ -4,25 +4,25 @@ import errno
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from mpsd.domains.store import SqliteStore
+from mpsd.host import inspector_messages as wire
 from mpsd.host import processes
+from mpsd.host.cgroup_directory import CgroupDirectory
+from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.model.process import ProcessId
 from mpsd.stop import freezer
-from mpsd.stop.freezer import CgroupFreezer, FreezerThreads, FrozenNotes, SignalFreezer, thaw_left
-from mpsd.threads import run_in_thread
+from mpsd.stop.freezer import CgroupFreezer, FrozenNotes, LeftFrozen, SignalFreezer, thaw_earlier
+from tests.inspecting import INSPECTOR
 from tests.unit.vault.machine import until
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -53,8 +53,20 @@ def stop(process: ProcessId, notes: SqliteStore | None = None) -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def a_freezer(directory: Path, notes: FrozenNotes) -> CgroupFreezer:
-    return CgroupFreezer(directory, notes, partial(FreezerThreads(lambda uid: uid).run, 1000))
+def a_freezer(directory: Path, notes: FrozenNotes, inspector: Inspector = INSPECTOR) -> CgroupFreezer:
+    return CgroupFreezer(CgroupDirectory(directory, 1000, inspector), LeftFrozen(inspector, notes))
+
+
+async def thaw(notes: FrozenNotes, inspector: Inspector = INSPECTOR) -> None:
+    await thaw_earlier(notes, LeftFrozen(inspector, notes))
+
+
+@pytest.fixture
+def impatient() -> Iterator[Inspector]:
+    made = Inspector(deadline_seconds=0.1)
+    made.start()
+    yield made
+    made.close()
 
 
 def fill(directory: Path, pids: range) -> Path:
@@ -71,24 +83,26 @@ async def test_all_processes_of_a_cgroup_and_of_those_below(store: SqliteStore, 
 
 
 @pytest.mark.parametrize("shape", ["wide", "deep"])
+@pytest.mark.parametrize(("count", "is_refused"), [(255, False), (256, True)])
 async def test_more_cgroups_than_mpsd_looks_at(
-    store: SqliteStore, tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, tmp_path: Path, shape: str, count: int, is_refused: bool
 ) -> None:
     """A user's tree of 10,000 cgroups stopped the event loop for a second at each request."""
-    looked_at = []
-    scan = os.scandir
-    monkeypatch.setattr(freezer.os, "scandir", lambda path: looked_at.append(path) or scan(path))
-    inner = tmp_path
-    for number in range(2 * freezer._MOST_CGROUPS):
-        inner = fill((tmp_path if shape == "wide" else inner) / f"{number}", range(0))
-    with pytest.raises(OSError, match="too long"):
-        await a_freezer(tmp_path, store).pids()
-    assert len(looked_at) <= freezer._MOST_CGROUPS
+    inner, top = fill(tmp_path / "t", range(0)), tmp_path / "t"
+    for number in range(count):
+        inner = fill((top if shape == "wide" else inner) / f"{number}", range(number, number + 1))
+    if is_refused:
+        with pytest.raises(OSError, match="E2BIG"):
+            await a_freezer(top, store).pids()
+    else:
+        assert await a_freezer(top, store).pids() == set(range(count))
 
 
 async def test_more_processes_than_mpsd_looks_at(store: SqliteStore, tmp_path: Path) -> None:
-    fill(tmp_path, range(2 * freezer._MOST_PROCESSES))
-    with pytest.raises(OSError, match="too long"):
+    fill(tmp_path, range(1024))
+    assert await a_freezer(tmp_path, store).pids() == set(range(1024))
+    fill(tmp_path, range(1025))
+    with pytest.raises(OSError, match="E2BIG"):
         await a_freezer(tmp_path, store).pids()
 
 
@@ -114,7 +128,7 @@ def test_one_that_may_not_be_continued_keeps_no_other_frozen(store: SqliteStore,
 async def test_what_a_killed_mpsd_stopped_is_continued_by_the_next(store: SqliteStore, child: ProcessId) -> None:
     stop(child, store)
     with capture_logs() as logs:
-        await thaw_left(store)
+        await thaw(store)
     assert processes.state(child.pid) not in "tT"
     assert [(line["event"], line["what"]) for line in logs] == [("stop.thawed", str(child.pid))]
     assert store.frozen() == []
@@ -133,7 +147,7 @@ async def test_what_another_stopped_stays_so(store: SqliteStore, child: ProcessI
     if is_later:
         store.save_frozen(str(child.pid), child.start_time - 1)
     stop(child)
-    await thaw_left(store)
+    await thaw(store)
     assert processes.state(child.pid) == "T"
     assert store.frozen() == []
 
@@ -149,7 +163,7 @@ async def test_a_cgroup_that_a_killed_mpsd_froze_is_thawed_by_the_next(store: Sq
     ours, anothers = a_cgroup(tmp_path / "ours", is_frozen=False), a_cgroup(tmp_path / "anothers", is_frozen=True)
     assert await a_freezer(ours, store).freeze()
     assert not await a_freezer(anothers, store).freeze()
-    await thaw_left(store)
+    await thaw(store)
     assert [(each / "cgroup.freeze").read_text().strip() for each in (ours, anothers)] == ["0", "1"]
     assert store.frozen() == []
 
@@ -158,93 +172,97 @@ async def test_a_later_cgroup_of_the_same_name_is_left_alone(store: SqliteStore,
     later = a_cgroup(tmp_path / "job", is_frozen=True)
     store.save_frozen(str(later), later.stat().st_ino + 1)
     store.save_frozen(str(tmp_path / "removed"), 1)
-    await thaw_left(store)
+    await thaw(store)
     assert (later / "cgroup.freeze").read_text() == "1\n"
     assert store.frozen() == []
 
 
 @pytest.fixture
-def answered() -> Iterator[threading.Event]:
-    """Return what a test sets for the kernel to answer; it does so after 20 s anyway, for a test whose event loop waits."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.fixture
-def waiting(tmp_path: Path, answered: threading.Event) -> Path:
-    """Return a cgroup whose files wait until the kernel answers: pipes, which open when both ends are there."""
-    files = [tmp_path / "cgroup.freeze", tmp_path / "cgroup.procs"]
-
-    def answer() -> None:
-        answered.wait(20)
-        answered.set()
-        ends = [os.open(file, os.O_RDWR) for file in files]
-        for end in ends:
-            os.write(end, b"1\n")
-            os.close(end)
-
-    for file in files:
-        os.mkfifo(file)
-    threading.Thread(target=answer).start()
+def held(tmp_path: Path) -> Path:
+    """Return a cgroup whose files do not answer: pipes, which open when both ends are there."""
+    for name in ("cgroup.freeze", "cgroup.procs"):
+        os.mkfifo(tmp_path / name)
     return tmp_path
 
 
-async def test_the_event_loop_does_not_wait_for_the_kernel(
-    store: SqliteStore, waiting: Path, answered: threading.Event, monkeypatch: pytest.MonkeyPatch
+async def test_no_thread_of_mpsd_waits_for_a_cgroup(
+    store: SqliteStore, held: Path, impatient: Inspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every user could hold the lock that cgroup.freeze takes."""
-    monkeypatch.setattr(freezer, "_FREEZE_SECONDS", 0.1)
+    """A user held the lock of the directory: mpsd's threads waited for it for ever, and not even SIGKILL ended mpsd then."""
+    threads = set(os.listdir("/proc/self/task"))
     monkeypatch.setattr(freezer, "_THAW_SECONDS", 0.1)
-    assert not await a_freezer(waiting, store).freeze()
+    assert not await a_freezer(held, store, impatient).freeze()
     with pytest.raises(TimeoutError):
-        await a_freezer(waiting, store).pids()
-    store.save_frozen(str(waiting), os.stat(waiting).st_ino)
-    await thaw_left(store)
-    assert not answered.is_set()
-    assert store.frozen(), "the next mpsd tries again"
+        await a_freezer(held, store, impatient).pids()
+    store.save_frozen(str(held), os.stat(held).st_ino)
+    with capture_logs() as logs:
+        await thaw(store, impatient)
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["stop.not_thawed"]
+    assert store.frozen(), "it is tried again"
+    assert set(os.listdir("/proc/self/task")) <= threads
 
 
-async def test_a_freeze_that_mpsd_did_not_wait_for_is_undone(
-    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_cgroup_that_answers_again_is_thawed(
+    store: SqliteStore, tmp_path: Path, impatient: Inspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread thaws, when it goes on: the user has no other one left, since all of them wait."""
-    monkeypatch.setattr(freezer, "_FREEZE_SECONDS", 0.1)
     monkeypatch.setattr(freezer, "_THAW_SECONDS", 0.1)
-    only, cgroup, ended = trio.CapacityLimiter(1), a_cgroup(tmp_path / "job", is_frozen=False), list[object]()
-    file, save = cgroup / "cgroup.freeze", store.save_frozen
+    monkeypatch.setattr(freezer, "_AGAIN_SECONDS", 0.01)
+    cgroup, left = a_cgroup(tmp_path / "job", is_frozen=False), LeftFrozen(impatient, store)
+    freezing = CgroupFreezer(CgroupDirectory(cgroup, 1000, impatient), left)
+    assert await freezing.freeze()
+    (cgroup / "cgroup.freeze").rename(cgroup / "kept")
+    os.mkfifo(cgroup / "cgroup.freeze")
+    keep = os.open(cgroup / "cgroup.freeze", os.O_RDWR)  # a read of it waits
+    assert not await freezing.thaw()
+    assert store.frozen()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(left.run)
+            (cgroup / "kept").rename(cgroup / "cgroup.freeze")
+            await until(lambda: not store.frozen())
+            nursery.cancel_scope.cancel()
+    os.close(keep)
+    assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
 
-    def save_and_wait(name: str, mark: int) -> None:
-        save(name, mark)
-        file.unlink()
-        os.mkfifo(file)
 
-    async def in_thread(function: Callable[[], T]) -> T:
-        def run() -> T:
-            try:
-                return function()
-            finally:
-                ended.append(function)
+async def test_a_freeze_that_mpsd_did_not_wait_for_is_undone(tmp_path: Path, impatient: Inspector) -> None:
+    """Its write takes effect when the kernel lets it, and no signal ends it."""
+    cgroup = CgroupDirectory(tmp_path, 1000, impatient)
+    os.mkfifo(tmp_path / "cgroup.freeze")
+    pipe = os.open(tmp_path / "cgroup.freeze", os.O_RDWR | os.O_NONBLOCK)
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += os.write(pipe, b"x" * 4096)
+    with pytest.raises(Unreadable):
+        await cgroup.freeze(os.stat(tmp_path).st_ino)
+    seen = b""
 
-        return await run_in_thread(run, abandon_on_cancel=True, limiter=only)
+    def is_undone() -> bool:
+        nonlocal seen
+        with suppress(BlockingIOError):
+            seen += os.read(pipe, 4096)
+        return len(seen) == filled + 2
 
-    monkeypatch.setattr(store, "save_frozen", save_and_wait)
-    assert not await CgroupFreezer(cgroup, store, in_thread).freeze()
-    assert store.frozen(), "if mpsd ends before its threads, the next one thaws"
-    pipe = os.open(file, os.O_RDWR)
-    await until(lambda: len(ended) == 2)  # the look at first, and the freeze
-    written = os.read(pipe, 9)
+    with trio.fail_after(10):
+        await until(is_undone)
     os.close(pipe)
-    assert written == b"10"
+    assert seen[filled:] == b"10"
 
 
-async def test_a_users_threads_are_few_also_when_mpsd_no_longer_waits_for_them() -> None:
-    threads, answer = FreezerThreads(lambda uid: uid), threading.Event()
-    async with trio.open_nursery() as nursery:
-        for _ in range(freezer._THREADS_OF_USER + 2):
-            nursery.start_soon(threads.run, 1, answer.wait)
-        assert await threads.run(2, lambda: "another user's") == "another user's"
-        nursery.cancel_scope.cancel()
-    assert {uid: own.borrowed_tokens for uid, own in threads._own.items()} == {1: freezer._THREADS_OF_USER}
-    answer.set()
-    assert not await threads.run(1, bool)
+async def test_the_cgroups_of_one_user_hold_no_more_than_the_users_share(held: Path) -> None:
+    """A child that waits in the kernel stays until the user lets go."""
+    patient = Inspector(deadline_seconds=20.0)
+    patient.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(patient.ask_of, 1000, wire.InspectorOp.FREEZER, str(held))
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(Unreadable):
+                await CgroupDirectory(held, 1000, patient).look()
+            with pytest.raises(FileNotFoundError):
+                await CgroupDirectory(held / "none", 1001, patient).look()
+            nursery.cancel_scope.cancel()
+    finally:
+        patient.close()
