@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mpsd.errors import Refused
 from mpsd.host import processes
+from mpsd.host.inspector import Unreadable
 from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.mounts import mounted
 from mpsd.model.cgroup_path import describe
-from mpsd.model.lease import Identity, Refusal
+from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId
 
 TOKEN_VARIABLE = "MPSD_LEASE"
@@ -29,7 +29,7 @@ def identify(
 ) -> Identity:
     """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
 
-    token, cgroups: which were read before (client_facts.py).  None: read its cgroups now; raise Refused if that fails.
+    token, cgroups: which were read before (client_facts.py).  None: read its cgroups now; raise Unreadable if that fails.
     """
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
@@ -38,9 +38,9 @@ def identify(
         try:
             look = read_cgroup(process.pid)
         except OSError as exc:
-            raise Refused(Refusal.WAIT, _UNREAD.format(os.strerror(exc.errno or 0))) from None
+            raise Unreadable(_UNREAD.format(os.strerror(exc.errno or 0))) from None
         if trouble := why_not_known(process, lacked, look):
-            raise Refused(Refusal.WAIT, trouble)
+            raise Unreadable(trouble)
         cgroups = parsed(look.text)
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)

@@ -19,7 +19,7 @@ _MOST = 16384  # processes; beyond that mpsd forgets the facts that were read le
 # Users choose these values, and how many of their processes connect: without bounds they could take gigabytes of mpsd's memory.
 _READ_CHARACTERS = 4096  # of a value; 16 GPUs by UUID take 656
 _KEPT_CHARACTERS = 256  # of what is kept of a process beyond its connections; a longer token does not count (cgroups.py)
-_CGROUP_CHARACTERS = 1024  # of its cgroups; longer ones are read again when they are needed
+_CGROUP_CHARACTERS = 1 << 25  # of the cgroups of all; those of one process have 16,384 at most, and with Kubernetes 2,500
 NOTHING = StartFacts("", {})
 
 
@@ -29,6 +29,7 @@ class ClientFacts:
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
         self._known: OrderedDict[ProcessId, StartFacts] = OrderedDict()
+        self._characters = 0  # of the known cgroups
 
     async def read(self, process: ProcessId) -> StartFacts:
         """Read the facts now: the process may run another program since the last read.
@@ -46,14 +47,15 @@ class ClientFacts:
         for name, value in found.variables.items():
             if len(value) > _READ_CHARACTERS:
                 raise Unreadable(f"pid {process.pid} has {len(value)} characters in {name}, and mpsd reads {_READ_CHARACTERS}")
-        self._known[process] = _kept(found, look)
-        self._known.move_to_end(process)
-        if len(self._known) > _MOST:
-            self._known.popitem(last=False)
+        self.forget(process)
+        kept = self._known[process] = _kept(found, look)
+        self._characters += _characters(kept)
+        while len(self._known) > _MOST or self._characters > _CGROUP_CHARACTERS:
+            self.forget(next(iter(self._known)))
         return found
 
     def identify(self, process: ProcessId | None, credentials: Credentials) -> Identity:
-        """Return the identity, with its token if its facts were read, and the cgroups of then.  Raise Refused."""
+        """Return the identity, with its token if its facts were read, and the cgroups of then.  Raise Unreadable."""
         known = self._known.get(process, NOTHING) if process else NOTHING
         return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""), known.cgroups)
 
@@ -68,11 +70,15 @@ class ClientFacts:
         return self._known.get(process, NOTHING).variables.get(JOB_NAME_VARIABLE, "")
 
     def forget(self, process: ProcessId) -> None:
-        self._known.pop(process, None)
+        if (known := self._known.pop(process, None)) is not None:
+            self._characters -= _characters(known)
 
 
 def _kept(found: StartFacts, look: CgroupLook) -> StartFacts:
     names = (cgroups.TOKEN_VARIABLE, JOB_NAME_VARIABLE)
     variables = {name: found.variables[name][:_KEPT_CHARACTERS] for name in names if name in found.variables}
-    paths = cgroups.parsed(look.text) if len(look.text) <= _CGROUP_CHARACTERS else None
-    return StartFacts(found.program[:_KEPT_CHARACTERS], variables, paths)
+    return StartFacts(found.program[:_KEPT_CHARACTERS], variables, cgroups.parsed(look.text))
+
+
+def _characters(facts: StartFacts) -> int:
+    return sum(map(len, facts.cgroups or ()))

@@ -98,7 +98,7 @@ class Admissions:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | WaitQueueEntry:
-        """Admit the process, or let it wait.  Raise Refused."""
+        """Admit the process, or let it wait.  Raise Refused, and what `identify` raises."""
         settings = self._quotas.settings
         identity = identify(process, credentials) if len(self._register) else None
         lease = self._register.match(identity) if identity else None

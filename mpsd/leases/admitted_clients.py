@@ -10,8 +10,9 @@ from contextlib import suppress
 import structlog
 from msgspec import Struct
 
-from mpsd.errors import Refused, UnusablePath
+from mpsd.errors import UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
+from mpsd.host.inspector import Unreadable
 from mpsd.leases.event_log import LeaseEvents
 from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.rows import Admitted
@@ -141,7 +142,7 @@ class AdmittedClients:
         """Return the client's identity; it is read now if admission did not need it.  None: it is not known."""
         known = self._known.get(process)
         if known is not None and known.identity is None:
-            with suppress(Refused):
+            with suppress(Unreadable):
                 known.identity = identify(process, known.credentials)
         return known.identity if known else None
 

@@ -163,7 +163,8 @@ class LeaseBook:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
-        """Return the client's grant; wait as long as necessary.  The same process always gets the same answer.  Raise Refused.
+        """Return the client's grant; wait as long as necessary.  The same process always gets the same answer.  Raise Refused;
+        Unreadable if it is not known who the client is now: the caller reads it and asks again.
 
         told: called with each new reason for waiting.  If the call is cancelled, the client loses its place.
         """

@@ -178,16 +178,24 @@ class Assignment(Struct):
             told(reason)
 
         await self.may_place.wait()
-        with self.pool.waits.begin(caller.process, caller.credentials.uid):
-            await self._unless_stopping(partial(self._wait_until_read, caller, unread, told_here))
-        grant = await self._unless_stopping(
-            partial(self.admission.admit, caller.process, caller.credentials, told)
-        )
+        grant = await self._unless_stopping(partial(self._admit, caller, unread, told, told_here))
         with self.pool.waits.begin(caller.process, caller.credentials.uid):
             while caller.process and (pause := self._pause_of(caller.process)):
                 told_here(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
                 await trio.sleep(pause)
         return await self._place(caller, self._ask(caller, grant, wish), grant), grant
+
+    async def _admit(
+        self, caller: ClientConnection, unread: str, told: Callable[[str], None], told_here: Callable[[str], None]
+    ) -> Grant:
+        """Return its grant.  It is read again until mpsd knows who it is: no read that fails for now holds it for ever."""
+        while True:
+            with self.pool.waits.begin(caller.process, caller.credentials.uid):
+                await self._wait_until_read(caller, unread, told_here)
+            try:
+                return await self.admission.admit(caller.process, caller.credentials, told)
+            except Unreadable as exc:
+                unread = str(exc)
 
     async def _place(self, caller: ClientConnection, ask: PlacementRequest, grant: Grant) -> Domain:
         """Return a domain that takes it.  It leaves one again if it got another key while it waited, as by a conviction."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import Refused
 from mpsd.host import cgroups, client_facts, processes
 from mpsd.host.client_facts import ClientFacts
+from mpsd.host.inspector import Unreadable
 from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import Credentials, ProcessId
@@ -40,17 +40,38 @@ async def test_a_client_is_identified_by_what_was_read_as_it_connected(
     await facts.read(client)
     assert facts.identify(client, Credentials(client.pid, 17, 18)).cgroups == shown
     facts.forget(client)
-    with pytest.raises(Refused, match="its cgroups cannot be read"):
+    with pytest.raises(Unreadable, match="its cgroups cannot be read"):
         facts.identify(client, Credentials(client.pid, 17, 18))
 
 
-async def test_long_paths_are_not_kept_and_read_again(client: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users choose their lengths, and mpsd keeps those of 16,384 processes."""
-    monkeypatch.setattr(client_facts, "_CGROUP_CHARACTERS", 0)
+async def test_a_client_of_many_long_cgroups_is_identified_by_them(client: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 with Kubernetes: over 1,024 characters were read again on the event loop, and a wait there held the client."""
+    paths = tuple(f"/kubepods/{each}/{'0' * 64}" for each in range(30))
+    look = CgroupLook("".join(f"{each}:memory:{path}\n" for each, path in enumerate(paths)), processes.read_stat(client.pid))
+
+    async def many(pid: int) -> CgroupLook:
+        return look
+
+    monkeypatch.setattr(INSPECTOR, "cgroup", many)
+    monkeypatch.setattr(processes.cgroup_reader, "cgroup", waits)
     facts = ClientFacts(INSPECTOR)
     await facts.read(client)
-    assert facts._known[client].cgroups is None
-    assert facts.identify(client, Credentials(client.pid, 17, 18)).cgroups == cgroups.paths(client.pid)
+    assert facts.identify(client, Credentials(client.pid, 17, 18)).cgroups == paths
+
+
+async def test_cgroups_of_all_are_kept_up_to_a_number_of_characters(client: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users choose their lengths, and how many of their processes connect."""
+    me = processes.find(os.getpid())
+    assert me is not None
+    facts = ClientFacts(INSPECTOR)
+    await facts.read(client)
+    await facts.read(client)
+    monkeypatch.setattr(client_facts, "_CGROUP_CHARACTERS", max(len("".join(cgroups.paths(each.pid))) for each in (me, client)))
+    await facts.read(me)
+    assert list(facts._known) == ([me] if cgroups.paths(me.pid) else [client, me])
+    facts.forget(me)
+    facts.forget(client)
+    assert facts._characters == 0
 
 
 def test_a_look_has_what_the_kernel_shows(client: ProcessId) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import Refused
 from mpsd.host import cgroups, mounts, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import NOTHING, ClientFacts
@@ -205,7 +204,7 @@ async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.
         monkeypatch.setattr(processes.cgroup_reader, "cgroup", long_path_now)
         with pytest.raises(Unreadable, match="its cgroups cannot be read: File name too long"):
             await facts.read(process)
-        with pytest.raises(Refused, match="its cgroups cannot be read: File name too long"):
+        with pytest.raises(Unreadable, match="its cgroups cannot be read: File name too long"):
             facts.identify(process, Credentials(process.pid, 17, 18))
         assert cgroups.paths(process.pid) == ()
         monkeypatch.undo()
@@ -234,7 +233,7 @@ async def test_a_process_that_cannot_be_read_may_lack_its_first_thread(monkeypat
         monkeypatch.setattr(processes.reader, "stat", unread)
         with pytest.raises(Unreadable, match="or could not be read"):
             await ClientFacts(INSPECTOR).read(process)
-        with pytest.raises(Refused, match="or could not be read"):
+        with pytest.raises(Unreadable, match="or could not be read"):
             identify(process, Credentials(made.pid, 17, 18))
 
 
@@ -244,7 +243,7 @@ def test_a_process_that_has_ended_its_first_thread_since_is_in_no_known_cgroup()
     with leaderless() as made:
         process = processes.process_id(made.pid)
         assert process is not None
-        with pytest.raises(Refused, match="has ended its first thread"):
+        with pytest.raises(Unreadable, match="has ended its first thread"):
             identify(process, Credentials(made.pid, 17, 18))
 
 
@@ -261,7 +260,7 @@ def test_a_process_with_a_new_first_thread_was_in_no_known_cgroup_before(monkeyp
             return found
 
         monkeypatch.setattr(cgroups, "read_cgroup", read_just_before)
-        with pytest.raises(Refused, match="has ended its first thread"):
+        with pytest.raises(Unreadable, match="has ended its first thread"):
             identify(process, Credentials(made.pid, 17, 18))
         monkeypatch.undo()
         assert identify(process, Credentials(made.pid, 17, 18)).process == process
@@ -276,7 +275,7 @@ def test_a_process_that_shows_no_cgroup_as_it_is_read_is_in_no_known_one(monkeyp
     looks = iter([CgroupLook("", stat), CgroupLook("1:memory:/a\n", b""), CgroupLook("1:memory:/a\n", stat)])
     monkeypatch.setattr(processes.cgroup_reader, "cgroup", lambda pid: next(looks))
     for why in ("they change, or its first thread does", "has ended its first thread"):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(Unreadable, match=why):
             identify(process, Credentials(process.pid, 17, 18))
     assert identify(process, Credentials(process.pid, 17, 18)).cgroups == ("/a",)
 

@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from mpsd.errors import NoRoom, Refused
+from mpsd.host.inspector import Unreadable
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.lease import DomainPolicy, Identity, Refusal
 from mpsd.model.process import Credentials
@@ -167,13 +168,13 @@ async def test_a_client_whose_cgroups_are_not_known_is_not_admitted_past_their_l
     """Without a lease, no client is asked for its cgroups, and not to know them harms none."""
 
     def identify(process, credentials):
-        raise Refused(Refusal.WAIT, "its cgroups cannot be read")
+        raise Unreadable("its cgroups cannot be read")
 
     monkeypatch.setattr(world, "_identify", identify)
     world.restarted()
     await world.admit(1)
     assert world.book.identity_of(process(1)) is None
     world.book.create(ROOT, spec(10, by_uid(BOB)))
-    with pytest.raises(Refused, match="cannot be read"):
+    with pytest.raises(Unreadable, match="cannot be read"):
         await world.admit(2)
     assert process(2) not in world.book.grants()

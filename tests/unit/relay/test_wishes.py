@@ -10,6 +10,7 @@ import trio.testing
 
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.host.client_facts import NOTHING
+from mpsd.host.inspector import Unreadable
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.processes import process_id
 from mpsd.model.lease import Grant
@@ -103,3 +104,27 @@ async def test_a_client_with_a_grant_waits_too_until_a_restarted_mpsd_knows_its_
             assert not pool.asked
             assignment.may_place.set()
     assert [ask.wish for ask in pool.asked] == ["d3"]
+
+
+class Forgetful(Leases):
+    """Does not know who a client is, until it is read again."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def grant_of(self, process):
+        return LEASE if self.asked > 1 else None
+
+    async def admit(self, process, credentials, told):
+        self.asked += 1
+        if self.asked == 1:
+            raise Unreadable("its cgroups cannot be read: Connection timed out")
+        return LEASE
+
+
+async def test_a_client_that_cannot_be_read_as_it_is_admitted_is_read_again(autojump_clock: trio.testing.MockClock) -> None:
+    """One wait of the kernel's held it for ever, as if its cgroups were refused."""
+    with waiting(lambda pool: NobodyApart()) as (pool, assignment, caller), trio.fail_after(10):
+        assignment.admission = admission = Forgetful()
+        assert await assignment.find_place(caller) == (pool.domain, LEASE)
+    assert admission.asked == 2
