@@ -28,6 +28,14 @@ class CgroupFiles:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "cgroup").write_text(f"1:cpu:/other\n0::{path}\n")
 
+    def hold(self, pid: int) -> Path:
+        """Let each look at the process's cgroup wait until the file that this returns is opened to be written, and closed."""
+        directory = self._proc / str(pid)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "stat").write_text("stat\n")
+        os.mkfifo(directory / "cgroup")
+        return directory / "cgroup"
+
     def make(self, path: str, freeze: str | None) -> Path:
         """Make a cgroup; freeze: what cgroup.freeze contains, None: it never answers, "": there is none."""
         directory = self.root.joinpath(path.lstrip("/"))

@@ -124,10 +124,9 @@ def unified_hierarchy() -> Path | None:
     return None
 
 
-def unified_path(pid: int) -> str | None:
-    """Return the process's path in the unified hierarchy; None without one, or in the root."""
-    with suppress(OSError):
-        for line in read_cgroup(pid).text.split("\n"):  # as in parse_cgroups
-            if line.startswith("0::/") and (path := line[3:]) != "/":
-                return path
+def unified_path(text: str) -> str | None:
+    """Return the path in the unified hierarchy from the contents of /proc/PID/cgroup; None without one, or in the root."""
+    for line in text.split("\n"):  # as in parse_cgroups
+        if line.startswith("0::/") and (path := line[3:]) != "/":
+            return path
     return None

@@ -33,6 +33,8 @@ DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy 
 _SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
 _PING_SECONDS = 0.5
 _STARTS = 5  # times the deadline: a new process reads nothing that hangs, and waits for a processor on a busy machine
+_CGROUP_WAITS = 10  # times the deadline: before Linux 6.8 one user can hold the lock of all cgroups for half of it, and again
+_AGAIN_SECONDS = 0.05
 _EXEC_SECONDS = 5.0  # until a program's file is read
 _ANSWER_BYTES = wire.DATAGRAM_BYTES
 _DESCRIPTOR = array("i")
@@ -81,7 +83,7 @@ class Inspector:
     async def cgroup(self, pid: int) -> CgroupLook:
         """Return what the process shows of its cgroups.  Raises Unreadable."""
         try:
-            data, _ = await self._ask(Question(InspectorOp.CGROUP, pid))
+            data, _ = await self._ask(Question(InspectorOp.CGROUP, pid), deadlines=_CGROUP_WAITS)
         except OSError as exc:
             if exc.errno in processes.GONE:
                 return CgroupLook()
@@ -113,6 +115,26 @@ class Inspector:
             return (await self._ask(Question(op, words=words), share))[0]
         except Unreadable:
             raise Unreadable(f"{words[0]} has not answered in time, or others of its user have not") from None
+
+    async def cgroups(self, pids: Sequence[int], uid: int, seconds: float) -> dict[int, str]:
+        """Return what those processes show of their cgroups that can be read in this time; nothing for one that has gone.
+
+        uid: the user who wants to know it, against whom the reads count.
+        """
+        found: dict[int, str] = {}
+        share, left = self._ranges.share_of(uid), list(pids)
+        with trio.move_on_after(seconds):
+            while left:
+                pairs = [Pair(0, 0, pid) for pid in left[: wire.MOST_PAIRS]]
+                try:
+                    data, _ = await self._ask(Question(InspectorOp.PATHS, pairs=pairs), share, _CGROUP_WAITS)
+                except (OSError, Unreadable):
+                    await trio.sleep(_AGAIN_SECONDS)
+                    continue
+                texts = wire.parse_cgroups(data)
+                found.update((pid, text) for pid, text in zip(left, texts, strict=False) if text is not None)
+                left = left[len(texts) :]
+        return found
 
     def facts_now(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts, as `facts` does."""
@@ -251,10 +273,10 @@ class Inspector:
     # -- requests --------------------------------------------------------------------------------------------------------
 
     def _send(
-        self, question: Question, descriptors: Sequence[int] = (), uid: int | None = None
+        self, question: Question, descriptors: Sequence[int] = (), uid: int | None = None, deadlines: int = 1
     ) -> tuple[socket.socket, int]:
         """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
-        deadline_ms = max(1, int(self._deadline_seconds * 1000))
+        deadline_ms = max(1, int(deadlines * self._deadline_seconds * 1000))
         if uid is None:
             uid = self.share_of(question.pid) if question.pid else 0
         request = wire.pack_question(question, uid, deadline_ms, os.getpid())
@@ -279,11 +301,14 @@ class Inspector:
                     self._end()
         raise OSError(errno.EPIPE, "the inspector dies when it is asked")
 
-    async def _ask(self, question: Question, uid: int | None = None) -> tuple[bytes, list[int]]:
-        """Ask, and return payload and descriptors.  Raises OSError, Unreadable."""
-        end, pid = self._send(question, uid=uid)
+    async def _ask(self, question: Question, uid: int | None = None, deadlines: int = 1) -> tuple[bytes, list[int]]:
+        """Ask, and return payload and descriptors.  Raises OSError, Unreadable.
+
+        uid: the user against whom it counts; None: that of the process.  deadlines: how many times the deadline it may take.
+        """
+        end, pid = self._send(question, uid=uid, deadlines=deadlines)
         with end:
-            with trio.move_on_after(self._deadline_seconds + _SLACK_SECONDS):
+            with trio.move_on_after(deadlines * self._deadline_seconds + _SLACK_SECONDS):
                 await until_readable(end)
                 return _receive(end, question.pid)
             if not await self._answers(pid):

@@ -43,6 +43,7 @@ class InspectorOp(IntEnum):
     FREEZE = 14
     THAW = 15
     PROCESSES = 16
+    PATHS = 17
 
 
 SAME_USER = 0xFFFFFFFF  # of RUN: the program runs as mpsd's user
@@ -180,6 +181,12 @@ def parse_linked_file(payload: bytes) -> LinkedFile:
 def parse_cgroup(payload: bytes) -> CgroupLook:
     text, _, stat = payload.partition(b"\0")
     return CgroupLook(text.decode(errors="backslashreplace"), stat)
+
+
+def parse_cgroups(payload: bytes) -> list[str | None]:
+    """Return what each process shows of its cgroups; None for one that cannot be read."""
+    texts = [text.decode(errors="backslashreplace") for text in payload.split(b"\0")[:-1]]
+    return [None if text == "-" else text for text in texts]
 
 
 def parse_spaces(payload: bytes) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from mpsd.stop.targets import Targets
 log = structlog.get_logger()
 _OTHERS_SECONDS = 1.0  # as commands that only read have for a domain that hangs
 _MOST_AT_ONCE = 2  # stops of one process by its user, such as one with a grace and one without: each holds a descriptor
+_UNREAD = "its cgroups could not be read: whether it was meant is not known. Stop it by its pid"
 _ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
 
 
@@ -46,23 +47,24 @@ class Stopper:
 
         Raises NoSuchClient, BadRequest.
         """
-        target = self._targets.resolve(target, asker)
-        found, others = await self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
+        target = await self._targets.resolve(target, asker)
+        found = await self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
         done: dict[ProcessId, Stopped] = {}
         for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
-            silent = await self._look(found)
+            silent = await self._look(found.mine)
             if target.kind is TargetKind.PID:
-                self._targets.check_not_needed(found)  # again: a server may have been listed since
+                self._targets.check_not_needed(found.mine)  # again: a server may have been listed since
             else:
-                found, others = await self._targets.find(target, asker)
-            left = [each for each in found if each not in done]
+                found = await self._targets.find(target, asker)
+            left = [each for each in found.mine if each not in done]
             whole = await self._targets.freezer(target, asker, left) if manner.way is Way.DRAIN else None
             if not (cases := self._open_all(left, silent, asker)):
                 break
             with self._counted(cases):
                 await Steps(manner, whole, self._servers_now, self.release, self._pool.store).run(cases)
             done |= {case.process: case.result for case in cases}
-        return Report(list(done.values()), others)
+        unread = [Stopped(each, None, (), _UNREAD) for each in found.unread if each not in done]
+        return Report([*done.values(), *unread], found.others)
 
     async def _look(self, wanted: Collection[ProcessId]) -> set[str]:
         """Ask every domain for its clients; return the names of the domains that do not answer."""

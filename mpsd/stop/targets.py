@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mpsd.domains.listed import listed_process
@@ -17,6 +18,7 @@ from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, NoSuchClient
 from mpsd.host import cgroups, processes
 from mpsd.host.cgroup_directory import CgroupDirectory
+from mpsd.host.inspector import Inspector
 from mpsd.host.ownership import may_end
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
@@ -25,9 +27,23 @@ from mpsd.stop import rules
 from mpsd.stop.freezer import CgroupFreezer, LeftFrozen
 
 _AT_ONCE = 16  # processes that all callers together look at in one turn of the event loop: 3 ms
+_READ_SECONDS = 5.0  # for the cgroups of all clients, before Linux 6.8: there one user can delay each read by half a second
+_MOST_READ = 64  # texts of one caller that mpsd has at a time: users choose their lengths
+_OWN_UNREAD = f"the cgroups of pid {{}}, the caller, were not read in {_READ_SECONDS:.0f} s"
 _TURN_SECONDS = 0.003  # fewer of those whose status takes the kernel 20 ms, as with 65,536 groups
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Found(Struct):
+    """The processes of a target that the caller may end, and how many of its clients belong to others.
+
+    unread: processes that the caller may end too, and whose cgroups could not be read: they may be in the target.
+    """
+
+    mine: list[ProcessId]
+    others: int = 0
+    unread: list[ProcessId] = field(default_factory=list)
 
 
 class Targets:
@@ -41,61 +57,75 @@ class Targets:
     def __init__(
         self,
         pool: Pool,
+        inspector: Inspector,
         admitted: Callable[[], Iterable[ProcessId]],
         needed: Callable[[], Iterable[int]] = tuple,
         left: LeftFrozen | None = None,
     ) -> None:
         self._pool = pool
+        self._inspector = inspector
         self._admitted = admitted
         self._needed = needed
         self._left = left
         self._turn = trio.Lock()
 
-    def resolve(self, target: Target, asker: Asker) -> Target:
+    async def resolve(self, target: Target, asker: Asker) -> Target:
         """Return the target with the caller's own cgroup or container for SELF.  Raises BadRequest."""
         if target.value != stop.SELF or target.kind is TargetKind.PID:
             return target
-        paths = cgroups.paths(asker.pid)
+        text = await self._text_of(asker)
+        paths = cgroups.parsed(text)
         if target.kind is TargetKind.CONTAINER:
             own = rules.container_of(paths)
         else:
-            own = cgroups.unified_path(asker.pid) or next(iter(paths), None)
+            own = cgroups.unified_path(text) or next(iter(paths), None)
         if own is None:
             raise BadRequest(f"mpsd sees you as pid {asker.pid}, in no {target.kind.value} that it could name")
         return replace(target, value=own)
 
-    async def find(self, target: Target, asker: Asker) -> tuple[list[ProcessId], int]:
-        """Return the processes that the caller may end, and the number of other users' clients.
-
-        Raises NoSuchClient, BadRequest.
-        """
+    async def find(self, target: Target, asker: Asker) -> Found:
+        """Return the processes that the target means.  Raises NoSuchClient, BadRequest."""
         if target.kind is TargetKind.PID:
-            return [await self._find_process(int(target.value), target.start_time, asker)], 0
-        own = rules.territory(cgroups.paths(asker.pid))
+            return Found([await self._find_process(int(target.value), target.start_time, asker)])
+        own = rules.territory(cgroups.parsed(await self._text_of(asker)))
+        texts: dict[int, str] = {}
 
         def is_mine(process: ProcessId) -> bool | None:
             """Return whether the caller may end the process; None if it is not in the target."""
-            top = rules.branch(cgroups.paths(process.pid), target, asker)
-            is_inside = top is not None and asker.may_name(top, own) and processes.is_alive(process)
-            return may_end(asker, process.pid) if is_inside else None
+            if (text := texts.get(process.pid)) is not None:
+                top = rules.branch(cgroups.parsed(text), target, asker)
+                if top is None or not asker.may_name(top, own):
+                    return None
+            return may_end(asker, process.pid) if processes.is_alive(process) else None
 
-        clients = sorted(await self._clients())
-        found = dict(zip(clients, await self._in_turns(clients, is_mine), strict=True))
-        mine = [process for process, is_own in found.items() if is_own]
-        return mine, list(found.values()).count(False)
+        found, clients = Found([]), sorted(await self._clients())
+        until = trio.current_time() + _READ_SECONDS
+        for at in range(0, len(clients), _MOST_READ):
+            some = clients[at : at + _MOST_READ]
+            texts = await self._texts([each.pid for each in some], asker, until - trio.current_time())
+            for process, is_own in zip(some, await self._in_turns(some, is_mine), strict=True):
+                is_read = process.pid in texts
+                if is_own:
+                    (found.mine if is_read else found.unread).append(process)
+                found.others += is_read and is_own is False
+        return found
 
     async def freezer(self, target: Target, asker: Asker, members: Sequence[ProcessId]) -> CgroupFreezer | None:
         """Return a freezer for the whole target, if it is a cgroup of version 2 and all its processes are the caller's.
 
         None: freeze the processes one by one.
         """
-        paths = [path for each in members if (path := cgroups.unified_path(each.pid))]
-        top = rules.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
-        if self._left is None or (unified := self._pool.program.unified) is None or top is None:
+        if self._left is None or (unified := self._pool.program.unified) is None:
             return None
-        if ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
+        if target.kind is TargetKind.PID or not members:
             return None
-        if not asker.may_freeze(top, rules.territory(cgroups.paths(asker.pid))):
+        texts = await self._texts([asker.pid, *(each.pid for each in members)], asker, _READ_SECONDS)
+        own = rules.territory(cgroups.parsed(texts.get(asker.pid, "")))
+        paths = [path for each in members if (path := cgroups.unified_path(texts.get(each.pid, "")))]
+        top = rules.branch(paths, target, asker)
+        if top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
+            return None
+        if not asker.may_freeze(top, own):
             return None
         uid = asker.uid if asker.uid is not None else processes.charged_uid(members[0].pid)
         directory = unified.joinpath(*Path(top).parts[1:])
@@ -138,6 +168,17 @@ class Targets:
         daemons = {control.process.pid for domain in self._pool.domains.values() if (control := domain.control).process}
         servers = {pid for domain in self._pool.domains.values() for pid in domain.servers}
         return {1, os.getpid()} | daemons | servers | set(self._needed())
+
+    async def _text_of(self, asker: Asker) -> str:
+        """Return what the caller shows of its cgroups.  Raises BadRequest if it cannot be read."""
+        texts = await self._texts([asker.pid], asker, _READ_SECONDS)
+        if asker.pid not in texts:
+            raise BadRequest(_OWN_UNREAD.format(asker.pid))
+        return texts[asker.pid]
+
+    async def _texts(self, pids: Sequence[int], asker: Asker, seconds: float) -> dict[int, str]:
+        """Return what the processes show of their cgroups, as far as that is read in this time."""
+        return await self._inspector.cgroups(pids, asker.uid or 0, seconds) if seconds > 0 else {}
 
     async def _clients(self) -> set[ProcessId]:
         """Return the clients; some may have ended."""

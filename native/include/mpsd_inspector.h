@@ -54,6 +54,9 @@
  *   FREEZE, words: the directory of a cgroup, and     FREEZE: none. The child writes 1 to cgroup.freeze, and 0 again
  *   THAW   its inode, in decimal                      if mpsd has closed the socket by then. THAW: a byte: was it 1?
  *   PROCESSES a word: the directory of a cgroup       numbers (int32): the processes of it and of all below it
+ *   PATHS  pairs: processes; uid: for whom            the contents of cgroup of the first `count` processes, NUL each: one or
+ *                                                     more, as many as MPSD_INSPECTOR_PATHS_MS allow.  Nothing: it has
+ *                                                     gone; "-": it cannot be read
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value, the
@@ -86,6 +89,7 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_FREEZE,
 	MPSD_INSPECTOR_THAW,
 	MPSD_INSPECTOR_PROCESSES,
+	MPSD_INSPECTOR_PATHS,
 	MPSD_INSPECTOR_OPS
 };
 
@@ -111,6 +115,7 @@ enum {
 	MPSD_INSPECTOR_TAKEN = 8,         /* descriptors in an answer */
 	MPSD_INSPECTOR_NUMBERS = 65536,   /* descriptors of a process that are looked at */
 	MPSD_INSPECTOR_STAT_BYTES = 4096,
+	MPSD_INSPECTOR_PATHS_MS = 200,
 	MPSD_INSPECTOR_CGROUP_BYTES = 16384, /* 4 paths of the greatest length, or 13 hierarchies with 1,200 bytes each */
 	MPSD_INSPECTOR_SPACES_MOST = 33,  /* MAX_PID_NS_LEVEL of linux/pid_namespace.h, and the first */
 	MPSD_INSPECTOR_CGROUPS = 256,     /* 0.1 s; beyond that mpsd stops only the clients, one by one */

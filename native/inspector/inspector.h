@@ -56,6 +56,7 @@ int processes_read(const struct question *question, struct reply *out);
 
 /* Thaw what the reply says is frozen. */
 void freeze_undo(const struct reply *reply);
+int paths_read(const struct question *question, struct reply *out);
 
 /* starter.c: start a child of mpsd's, which answers on `end`.  0, or -errno; `serve` serves REQUESTS_FD, and returns. */
 int reader_start(int end, void (*serve)(void));

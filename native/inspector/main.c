@@ -133,6 +133,7 @@ static void read_process(const struct question *question, struct reply *out)
 		[MPSD_INSPECTOR_CGROUP] = cgroup_read,  [MPSD_INSPECTOR_FROZEN] = frozen_read,
 		[MPSD_INSPECTOR_FREEZER] = freezer_read, [MPSD_INSPECTOR_FREEZE] = freeze_write,
 		[MPSD_INSPECTOR_THAW] = thaw_write,     [MPSD_INSPECTOR_PROCESSES] = processes_read,
+		[MPSD_INSPECTOR_PATHS] = paths_read,
 	};
 	int needs_pidfd = question->head.op == MPSD_INSPECTOR_TAKE;
 	int rc = -EINVAL;

@@ -162,6 +162,7 @@ def inspector_answer(data: bytes) -> None:
         assert inspector_wire.parse_linked_file(payload).path
         inspector_wire.parse_spaces(payload)
     assert "\0" not in inspector_wire.parse_cgroup(payload).text
+    assert len(inspector_wire.parse_cgroups(payload)) == payload.count(b"\0")
     facts = inspector_wire.parse_facts(payload)
     assert "/" not in facts.program
     assert "\0" not in "".join(facts.variables)

@@ -21,6 +21,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Target, TargetKind, Way
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
+from tests.inspecting import INSPECTOR
 
 GPUS = ("GPU-a",)
 BASELINES = {77: ClientLimits(50.0, (1 << 30,), 0)}
@@ -118,7 +119,7 @@ async def test_a_stop_waits_for_it_only_where_its_process_was_placed(
 ) -> None:
     """It waited 15 s for each of others' domains, and killed a client there without having ended its work."""
     restart = Restart(tmp_path, client)
-    stopper = Stopper(restart.pool, Targets(restart.pool, lambda: ()))
+    stopper = Stopper(restart.pool, Targets(restart.pool, INSPECTOR, lambda: ()))
     async with trio.open_nursery() as nursery:
         await restart.begin(nursery)
         began = trio.current_time()

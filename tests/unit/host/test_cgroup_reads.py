@@ -3,10 +3,12 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from mpsd.host import cgroups, client_facts, processes
 from mpsd.host.client_facts import ClientFacts
@@ -14,6 +16,7 @@ from mpsd.host.inspector import Unreadable
 from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import Credentials, ProcessId
+from tests.cgroup_files import CgroupFiles
 from tests.inspecting import INSPECTOR
 
 
@@ -86,3 +89,32 @@ def test_a_process_that_has_gone_shows_nothing(client: ProcessId) -> None:
     os.kill(client.pid, signal.SIGKILL)
     os.waitpid(client.pid, 0)
     assert cgroups.read_cgroup(client.pid) == CgroupLook()
+
+
+async def test_a_read_that_waits_longer_than_others_may_is_answered(tmp_path: Path) -> None:
+    """Before Linux 6.8 one user holds the lock for half a second, again and again: each newcomer's read was given up."""
+    files = CgroupFiles(tmp_path)
+    inspector, held = files.inspector(0.3), files.hold(7)
+
+    def hold() -> None:
+        with held.open("w") as file:  # once the read has begun
+            time.sleep(0.5)  # past the deadline of other reads
+            held.unlink()
+            held.write_text("0::/a\n")
+            file.write("0::/a\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, hold)
+        assert (await inspector.cgroup(7)).text == "0::/a\n"
+    inspector.close()
+
+
+async def test_the_cgroups_of_many_are_read_at_once(tmp_path: Path) -> None:
+    files = CgroupFiles(tmp_path)
+    inspector, pids = files.inspector(5.0), range(1, 200)
+    for pid in pids[1:]:
+        files.put(pid, f"/{pid}")
+    (tmp_path / "proc/200/cgroup").mkdir(parents=True)
+    found = await inspector.cgroups([*pids, 200], 1000, 30.0)
+    assert found == {1: ""} | {pid: f"1:cpu:/other\n0::/{pid}\n" for pid in pids[1:]}, "the last one cannot be read"
+    inspector.close()

@@ -190,10 +190,10 @@ async def test_a_process_whose_cgroups_cannot_be_read_waits(monkeypatch: pytest.
     ask = INSPECTOR._ask
     too_long = OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
-    async def long_path(question: Question) -> tuple[bytes, list[int]]:
+    async def long_path(question: Question, **ways: int) -> tuple[bytes, list[int]]:
         if question.op is InspectorOp.CGROUP:
             raise too_long
-        return await ask(question)
+        return await ask(question, **ways)
 
     def long_path_now(pid: int) -> CgroupLook:
         raise too_long
@@ -383,8 +383,7 @@ def test_no_name_of_a_users_mount_is_taken_for_the_cgroups(
     assert cgroups.unified_hierarchy() is None
 
 
-def test_a_return_in_the_name_of_a_cgroup_ends_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_return_in_the_name_of_a_cgroup_ends_no_line() -> None:
     """Where a user may make cgroups of version 1, one could name any cgroup of version 2 as their own."""
-    shown = b"1:name=systemd:/user.slice/x\r0::/system.slice/other.service\n0::/user.slice/a\rb\n"
-    monkeypatch.setattr(processes.cgroup_reader, "cgroup", lambda pid: CgroupLook(shown.decode(), b""))
-    assert cgroups.unified_path(os.getpid()) == "/user.slice/a\rb"
+    shown = "1:name=systemd:/user.slice/x\r0::/system.slice/other.service\n0::/user.slice/a\rb\n"
+    assert cgroups.unified_path(shown) == "/user.slice/a\rb"

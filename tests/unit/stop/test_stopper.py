@@ -8,6 +8,7 @@ from mpsd.model.domain import DomainState, ServerView
 from mpsd.model.process import ProcessId
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Targets
+from tests.inspecting import INSPECTOR
 
 CLIENT, LATER = ProcessId(101, 7), ProcessId(101, 8)
 
@@ -29,5 +30,5 @@ def test_a_server_that_lists_a_pid_has_work_of_its_client(
     domain.servers = {1: ServerView(1, 0, "ACTIVE", (101,), "d2", ("GPU-a",))}
     if admitted is not None:
         domain.admit(admitted)
-    stopper = Stopper(pool, Targets(pool, lambda: ()))
+    stopper = Stopper(pool, Targets(pool, INSPECTOR, lambda: ()))
     assert stopper._servers(process, set()) == ([(domain, 1)] if is_found else [])

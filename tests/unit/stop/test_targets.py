@@ -2,22 +2,30 @@
 
 import errno
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 
 import pytest
 import trio
 
 from mpsd.domains.pool import Pool
-from mpsd.errors import TooMany
+from mpsd.errors import BadRequest, TooMany
 from mpsd.host import processes
+from mpsd.host.inspector import Inspector
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Target, TargetKind
 from mpsd.stop import targets
 from mpsd.stop.stopper import Stopper
-from mpsd.stop.targets import Targets
+from mpsd.stop.targets import Found, Targets
+from tests.cgroup_files import CgroupFiles
 from tests.descriptors import descriptors
+from tests.unit.conftest import child
 
+Child = subprocess.Popen[bytes]
+another = child
 MANY, CALLERS = 300, 20
+FIRST = range(10_000, 10_000 + MANY)
 HERE = Target(TargetKind.CGROUP, "/batch")
 
 
@@ -28,14 +36,29 @@ def me() -> ProcessId:
     return found
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CgroupFiles:
+    made = CgroupFiles(tmp_path_factory.mktemp("kernel"))
+    for pid in FIRST:
+        made.put(pid, "/batch")
+    return made
+
+
+@pytest.fixture
+def inspector(files: CgroupFiles) -> Iterator[Inspector]:
+    made = files.inspector(5.0)
+    made.start()
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> list[ProcessId]:
     """Processes in the cgroup, of two users."""
-    monkeypatch.setattr(targets.cgroups, "paths", lambda pid: ("/batch",))
     monkeypatch.setattr(targets.processes, "is_alive", lambda process: True)
     monkeypatch.setattr(targets.processes, "sole_uid", lambda pid: 1000 + pid % 2)
     monkeypatch.setattr(targets.processes, "pid_namespaces", lambda pid: (1,))
-    return [ProcessId(number, 1) for number in range(10_000, 10_000 + MANY)]
+    return [ProcessId(number, 1) for number in FIRST]
 
 
 def a_pool() -> Pool:
@@ -53,33 +76,36 @@ class LooksInATurn(trio.abc.Instrument):
 
 
 async def test_no_number_of_clients_and_callers_blocks_the_event_loop(
-    clients: list[ProcessId], monkeypatch: pytest.MonkeyPatch
+    clients: list[ProcessId], inspector: Inspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of one user's 64 connections can ask at once: 2,000 clients took 0.33 s of the loop, for each of them."""
-    looks, find = LooksInATurn(), Targets(a_pool(), lambda: clients).find
-    found: list[tuple[list[ProcessId], int]] = []
+    looks, find = LooksInATurn(), Targets(a_pool(), inspector, lambda: clients).find
+    found: list[Found] = []
 
-    def paths(pid: int) -> tuple[str, ...]:
+    def is_alive(process: ProcessId) -> bool:
         looks.now += 1
-        return ("/batch",)
+        return True
 
     async def ask() -> None:
         found.append(await find(HERE, Asker(1000, os.getpid())))
 
-    monkeypatch.setattr(targets.cgroups, "paths", paths)
+    monkeypatch.setattr(targets.processes, "is_alive", is_alive)
     trio.lowlevel.add_instrument(looks)
     async with trio.open_nursery() as nursery:
         for _ in range(CALLERS):
             nursery.start_soon(ask)
     trio.lowlevel.remove_instrument(looks)
     mine = [each for each in clients if each.pid % 2 == 0]
-    assert found == [(mine, MANY - len(mine))] * CALLERS
-    assert looks.most <= CALLERS + targets._AT_ONCE  # each caller looks at its own process first
+    assert found == [Found(mine, MANY - len(mine))] * CALLERS
+    assert looks.most <= targets._AT_ONCE
 
 
-async def test_slow_looks_are_fewer_in_a_turn(clients: list[ProcessId], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_looks_are_fewer_in_a_turn(
+    clients: list[ProcessId], inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel takes 10 to 20 ms to write the status of a process with 65,536 groups."""
-    looks, asker, those = LooksInATurn(), Asker(1000, os.getpid()), Targets(a_pool(), lambda: clients[:CALLERS])
+    looks, asker = LooksInATurn(), Asker(1000, os.getpid())
+    those = Targets(a_pool(), inspector, lambda: clients[:CALLERS])
 
     def sole_uid(pid: int) -> int:
         looks.now += 1
@@ -97,9 +123,9 @@ async def test_slow_looks_are_fewer_in_a_turn(clients: list[ProcessId], monkeypa
 
 
 async def test_if_one_cannot_be_opened_no_descriptor_stays(
-    clients: list[ProcessId], me: ProcessId, monkeypatch: pytest.MonkeyPatch
+    clients: list[ProcessId], inspector: Inspector, me: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = Targets(a_pool(), lambda: clients[:6])
+    looks = Targets(a_pool(), inspector, lambda: clients[:6])
     opened: list[int] = []
 
     def open_pidfd(process: ProcessId) -> int:
@@ -114,3 +140,23 @@ async def test_if_one_cannot_be_opened_no_descriptor_stays(
         await Stopper(a_pool(), looks).stop(HERE, Manner(), Asker(None, os.getpid()))
     assert len(opened) == 2
     assert descriptors() == before
+
+
+async def test_a_client_whose_cgroup_cannot_be_read_is_told_of_and_left(
+    child: Child, another: Child, files: CgroupFiles, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 6.8 one user can delay each read: the event loop waited, and a stop left victims out without a word."""
+    monkeypatch.setattr(targets, "_READ_SECONDS", 1.0)
+    monkeypatch.setattr(targets, "_MOST_READ", 1)
+    first, second = sorted(found for each in (child, another) if (found := processes.process_id(each.pid)))
+    files.put(first.pid, "/batch")
+    files.hold(second.pid)
+    looks = Targets(a_pool(), inspector, lambda: (first, second))
+    report = await Stopper(a_pool(), looks).stop(HERE, Manner(), Asker(None, os.getpid()))
+    ended, left = report.stopped
+    assert (ended.process, ended.has_ended) == (first, True)
+    assert left.process == second
+    assert "its cgroups could not be read" in left.why
+    assert processes.is_alive(second)
+    with pytest.raises(BadRequest, match=f"pid {second.pid}, the caller, were not read"):
+        await looks.find(HERE, Asker(1000, second.pid))
