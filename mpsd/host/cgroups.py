@@ -21,6 +21,7 @@ from mpsd.model.process import Credentials, ProcessId
 TOKEN_VARIABLE = "MPSD_LEASE"
 _TOKEN_CHARACTERS = 128  # leases/rules/spec.py refuses longer ones
 _UNREAD = "its cgroups cannot be read: {}"
+_ARE_SHOWN = Path("/proc/self/cgroup").exists() and Path("/proc/self/cgroup").read_text() != ""  # else no hierarchy is mounted
 _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
 
 
@@ -76,7 +77,7 @@ def why_not_known(process: ProcessId, lacked: bool, look: CgroupLook) -> str:
             f"pid {process.pid} has ended its first thread, which shows its cgroups and what it was started with, "
             "or could not be read"
         )
-    return "" if look.text or not _are_there() else _UNREAD.format("they change, or its first thread does")
+    return "" if look.text or not _ARE_SHOWN else _UNREAD.format("they change, or its first thread does")
 
 
 def read_cgroup(pid: int) -> CgroupLook:

@@ -327,7 +327,7 @@ def small(machine: Machine) -> Iterator[Machine]:
 def test_random_days(small: Machine) -> None:
     small.start()
     wait_for("a calm mpsd", lambda: small.tell("get_server_list") == "")
-    before = _descriptors(small)
+    before = _descriptors(small) + Counter(socket=1)  # the reader of cgroups begins with a client of an earlier mpsd
     health = HealthWatch(small)
     health.start()
     days = Days(small, random.Random(RUN_SEED), health)
