@@ -1,5 +1,6 @@
 """Which process reads the cgroups of a client: before Linux 6.8 every user can make that wait."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,6 +46,21 @@ async def test_a_client_is_identified_by_what_was_read_as_it_connected(
     facts.forget(client)
     with pytest.raises(Unreadable, match="its cgroups cannot be read"):
         facts.identify(client, Credentials(client.pid, 17, 18))
+
+
+async def test_a_client_is_read_where_no_hierarchy_is_mounted(client: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows no cgroup of any process there, as in a small virtual machine; each client waited for ever."""
+
+    async def nothing(pid: int) -> CgroupLook:
+        return CgroupLook("", processes.read_stat(pid))
+
+    monkeypatch.setattr(INSPECTOR, "cgroup", nothing)
+    facts = ClientFacts(INSPECTOR)
+    with pytest.raises(Unreadable) if cgroups._ARE_SHOWN else contextlib.nullcontext():
+        await facts.read(client)
+    monkeypatch.setattr(cgroups, "_ARE_SHOWN", False)
+    await facts.read(client)
+    assert facts.identify(client, Credentials(client.pid, 17, 18)).cgroups == ()
 
 
 async def test_a_client_of_many_long_cgroups_is_identified_by_them(client: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:

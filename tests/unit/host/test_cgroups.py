@@ -274,6 +274,7 @@ def test_a_process_that_shows_no_cgroup_as_it_is_read_is_in_no_known_one(monkeyp
     stat = processes.read_stat(process.pid)
     looks = iter([CgroupLook("", stat), CgroupLook("1:memory:/a\n", b""), CgroupLook("1:memory:/a\n", stat)])
     monkeypatch.setattr(processes.cgroup_reader, "cgroup", lambda pid: next(looks))
+    monkeypatch.setattr(cgroups, "_ARE_SHOWN", True)
     for why in ("they change, or its first thread does", "has ended its first thread"):
         with pytest.raises(Unreadable, match=why):
             identify(process, Credentials(process.pid, 17, 18))
