@@ -15,7 +15,8 @@ from mpsd.errors import AlreadyRunning, UnusablePath
 from mpsd.host import processes
 from mpsd.host.bare_threads import BareThreads, begin_bare_threads
 from mpsd.host.descriptors import close_all
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.pipe_directory import PipeDirectory, tell_tightened
 from mpsd.host.trusted_directories import PUBLIC_MODE, NotTrusted, open_directory
 

@@ -21,7 +21,8 @@ from mpsd.config import paths as places
 from mpsd.config.options import Config
 from mpsd.errors import MpsdError
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.mounts import mounted
 from mpsd.host.peers import may_impersonate
 from mpsd.host.programs import own_program

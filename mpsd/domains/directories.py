@@ -21,7 +21,8 @@ from mpsd.domains.leftovers import DIRECTORY_VARIABLE, is_vendors
 from mpsd.errors import UnusablePath
 from mpsd.host import processes
 from mpsd.host.file_identity import identity_at
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.model.process import ProcessId
 
 _DAEMON = "nvidia-cuda-mps-control"

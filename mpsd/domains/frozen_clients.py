@@ -9,18 +9,27 @@ from pathlib import Path
 
 import trio
 
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 
 FROZEN = "is frozen with its cgroup"
+_MOST_PID = 1 << 22  # PID_MAX_LIMIT of the kernel
 _UNREAD = "is in a cgroup that mpsd cannot read in time"
 
 
-async def how_frozen(inspector: Inspector, unified: Path | None, pids: Sequence[int]) -> Mapping[int, str]:
-    """Return how those of one user's processes are frozen that are, or may be.  unified: where cgroup v2 is mounted."""
-    if unified is None:
+async def how_frozen(
+    inspector: Inspector, unified: Path | None, pids: Sequence[int], share: int | None = None
+) -> Mapping[int, str]:
+    """Return how those of one user's processes are frozen that are, or may be.
+
+    unified: where cgroup v2 is mounted.  pids: as they were given or listed: one may be none.  share: the user's number.
+    """
+    pids = [pid for pid in pids if 0 < pid <= _MOST_PID]
+    if unified is None or not pids:
         return {}
+    share = inspector.share_of(pids[0]) if share is None else share
     try:
-        return dict.fromkeys(await inspector.frozen(pids, unified), FROZEN)
+        return dict.fromkeys(await inspector.frozen(pids, unified, share), FROZEN)
     except Unreadable:
         return dict.fromkeys(pids, _UNREAD)
 
@@ -54,7 +63,7 @@ class FrozenClients:
 
     async def _look(self, share: int, pids: Sequence[int]) -> None:
         try:
-            found = await how_frozen(self._inspector, self._unified, pids)
+            found = await how_frozen(self._inspector, self._unified, pids, share)
         finally:
             self._busy.discard(share)
         self.found = {pid: how for pid, how in self.found.items() if pid not in pids} | dict(found)

@@ -13,7 +13,8 @@ from pathlib import Path
 import structlog
 
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()

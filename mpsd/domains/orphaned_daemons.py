@@ -19,7 +19,8 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors, kill
 from mpsd.host import processes
 from mpsd.host.file_identity import identity_at
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread

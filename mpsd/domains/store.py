@@ -128,8 +128,12 @@ class SqliteStore:
             raise UnusablePath(f"the limits cannot be stored, and would be lost at a restart: {exc}") from None
 
     def frozen(self) -> list[tuple[str, int]]:
-        """Return what mpsd has frozen and not thawed yet, as stop/freezer.py names it."""
-        return self._db.execute("SELECT name, mark FROM frozen").fetchall()
+        """Return what mpsd has frozen and not thawed yet, as stop/freezer.py names it; nothing while it cannot be read."""
+        try:
+            return self._db.execute("SELECT name, mark FROM frozen").fetchall()
+        except sqlite3.Error as exc:
+            self.trouble = str(exc)
+            return []
 
     def save_frozen(self, name: str, mark: int) -> None:
         self._try("INSERT OR REPLACE INTO frozen VALUES (?, ?)", (name, mark))

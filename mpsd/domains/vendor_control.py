@@ -22,7 +22,8 @@ from mpsd.domains.rules.server_answers import LIST, split_list
 from mpsd.domains.sentinel_port import NoSentinel, SentinelPort
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.program_run import run_program
 from mpsd.model.process import ProcessId

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsd.host import processes
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.mounts import mounted
 from mpsd.model.cgroup_path import describe

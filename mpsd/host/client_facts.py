@@ -7,7 +7,8 @@ wait.  Prose: docs/relay.md, "A client that cannot be read".
 from collections import OrderedDict
 
 from mpsd.host import cgroups, processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import CgroupLook, StartFacts
 from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId

@@ -9,7 +9,6 @@ import errno
 import os
 import socket
 import threading
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +16,13 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd.errors import ProtocolError, UnusablePath
+from mpsd.errors import UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process, processes
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
+from mpsd.host.inspector_answers import Busy, Unreadable, check_gone, close_all, overdue, receive
 from mpsd.host.inspector_messages import CgroupLook, InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable, until_readable
@@ -35,13 +35,9 @@ _PING_SECONDS = 0.5
 _STARTS = 5  # times the deadline: a new process reads nothing that hangs, and waits for a processor on a busy machine
 _CGROUP_WAITS = 10  # times the deadline: before Linux 6.8 one user can hold the lock of all cgroups for half of it, and again
 _AGAIN_SECONDS = 0.05
+_OPERATORS = 0xFFFFFFFF  # a share of their own: no process has this uid
+_TURNS = 3  # questions about one user's frozen clients at a time: a thaw has room too (MPSD_INSPECTOR_CGROUP_SHARE)
 _EXEC_SECONDS = 5.0  # until a program's file is read
-_ANSWER_BYTES = wire.DATAGRAM_BYTES
-_DESCRIPTOR = array("i")
-
-
-class Unreadable(Exception):
-    """A process could not be read in time, or its user has too many such reads in progress; the message has the reason."""
 
 
 class Inspector:
@@ -64,6 +60,7 @@ class Inspector:
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()  # protects the process; no other lock is taken while it is held
         self._process: InspectorProcess | None = None
+        self._turns: dict[int, trio.Semaphore] = {}  # by share
 
     # -- reads -----------------------------------------------------------------------------------------------------------
 
@@ -76,7 +73,7 @@ class Inspector:
         try:
             data, _ = await self._ask(Question(InspectorOp.FACTS, pid, names))
         except OSError as exc:
-            _check_gone(exc, pid)
+            check_gone(exc, pid)
             return None
         return wire.parse_facts(data)
 
@@ -90,21 +87,39 @@ class Inspector:
             raise Unreadable(f"its cgroups cannot be read: {os.strerror(exc.errno or 0)}") from None
         return wire.parse_cgroup(data)
 
-    async def frozen(self, pids: Sequence[int], unified: Path) -> set[int]:
+    async def frozen(self, pids: Sequence[int], unified: Path, share: int) -> set[int]:
         """Return those of one user's processes that a frozen cgroup of version 2 holds, as by `docker pause`, or may hold.
 
-        Their state does not show that.  unified: where version 2 is mounted.  Raises Unreadable.
+        Their state does not show that.  unified: where version 2 is mounted.  share: the user's number.  Raises Unreadable.
         """
         found = set[int]()
         for at in range(0, len(pids), wire.MOST_PAIRS):
             some = pids[at : at + wire.MOST_PAIRS]
-            pairs = [Pair(0, 0, pid) for pid in some]
-            try:
-                data, _ = await self._ask(Question(InspectorOp.FROZEN, some[0], [os.fspath(unified)], pairs))
-            except OSError as exc:
-                raise Unreadable(f"the cgroup of pid {some[0]} cannot be read: {os.strerror(exc.errno or 0)}") from None
+            question = Question(InspectorOp.FROZEN, some[0], [os.fspath(unified)], [Pair(0, 0, pid) for pid in some])
+            data = await self._ask_in_turn(question, share)
             found.update(pid for pid, frozen in zip(some, wire.parse_frozen(data), strict=True) if frozen)
         return found
+
+    async def _ask_in_turn(self, question: Question, share: int) -> bytes:
+        """Ask once this user's other questions of the kind leave room, and the inspector has room.  Raises Unreadable."""
+        turns, until = self._turns.setdefault(share, trio.Semaphore(_TURNS)), trio.current_time() + self._deadline_seconds
+        try:
+            with trio.fail_at(until):
+                await turns.acquire()
+        except trio.TooSlowError:
+            raise Unreadable(f"pid {question.pid} was not read: others of its user take long") from None
+        try:
+            while True:
+                try:
+                    return (await self._ask(question, share))[0]
+                except (Busy, OSError) as exc:
+                    if trio.current_time() >= until:
+                        raise Unreadable(f"pid {question.pid} was not read: {exc}") from None
+                await trio.sleep(_AGAIN_SECONDS)
+        finally:
+            turns.release()
+            if turns.value == _TURNS:
+                self._turns.pop(share, None)
 
     async def ask_of(self, share: int, op: InspectorOp, *words: str) -> bytes:
         """Return the payload of the answer to a question about no process; its child counts against the user with this share.
@@ -116,13 +131,13 @@ class Inspector:
         except Unreadable:
             raise Unreadable(f"{words[0]} has not answered in time, or others of its user have not") from None
 
-    async def cgroups(self, pids: Sequence[int], uid: int, seconds: float) -> dict[int, str]:
+    async def cgroups(self, pids: Sequence[int], uid: int | None, seconds: float) -> dict[int, str]:
         """Return what those processes show of their cgroups that can be read in this time; nothing for one that has gone.
 
-        uid: the user who wants to know it, against whom the reads count.
+        uid: the user who wants to know it, against whom the reads count; None: an operator.
         """
         found: dict[int, str] = {}
-        share, left = self._ranges.share_of(uid), list(pids)
+        share, left = _OPERATORS if uid is None else self._ranges.share_of(uid), list(pids)
         with trio.move_on_after(seconds):
             while left:
                 pairs = [Pair(0, 0, pid) for pid in left[: wire.MOST_PAIRS]]
@@ -141,7 +156,7 @@ class Inspector:
         try:
             data, _ = self._ask_now(Question(InspectorOp.FACTS, pid, names))
         except OSError as exc:
-            _check_gone(exc, pid)
+            check_gone(exc, pid)
             return None
         return wire.parse_facts(data)
 
@@ -179,7 +194,7 @@ class Inspector:
         data, taken = self._ask_now(Question(InspectorOp.TAKE, pid, links, known[: wire.MOST_PAIRS], device), [pidfd])
         numbers = wire.parse_numbers(data)
         if len(numbers) != len(taken):
-            _close_all(taken)
+            close_all(taken)
             raise Unreadable("mpsd has no descriptor left for the received ones")
         return list(zip(numbers, taken, strict=True))
 
@@ -212,7 +227,7 @@ class Inspector:
             try:
                 if not is_readable(end, _EXEC_SECONDS):
                     raise OSError(errno.ETIMEDOUT, f"its file was not read in {_EXEC_SECONDS:g} s")
-                if failure := end.recv(_ANSWER_BYTES):
+                if failure := end.recv(wire.DATAGRAM_BYTES):
                     wire.parse_answer(failure)
             except OSError as exc:
                 child.kill()
@@ -224,7 +239,7 @@ class Inspector:
         """Return the process that sends its pid to `end`.  Raises OSError."""
         if not self._has_answer(end, pid, _STARTS * self._deadline_seconds):
             raise OSError(errno.ETIMEDOUT, "the inspector started no process in time")
-        if not (answer := end.recv(_ANSWER_BYTES)):
+        if not (answer := end.recv(wire.DATAGRAM_BYTES)):
             raise OSError(errno.EPIPE, "the inspector died when it started a process")
         started, _ = wire.parse_answer(answer)
         return Child(started, os.pidfd_open(started))
@@ -310,10 +325,10 @@ class Inspector:
         with end:
             with trio.move_on_after(deadlines * self._deadline_seconds + _SLACK_SECONDS):
                 await until_readable(end)
-                return _receive(end, question.pid)
+                return receive(end, question.pid)
             if not await self._answers(pid):
                 self._replace(pid)
-        raise _overdue(question.pid)
+        raise overdue(question.pid)
 
     async def _answers(self, pid: int) -> bool:
         with suppress(OSError):
@@ -329,8 +344,8 @@ class Inspector:
         end, pid = self._send(question, descriptors)
         with end:
             if self._has_answer(end, pid, self._deadline_seconds):
-                return _receive(end, question.pid)
-        raise _overdue(question.pid)
+                return receive(end, question.pid)
+        raise overdue(question.pid)
 
     def _has_answer(self, end: socket.socket, pid: int, seconds: float) -> bool:
         """Wait for an answer; if none comes, replace the inspector unless it answers others.  pid: the inspector's."""
@@ -346,38 +361,3 @@ class Inspector:
             with end:
                 return asked != pid or is_readable(end, _PING_SECONDS)
         return False
-
-
-def _check_gone(error: OSError, pid: int) -> None:
-    """Raise Unreadable unless the process has ended, or mpsd may not read it."""
-    if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
-        raise Unreadable(f"pid {pid} cannot be read: {os.strerror(error.errno or 0)}") from None
-
-
-def _overdue(pid: int) -> Unreadable:
-    return Unreadable(f"pid {pid} could not be read in time: the kernel makes readers of its memory or descriptors wait")
-
-
-def _receive(end: socket.socket, pid: int) -> tuple[bytes, list[int]]:
-    """Return payload and descriptors.  Raises OSError, Unreadable."""
-    room = socket.CMSG_LEN(wire.MOST_TAKEN * _DESCRIPTOR.itemsize)
-    data, ancillary, _, _ = end.recvmsg(_ANSWER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    taken = [each for _, _, numbers in ancillary for each in array("i", numbers)]
-    if not data:
-        raise _overdue(pid)  # its child was killed at the deadline
-    try:
-        _, payload = wire.parse_answer(data)
-    except ProtocolError as exc:
-        _close_all(taken)
-        raise Unreadable(str(exc)) from None
-    except OSError as exc:
-        _close_all(taken)
-        if exc.errno == errno.EBUSY:
-            raise Unreadable(f"pid {pid} was not read: too many reads of its user's processes have not ended") from None
-        raise
-    return payload, taken
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for each in descriptors:
-        os.close(each)

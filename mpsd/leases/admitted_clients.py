@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mpsd.errors import UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.leases.event_log import LeaseEvents
 from mpsd.leases.quota_limits import QuotaLimits
 from mpsd.leases.rows import Admitted

@@ -19,7 +19,7 @@ from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.domains.rules.vendor_limits import ClientLimits
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE, ClientFacts
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.model.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model.process import Credentials, ProcessId

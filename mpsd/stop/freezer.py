@@ -17,7 +17,8 @@ import trio
 from mpsd.host import processes
 from mpsd.host.cgroup_directory import CgroupDirectory
 from mpsd.host.descriptors import FULL
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()

@@ -178,7 +178,7 @@ class Targets:
 
     async def _texts(self, pids: Sequence[int], asker: Asker, seconds: float) -> dict[int, str]:
         """Return what the processes show of their cgroups, as far as that is read in this time."""
-        return await self._inspector.cgroups(pids, asker.uid or 0, seconds) if seconds > 0 else {}
+        return await self._inspector.cgroups(pids, asker.uid, seconds) if seconds > 0 else {}
 
     async def _clients(self) -> set[ProcessId]:
         """Return the clients; some may have ended."""

@@ -9,7 +9,8 @@ import os
 from collections.abc import Sequence
 
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import Pair
 from mpsd.uvm.space import Unavailable
 

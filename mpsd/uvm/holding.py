@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import Same
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
 from mpsd.model.process import ProcessId

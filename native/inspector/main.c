@@ -23,6 +23,7 @@
 struct child {
 	pid_t pid; /* 0: a free place */
 	uint32_t uid;
+	bool opens_cgroup; /* which no signal may end */
 };
 
 static struct child children[MPSD_INSPECTOR_MOST];
@@ -51,12 +52,19 @@ static uint32_t count_children(void)
 	return count;
 }
 
+static bool opens_cgroup(uint32_t op)
+{
+	return op == MPSD_INSPECTOR_FROZEN || op == MPSD_INSPECTOR_FREEZER || op == MPSD_INSPECTOR_FREEZE ||
+	       op == MPSD_INSPECTOR_THAW || op == MPSD_INSPECTOR_PROCESSES;
+}
+
 /* Return a free place for a child of `uid`, or NULL. Children that cannot be killed stay as long as their users like: even if
- * those of some users fill the common places, each other user still gets one. */
-static struct child *find_place(uint32_t uid)
+ * those of some users fill the common places, each other user still gets one. Those that open files of cgroups are counted apart:
+ * they leave a user's other reads their places. */
+static struct child *find_place(uint32_t uid, bool is_for_cgroup)
 {
 	struct child *place = NULL;
-	int of_uid = 0, count = 0;
+	int of_uid = 0, of_kind = 0, count = 0, share = is_for_cgroup ? MPSD_INSPECTOR_CGROUP_SHARE : MPSD_INSPECTOR_SHARE;
 
 	for (int i = 0; i < MPSD_INSPECTOR_MOST; i++) {
 		if (!children[i].pid) {
@@ -65,8 +73,9 @@ static struct child *find_place(uint32_t uid)
 		}
 		count++;
 		of_uid += children[i].uid == uid;
+		of_kind += children[i].uid == uid && children[i].opens_cgroup == is_for_cgroup;
 	}
-	if (of_uid >= MPSD_INSPECTOR_SHARE || (of_uid && count >= MPSD_INSPECTOR_MOST - MPSD_INSPECTOR_FIRST))
+	if (of_kind >= share || (of_uid && count >= MPSD_INSPECTOR_MOST - MPSD_INSPECTOR_FIRST))
 		return NULL;
 	return place;
 }
@@ -223,7 +232,7 @@ static void serve(const struct question *question, int end)
 			send_status(end, rc, 0);
 		return;
 	}
-	place = find_place(question->head.uid);
+	place = find_place(question->head.uid, opens_cgroup(question->head.op));
 	if (!place) {
 		send_status(end, -EBUSY, count_children());
 		return;
@@ -234,7 +243,7 @@ static void serve(const struct question *question, int end)
 	if (pid < 0)
 		send_status(end, -errno, count_children());
 	else
-		*place = (struct child){ pid, question->head.uid };
+		*place = (struct child){ pid, question->head.uid, opens_cgroup(question->head.op) };
 }
 
 /* The descriptors that came with a request, close-on-exec; -1 where none did. */

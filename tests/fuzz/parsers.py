@@ -45,6 +45,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/config/loading.py": "reads the configuration, which is root's; the tests have random ones",
     "mpsd/host/file_handles.py": _KERNEL,
     "mpsd/host/inotify.py": _KERNEL,
+    "mpsd/host/inspector_answers.py": "receives answers of mpsd's own process; inspector_messages.py reads them",
     "mpsd/host/mounts.py": "reads the line of one number in /proc/self/mountinfo, in which the kernel escapes names",
     "mpsd/domains/leftovers.py": "reads numbers of /proc/PID/task/TID/children",
     "mpsd/domains/orphaned_daemons.py": _OWN,
@@ -102,6 +103,7 @@ NOT_FUZZED: dict[str, str] = {
     "clients/shim/lease.c": "asks mpsd by the C client; what comes is read by pack.h, which is driven",
     "clients/shim/watched.c": "asks mpsd by the C client; what comes is read by pack.h, which is driven",
     "native/include/mpsd_accept.h": "passes a descriptor on; no bytes are read",
+    "native/inspector/cgroups.c": "reads the kernel's text, with users' names in it, in a child of its own; questions: main.c",
 }
 
 _CALLS = {

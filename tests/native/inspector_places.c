@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* How many users it takes to keep the inspector from reading for another: each takes all the places that it can get, for ever. */
+/* How many users it takes to keep the inspector from reading for another: each takes all the places that it can get, for ever.
+ * Those for files of cgroups are counted apart. */
 #define main inspector_main
 #include "../../native/inspector/main.c"
 #undef main
@@ -9,10 +10,11 @@ static int take_all(uint32_t uid)
 	struct child *place;
 	int count = 0;
 
-	while ((place = find_place(uid))) {
-		*place = (struct child){ 1, uid };
-		count++;
-	}
+	for (int kind = 0; kind < 2; kind++)
+		while ((place = find_place(uid, kind))) {
+			*place = (struct child){ 1, uid, kind };
+			count++;
+		}
 	return count;
 }
 

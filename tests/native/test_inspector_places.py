@@ -10,7 +10,7 @@ INSPECTOR = HERE.parent.parent / "native" / "inspector"
 def test_a_few_users_do_not_take_all_places(tmp_path: Path) -> None:
     """FUSE lets an unprivileged user keep a reader for ever, and /etc/subuid gives one person 65,536 uids."""
     program = tmp_path / "places"
-    names = ("facts", "identity", "descriptors", "starter")
+    names = ("facts", "identity", "descriptors", "starter", "cgroups")
     sources = [HERE / "inspector_places.c", *(INSPECTOR / f"{name}.c" for name in names)]
     subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", program, *sources], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=True, timeout=30)

@@ -19,7 +19,8 @@ from mpsd_client import calls
 from telling import tell
 
 from mpsd.host import cgroups, processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import ProcessId

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.frozen_clients import FROZEN, FrozenClients, how_frozen
@@ -93,6 +94,35 @@ async def test_one_that_does_not_answer_counts_as_frozen(files: CgroupFiles, imp
     files.put(os.getpid(), "/silent")
     found = await how_frozen(impatient, files.root, [os.getpid()])
     assert found == {os.getpid(): "is in a cgroup that mpsd cannot read in time"}
+
+
+async def test_many_questions_about_one_users_clients_wait_for_each_other(files: CgroupFiles, patient: Inspector) -> None:
+    """A stop of a job with many clients asks about all at once: the ninth was refused, and counted as frozen.  No other
+    read of that user's had room while one of its cgroups did not answer."""
+    directory, asked = files.make("slow", None), 12
+    files.put(os.getpid(), "/slow")
+    found: list[Any] = []
+
+    async def ask() -> None:
+        found.append(await how_frozen(patient, files.root, [os.getpid()]))
+
+    with trio.fail_after(15):
+        async with trio.open_nursery() as nursery:
+            for _ in range(asked):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            await patient.facts(os.getpid(), ())  # raises if there is no room
+            assert not found
+            pipe = os.open(directory / "cgroup.freeze", os.O_RDWR)
+            (directory / "new").write_text("0\n")
+            (directory / "new").replace(directory / "cgroup.freeze")
+            os.close(pipe)
+    assert found == [{}] * asked
+
+
+async def test_no_process_has_a_number_that_large(files: CgroupFiles, patient: Inspector) -> None:
+    """A command named it, or a vendor daemon's list: mpsd met an error of its own."""
+    assert await how_frozen(patient, files.root, [0, 1 << 32, 9_999_999_999]) == {}
 
 
 async def test_a_path_that_is_too_long_to_look_at_counts_as_frozen(files: CgroupFiles, patient: Inspector) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from mpsd.host import cgroups, client_facts, processes
 from mpsd.host.client_facts import ClientFacts
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import Credentials, ProcessId

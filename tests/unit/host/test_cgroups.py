@@ -13,7 +13,7 @@ import pytest
 from mpsd.host import cgroups, mounts, processes
 from mpsd.host.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.host.client_facts import NOTHING, ClientFacts
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import CgroupLook, InspectorOp, Question
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.cgroup_path import MOST_DEPTH, PartKind, describe, lasting_name, parse_path

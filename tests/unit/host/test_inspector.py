@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from mpsd.fairness.uid_ranges import parse
 from mpsd.host import inspector_messages as wire
 from mpsd.host import processes
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import InspectorOp, Question
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR

@@ -14,7 +14,8 @@ import trio
 import trio.testing
 
 from mpsd.host import polling
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.polling import until_ended
 
 

@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from mpsd.errors import NoRoom, Refused
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.leases.rules.settings import AdmissionSettings, Quota
 from mpsd.model.lease import DomainPolicy, Identity, Refusal
 from mpsd.model.process import Credentials

@@ -10,7 +10,7 @@ import trio.testing
 
 from mpsd.domains.rules.placement import PlacementRequest
 from mpsd.host.client_facts import NOTHING
-from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import StartFacts
 from mpsd.host.processes import process_id
 from mpsd.model.lease import Grant

@@ -17,7 +17,8 @@ from mpsd.domains.store import SqliteStore
 from mpsd.host import inspector_messages as wire
 from mpsd.host import processes
 from mpsd.host.cgroup_directory import CgroupDirectory
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.model.process import ProcessId
 from mpsd.stop import freezer
 from mpsd.stop.freezer import CgroupFreezer, FrozenNotes, LeftFrozen, SignalFreezer, thaw_earlier
@@ -256,7 +257,7 @@ async def test_the_cgroups_of_one_user_hold_no_more_than_the_users_share(held: P
     patient.start()
     try:
         async with trio.open_nursery() as nursery:
-            for _ in range(8):
+            for _ in range(4):
                 nursery.start_soon(patient.ask_of, 1000, wire.InspectorOp.FREEZER, str(held))
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(Unreadable):

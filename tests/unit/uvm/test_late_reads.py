@@ -7,7 +7,8 @@ from typing import Any
 import trio
 import trio.testing
 
-from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import Pair, Same
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.status import UvmSettings
