@@ -6,6 +6,7 @@
 #include "../../../native/inspector/main.c"
 #undef main
 #include "../../../native/inspector/facts.c"
+#include "../../../native/inspector/cgroups.c"
 #include "../../../native/inspector/identity.c"
 #include "../../../native/inspector/starter.c"
 
