@@ -20,6 +20,7 @@ from mpsd.host.descriptors import FULL
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.model.process import ProcessId
+from mpsd.notify import Changed
 
 log = structlog.get_logger()
 _FREEZE_SECONDS, _THAW_SECONDS = 2.0, 5.0
@@ -43,20 +44,25 @@ class LeftFrozen:
     """Guards that what mpsd has frozen is thawed, however late the kernel answers, and also by the next mpsd."""
 
     def __init__(self, inspector: Inspector, notes: FrozenNotes) -> None:
-        self._inspector, self._notes = inspector, notes
+        self._notes = notes
         self._draining: set[str] = set()  # frozen by a stop that is in progress
-        self._shares: dict[str, int] = {}  # of users whose cgroups mpsd has frozen
+        self._frozen = {  # by their paths, each with its inode number
+            name: (CgroupDirectory(Path(name), _EARLIER_SHARE + len(name) % _EARLIER_SHARES, inspector), mark)
+            for name, mark in notes.frozen() if name.startswith("/")
+        }  # fmt: skip
+        self._has_more = Changed()
 
     def take(self, cgroup: CgroupDirectory, inode: int) -> None:
         """Store a cgroup before it is frozen."""
         name = str(cgroup.path)
         self._notes.save_frozen(name, inode)
         self._draining.add(name)
-        self._shares[name] = cgroup.share
+        self._frozen[name] = cgroup, inode
 
     def leave(self, cgroup: CgroupDirectory) -> None:
         """Leave the thaw of a cgroup to `run`: it has not been thawed in time."""
         self._draining.discard(str(cgroup.path))
+        self._has_more.notify()
 
     async def thaw(self, cgroup: CgroupDirectory, inode: int) -> bool:
         """Thaw a cgroup, and forget it if that is done: also if it was removed, is another one, or mpsd may not thaw it."""
@@ -72,7 +78,7 @@ class LeftFrozen:
             if exc.errno not in _NONE_OURS:
                 log.warning("stop.not_thawed", what=name, why=_why(exc))
         self._draining.discard(name)
-        self._shares.pop(name, None)
+        self._frozen.pop(name, None)
         self._notes.forget_frozen(name)
         return True
 
@@ -80,15 +86,17 @@ class LeftFrozen:
         """Thaw cgroups that were left, as long as mpsd lives."""
         while True:
             await self.thaw_left()
-            await trio.sleep(_AGAIN_SECONDS)
+            if self._frozen.keys() <= self._draining:
+                await self._has_more.wait()
+            else:
+                await trio.sleep(_AGAIN_SECONDS)
 
     async def thaw_left(self) -> None:
         """Try once to thaw each cgroup that was left."""
         async with trio.open_nursery() as nursery:
-            for name, mark in self._notes.frozen():
-                if name.startswith("/") and name not in self._draining:
-                    share = self._shares.get(name, _EARLIER_SHARE + len(name) % _EARLIER_SHARES)
-                    nursery.start_soon(self.thaw, CgroupDirectory(Path(name), share, self._inspector), mark)
+            for name, (cgroup, inode) in self._frozen.items():
+                if name not in self._draining:
+                    nursery.start_soon(self.thaw, cgroup, inode)
 
 
 class CgroupFreezer:
