@@ -2,7 +2,7 @@
 
 A step is charged with the time in which the loop's thread slept in a system call or computed.  The time in which it was ready
 to run and had no processor does not count (run delay, the second number of /proc/PID/task/TID/schedstat): a busy machine raises
-no alarm.  Nor does the time for which mpsd was stopped by a signal.  Prose: docs/operating.md, "When mpsd itself stands still".
+no alarm.  Nor does a step in which mpsd was stopped by a signal.  Prose: docs/operating.md, "When mpsd itself stands still".
 """
 
 import os
@@ -19,6 +19,7 @@ log = structlog.get_logger()
 LONGEST_SECONDS = 0.05  # 20 such steps a second would still leave each caller an answer within 0.1 s
 _QUIET_SECONDS = 1.0  # between two reports: a slow disk must not fill the log
 _MS_NS = 1_000_000
+_KEPT_NS = 1_000 * _MS_NS  # any thread may take SIGCONT, and then the step that was stopped can end before the handler runs
 
 
 class Clocks(Struct, frozen=True):
@@ -34,6 +35,15 @@ class BlockedStep(Struct, frozen=True):
 
     blocked_ms: int
     busy_ms: int
+
+
+class _Suspect(Struct, frozen=True):
+    """A step that is reported once no SIGCONT can belong to it any more; the times are those of the clock, in ns."""
+
+    task: str
+    blocked: BlockedStep
+    began_ns: int
+    ended_ns: int
 
 
 def judge(before: Clocks, after: Clocks, step_ns: int) -> BlockedStep | None:
@@ -52,12 +62,14 @@ def judge(before: Clocks, after: Clocks, step_ns: int) -> BlockedStep | None:
 class LoopWatch(trio.abc.Instrument):
     """Measures each step of the thread that creates it.  Guards one descriptor, of the thread's schedstat.
 
-    Costs two readings of the clock for each step, and one of schedstat for each turn of the loop.  Raises OSError if the kernel
-    records no run delay (no CONFIG_SCHED_INFO).
+    Costs two readings of the clock for each step, and one of schedstat for each turn of the loop.  Reports a step a second
+    later, or at close.  Raises OSError if the kernel records no run delay (no CONFIG_SCHED_INFO).
     """
 
-    def __init__(self, report: Callable[[trio.lowlevel.Task, BlockedStep], None] | None = None) -> None:
+    def __init__(self, report: Callable[[str, BlockedStep], None] | None = None) -> None:
         self._report = self._write_log if report is None else report
+        self._suspects: list[_Suspect] = []  # each blocked the loop for 50 ms: at most 20 a second
+        self._continued_ns = 0
         self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._quiet_until = 0.0
         self._unreported = 0
@@ -66,33 +78,41 @@ class LoopWatch(trio.abc.Instrument):
         self._before = signal.signal(signal.SIGCONT, self._note_continued)
 
     def _note_continued(self, number: int, frame: object) -> None:
-        """Restart the step's time; runs in the loop's thread, in the middle of a step that SIGSTOP has interrupted."""
-        self._step_began_ns = time.monotonic_ns()
+        self._continued_ns = time.monotonic_ns()
 
     def after_io_wait(self, timeout: float) -> None:
         self._turn = self._read()
+        self._report_until(self._turn.wall_ns - _KEPT_NS)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self._step_began_ns = time.monotonic_ns()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        step_ns = time.monotonic_ns() - self._step_began_ns
+        ended_ns = time.monotonic_ns()
+        step_ns = ended_ns - self._step_began_ns
         if step_ns > LONGEST_SECONDS * 1e9 and (blocked := judge(self._turn, self._read(), step_ns)):
-            self._report(task, blocked)
+            self._suspects.append(_Suspect(task.name, blocked, self._step_began_ns, ended_ns))
 
     def close(self) -> None:
+        self._report_until(time.monotonic_ns())
         signal.signal(signal.SIGCONT, self._before)
         os.close(self._schedstat)
+
+    def _report_until(self, ended_ns: int) -> None:
+        while self._suspects and self._suspects[0].ended_ns <= ended_ns:
+            step = self._suspects.pop(0)
+            if self._continued_ns < step.began_ns:
+                self._report(step.task, step.blocked)
 
     def _read(self) -> Clocks:
         delay_ns = int(os.pread(self._schedstat, 64, 0).split()[1])
         return Clocks(time.monotonic_ns(), time.thread_time_ns(), delay_ns)
 
-    def _write_log(self, task: trio.lowlevel.Task, blocked: BlockedStep) -> None:
+    def _write_log(self, task: str, blocked: BlockedStep) -> None:
         now = time.monotonic()
         if now < self._quiet_until:
             self._unreported += 1
             return
         self._quiet_until, more = now + _QUIET_SECONDS, self._unreported
         self._unreported = 0
-        log.warning("loop.blocked", task=task.name, ms=blocked.blocked_ms, busy_ms=blocked.busy_ms, more_before=more)
+        log.warning("loop.blocked", task=task, ms=blocked.blocked_ms, busy_ms=blocked.busy_ms, more_before=more)

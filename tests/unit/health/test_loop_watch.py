@@ -36,8 +36,8 @@ def test_what_counts_as_blocked(busy_ms: int, delay_ms: int, step_ms: int, expec
 
 
 class Reports(list[tuple[str, BlockedStep]]):
-    def __call__(self, task: trio.lowlevel.Task, blocked: BlockedStep) -> None:
-        self.append((task.name, blocked))
+    def __call__(self, task: str, blocked: BlockedStep) -> None:
+        self.append((task, blocked))
 
 
 @pytest.fixture
@@ -103,14 +103,55 @@ async def computes_a_little() -> None:
         pass
 
 
+STOPPED = """
+import time
+import trio
+from mpsd.health.loop_watch import LoopWatch
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        print("ready", flush=True)
+        nursery.start_soon(trio.to_thread.run_sync, input)
+        for _ in range(4):
+            nursery.start_soon(use_threads, nursery)
+        while len(nursery.child_tasks) > 4:
+            for _ in range(1000):
+                pass
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+async def use_threads(nursery):
+    while True:
+        await trio.to_thread.run_sync(time.sleep, 0.001)
+
+watch = LoopWatch(lambda task, blocked: print(blocked.blocked_ms, blocked.busy_ms))
+trio.run(main, instruments=[watch])
+watch.close()
+"""
+
+
+def test_a_step_that_was_stopped_is_not_reported() -> None:
+    """Other threads may take SIGCONT in place of the loop's."""
+    command = [sys.executable, "-c", STOPPED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "ready\n"
+        for _ in range(30):
+            time.sleep(0.005)
+            program.send_signal(signal.SIGSTOP)
+            time.sleep(0.08)
+            program.send_signal(signal.SIGCONT)
+        reported = [line.split() for line in program.communicate("\n", 30)[0].splitlines()]
+    assert [busy_ms for _, busy_ms in reported if int(busy_ms) < 10] == []
+
+
 async def test_a_log_is_not_flooded() -> None:
     watch = LoopWatch()
-    task = trio.lowlevel.current_task()
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
-            watch._write_log(task, BlockedStep(60, 1))
+            watch._write_log("a task", BlockedStep(60, 1))
         watch._quiet_until = 0.0
-        watch._write_log(task, BlockedStep(70, 2))
+        watch._write_log("a task", BlockedStep(70, 2))
     watch.close()
     assert [(line["event"], line["ms"], line["more_before"]) for line in lines] == [
         ("loop.blocked", 60, 0),
