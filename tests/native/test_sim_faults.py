@@ -173,11 +173,11 @@ def test_new_clients_are_refused_until_the_last_old_context_is_gone(mps: Machine
     ("kernel_us", "dies"),
     [
         ("400000", True), ("5000", False),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("100000", True), ("100", False))),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("2000000", True), ("100", False))),
     ],
 )  # fmt: skip
 def test_dying_in_a_long_kernel_takes_the_others_along(mps: Machine, kernel_us: str, dies: bool) -> None:
-    victim = mps.client("counter", "--seconds", "1.5" if dies else "0.8")
+    victim = mps.client("counter", "--seconds", "30" if dies else "0.8")
     victim.wait_for("ready")
     killed = mps.client("counter", "--kernel-us", kernel_us, "--seconds", "30")
     killed.wait_for("ready")
