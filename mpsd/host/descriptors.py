@@ -201,10 +201,11 @@ def close_all(fds: Collection[int]) -> None:
 
 
 def is_prompt(fd: int) -> bool:
-    """Return whether the descriptor is a memory file or an open device: the kernel itself serves those, without waiting.
+    """Return whether the descriptor is a memory file or an open device: close(2) then asks no file server.
 
-    Not a device with O_PATH: a file server may call any of its files a device, and fstat then asks the server.  Opening such a
-    file is refused, since users mount without devices.
+    Not a device with O_PATH, which its file server need only call one.  Root of a container without a user namespace can mount
+    with devices and open one that a file server has: then the driver closes it, but fstat(2) asks the server.  So no caller
+    uses fstat on a device (`syscalls.device_of` does without).
     """
     return _is_memory(fd) or (stat.S_ISCHR(type_of(fd)) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
 

@@ -18,14 +18,19 @@ def device_number(path: str) -> tuple[int, int, int]:
 
 
 def type_of(descriptor: int) -> int:
-    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has not cached it.
+    """Return the type of an open file, as in st_mode, without asking its file system; 0 if the kernel has not cached it."""
+    return device_of(descriptor)[0]
+
+
+def device_of(descriptor: int) -> tuple[int, int, int]:
+    """Return type, major and minor number of an open file, without asking its file system; zeros if they are not cached.
 
     A FUSE mount for its user alone shows other users nothing: S_IFREG, since close(2) asks its file server all the same.
     """
     found = _statx(descriptor, b"", lib.AT_EMPTY_PATH)
     if found is None:
-        return stat.S_IFREG if ffi.errno == errno.EACCES else 0
-    return stat.S_IFMT(found.stx_mode)
+        return (stat.S_IFREG if ffi.errno == errno.EACCES else 0), 0, 0
+    return stat.S_IFMT(found.stx_mode), found.stx_rdev_major, found.stx_rdev_minor
 
 
 def file_system_of(descriptor: int) -> int:

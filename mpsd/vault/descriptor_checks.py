@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mpsd.errors import BadRequest
+from mpsd.host.syscalls import device_number, device_of, type_of
 from mpsd.model.arena import MOST_LAYOUT_BYTES
 from mpsd.wire.forward_state import HEAD, parse_head
 
@@ -33,14 +34,17 @@ class Layout(Struct, frozen=True):
 
 
 def check_exported(descriptor: int) -> None:
-    """Check that it is another opening of /dev/nvidiactl, as cuMemExportToShareableHandle gives.  Raise BadRequest."""
-    found = os.fstat(descriptor)
+    """Check that it is another opening of /dev/nvidiactl, as cuMemExportToShareableHandle gives.  Raise BadRequest.
+
+    A file server may have served the device, and fstat(2) would wait for it.
+    """
     try:
-        wanted = os.stat(CONTROL_DEVICE).st_rdev
+        wanted = device_number(CONTROL_DEVICE)
     except OSError as exc:
         raise BadRequest(f"this machine has no {CONTROL_DEVICE}, so no descriptor can be GPU memory: {exc.strerror}") from None
-    if not stat.S_ISCHR(found.st_mode) or found.st_rdev != wanted:
-        raise BadRequest(f"a descriptor is not exported GPU memory: it is {_kind(found.st_mode)}, and not {CONTROL_DEVICE}")
+    found = device_of(descriptor)
+    if not stat.S_ISCHR(found[0]) or found != wanted:
+        raise BadRequest(f"a descriptor is not exported GPU memory: it is {_kind(found[0])}, and not {CONTROL_DEVICE}")
 
 
 def check_simulated(descriptor: int) -> None:
@@ -48,12 +52,12 @@ def check_simulated(descriptor: int) -> None:
 
     A larger file, or one that may grow, would be host memory that no quota counts.  Raise BadRequest.
     """
-    found = os.fstat(descriptor)
     if not _is_memory_file(descriptor):
-        kind = _kind(found.st_mode)
+        kind = _kind(type_of(descriptor))
         raise BadRequest(f"a descriptor is not simulated GPU memory: it is {kind}, and not a memory file")
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         raise BadRequest("a descriptor is not simulated GPU memory: it is a memory file that can still change")
+    found = os.fstat(descriptor)
     if found.st_size > _TICKET_BYTES:
         raise BadRequest(f"a descriptor is not simulated GPU memory: it is a memory file of {found.st_size} bytes")
     _check_memory(found)

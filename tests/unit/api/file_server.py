@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, WRITE, _STATFS, _RELEASE, FLUSH, _INIT = 1, 2, 3, 14, 15, 16, 17, 18, 25, 26
+_LOOKUP, _FORGET, GETATTR, _OPEN, _READ, WRITE, _STATFS, RELEASE, FLUSH, _INIT = 1, 2, 3, 14, 15, 16, 17, 18, 25, 26
 _WRITEBACK_CACHE = 1 << 16
 _ENOSYS = -38
 _ROOT, _FILE = 1, 2
@@ -27,8 +27,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileServer:
-    def __init__(self, device: int, end: int, mode: int, flags: int) -> None:
-        self._mode, self._flags = mode, flags
+    def __init__(self, device: int, end: int, mode: int, device_number: int, flags: int) -> None:
+        self._mode, self._device_number, self._flags = mode, device_number, flags
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
@@ -60,31 +60,30 @@ class FileServer:
         if operation == _INIT:
             return 0, struct.pack("IIIIHHIIHHI", 7, 31, 0, self._flags, 1, 1, 4096, 1, 1, 0, 0) + bytes(28)
         if operation == _LOOKUP:
-            return 0, struct.pack("QQQQII", _FILE, 0, 0, 0, 0, 0) + _attributes(_FILE, self._mode)
-        if operation == _GETATTR:
-            return 0, struct.pack("QII", 0, 0, 0) + _attributes(node, self._mode)
+            return 0, struct.pack("QQQQII", _FILE, 0, 0, 0, 0, 0) + self._attributes(_FILE)
+        if operation == GETATTR:
+            return 0, struct.pack("QII", 0, 0, 0) + self._attributes(node)
         if operation == _OPEN:
             return 0, struct.pack("QII", 1, 0, 0)
         if operation == _READ:
             return 0, bytes(4096)
         if operation == _STATFS:  # an overlay asks for the length of names
             return 0, struct.pack("5Q4I", 0, 0, 0, 0, 0, 4096, 255, 4096, 0) + bytes(24)
-        return (0, b"") if operation in (FLUSH, _RELEASE) else (_ENOSYS, b"")
+        return (0, b"") if operation in (FLUSH, RELEASE) else (_ENOSYS, b"")
 
-
-def _attributes(node: int, file_mode: int) -> bytes:
-    mode = 0o040755 if node == _ROOT else file_mode
-    return _ATTRIBUTES.pack(node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+    def _attributes(self, node: int) -> bytes:
+        mode = 0o040755 if node == _ROOT else self._mode
+        return _ATTRIBUTES.pack(node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, self._device_number, 4096, 0)
 
 
 @contextmanager
 def serve(
-    place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool = False, is_for_all: bool = True
+    place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool = False, is_for_all: bool = True, number: int = 0
 ) -> Iterator[FileServer]:
     """Serve `place / "file"`, with this mode, as a mount of this user. Raises OSError if mounting is not allowed.
 
     keeps_writes: the kernel keeps what is written, and sends it later. is_for_all: False for a mount that its user alone sees,
-    not even root. At the end all waiting readers continue.
+    not even root. number: of the device that the file is, as in st_rdev. At the end all waiting readers continue.
     """
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
@@ -92,7 +91,7 @@ def serve(
         options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid}{',allow_other' if is_for_all else ''}"
         if _libc.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
             raise OSError(ctypes.get_errno(), "mount")
-        server = FileServer(device, reader, mode, _WRITEBACK_CACHE if keeps_writes else 0)
+        server = FileServer(device, reader, mode, number, _WRITEBACK_CACHE if keeps_writes else 0)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         try:
