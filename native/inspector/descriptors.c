@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -136,17 +135,17 @@ static int is_known(const struct question *question, const struct reply *out, in
 }
 
 /* Whether the descriptor taken is the one looked for. The process can have replaced it after its link was read, and mpsd must
- * not receive a file that its user can make block in close(2). */
+ * not receive a file that its user can make block in close(2). A device too can be of a file server, which fstat would ask. */
 static int is_as_wanted(const struct question *question, int taken)
 {
 	const struct mpsd_inspector_request *head = &question->head;
 	char name[16];
-	struct stat found;
+	struct statx found;
 	int folder, wanted;
 
 	if (is_device(question))
-		return fstat(taken, &found) == 0 && S_ISCHR(found.st_mode) &&
-		       found.st_rdev == makedev(head->rdev_major, head->rdev_minor);
+		return statx(taken, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &found) == 0 && S_ISCHR(found.stx_mode) &&
+		       found.stx_rdev_major == head->rdev_major && found.stx_rdev_minor == head->rdev_minor;
 	folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (folder < 0)
 		return 0;
