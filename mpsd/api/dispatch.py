@@ -71,7 +71,7 @@ def _count(method: Method, ask: Any, call: Call[Request]) -> None:
     elif found != (wanted := method.takes(ask)):
         raise BadRequest(f"{name} carries {found} descriptors, and by its parameters it takes {wanted}")
     elif call.taken.files or not all(map(is_prompt, call.taken.held)):
-        raise BadRequest(f"{name} carries a descriptor that is neither a device nor a memory file")
+        raise BadRequest(f"{name} carries a descriptor that is neither a GPU's nor a memory file")
 
 
 def _check(method: Method, services: Ports, peer: Peer, ask: Any, name: str) -> None:

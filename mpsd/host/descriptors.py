@@ -26,7 +26,7 @@ import trio
 from msgspec import Struct, field
 
 from mpsd.host.file_servers import closing
-from mpsd.host.syscalls import type_of
+from mpsd.host.syscalls import device_number, device_of, type_of
 from mpsd.threads import run_in_thread
 
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
@@ -35,6 +35,7 @@ _raising = threading.Lock()  # protects the limit of this process; no other lock
 MOST_CLOSINGS = 8  # threads for one user; to close usual descriptors takes a fraction of a millisecond
 MOST_HELD = 512  # descriptors in one user's requests that run: four of the largest
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # each stands for its major number
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
 
@@ -201,13 +202,26 @@ def close_all(fds: Collection[int]) -> None:
 
 
 def is_prompt(fd: int) -> bool:
-    """Return whether the descriptor is a memory file or an open device: close(2) then asks no file server.
+    """Return whether the descriptor is a memory file or an open device of the GPU's driver: close(2) then waits for no user.
 
-    Not a device with O_PATH, which its file server need only call one.  Root of a container without a user namespace can mount
-    with devices and open one that a file server has: then the driver closes it, but fstat(2) asks the server.  So no caller
-    uses fstat on a device (`syscalls.device_of` does without).
+    With another device it can: vhost waits for a thread of the process that has opened it, which its user can stop.  Not a
+    device with O_PATH, which its file server need only call one.  Root of a container without a user namespace can mount with
+    devices and open one that a file server has: then the driver closes it, but fstat(2) asks the server.  So no caller uses
+    fstat on a device (`syscalls.device_of` does without).
     """
-    return _is_memory(fd) or (stat.S_ISCHR(type_of(fd)) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
+    return _is_memory(fd) or (_is_gpu_device(fd) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
+
+
+def _is_gpu_device(fd: int) -> bool:
+    kind, major, _ = device_of(fd)
+    return stat.S_ISCHR(kind) and any(major == _major_of(path) for path in GPU_DEVICES)
+
+
+def _major_of(path: str) -> int | None:
+    try:
+        return device_number(path)[1]
+    except OSError:  # no driver, or not all of it, is loaded
+        return None
 
 
 def is_file(fd: int) -> bool:

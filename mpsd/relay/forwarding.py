@@ -202,13 +202,13 @@ class Forwarding(Struct):
             raise FatalMessage(why)
 
     def _check_descriptors(self, message: Message) -> None:
-        """Refuse a descriptor whose close can wait: not even SIGKILL ends a vendor daemon that waits for a user's file server.
+        """Refuse a descriptor whose close can wait: SIGKILL ends no vendor daemon that waits for a user's file server or process.
 
         A socket has others in its queue.  Raise FatalMessage.
         """
         if not all(map(is_prompt, message.descriptors)):
             self._close(message)
-            raise FatalMessage("it sent a descriptor of neither memory nor a device, for which a daemon could wait for ever")
+            raise FatalMessage("it sent a descriptor of neither memory nor a GPU, for which a daemon could wait for ever")
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""

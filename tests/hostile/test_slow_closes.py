@@ -142,7 +142,7 @@ def test_a_vendor_daemon_waits_for_no_file_server(machine: Machine) -> None:
     machine.start()
     with sent(BRINGS_A_FILE, NOBODY, machine.pipe / "control") as thread:
         assert Path(f"/proc/{machine.daemon_pid()}/task/{int(thread)}").exists(), "mpsd's waits, and no other"
-        wait_for("the connection to be held", lambda: held(machine, "a descriptor of neither memory nor a device"))
+        wait_for("the connection to be held", lambda: held(machine, "a descriptor of neither memory nor a GPU"))
         machine.counter(uid=1000).ready()
 
 

@@ -51,19 +51,30 @@ async def test_no_service_sees_what_may_make_it_wait(odd: dict[str, int], tmp_pa
         for name, fd in odd.items():
             response = await caller.call("arena.put", fds=[good, fd], **PUT)
             assert response.error is not None, name
-            assert "neither a device nor a memory file" in response.error["message"], name
+            assert "neither a GPU's nor a memory file" in response.error["message"], name
         await caller.ask("health")  # those of the last one are closed before it
         assert (descriptors(), daemon.fakes.changes()) == (before, state)
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "memory"])
-def test_devices_and_memory_files_wait_for_nobody(path: str) -> None:
+def test_devices_and_memory_files_wait_for_nobody(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """/dev/null stands for /dev/nvidiactl, and has the major number of /dev/zero."""
+    monkeypatch.setattr(module, "GPU_DEVICES", ("/dev/absent", "/dev/null"))
     fd = os.memfd_create("memory") if path == "memory" else os.open(path, os.O_RDONLY)
     try:
         assert module.is_prompt(fd)
     finally:
         os.close(fd)
     assert not module.is_prompt(fd)
+
+
+@pytest.mark.parametrize("gpu", [(), ("/dev/absent",), ("/dev/null",)])
+def test_a_device_that_is_no_gpu_may_wait(monkeypatch: pytest.MonkeyPatch, gpu: tuple[str, ...]) -> None:
+    """The last close of /dev/vhost-net waits for a thread of who opened it: stopped, it holds also a killed process."""
+    monkeypatch.setattr(module, "GPU_DEVICES", gpu)
+    fd = os.open("/dev/ptmx", os.O_RDONLY | os.O_NOCTTY)
+    assert not module.is_prompt(fd)
+    os.close(fd)
 
 
 @pytest.fixture
@@ -136,7 +147,7 @@ async def test_a_file_is_closed_while_its_request_waits(
             response = await caller.receive()
         assert isinstance(response, Response)
         assert response.error is not None
-        assert "neither a device nor a memory file" in response.error["message"]
+        assert "neither a GPU's nor a memory file" in response.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "memory"])
@@ -159,8 +170,9 @@ def is_open(fd: int) -> bool:
     return True
 
 
-def test_the_name_of_a_device_is_no_device() -> None:
+def test_the_name_of_a_device_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file server can have files that it calls devices; they cannot be opened, but named."""
+    monkeypatch.setattr(module, "GPU_DEVICES", ("/dev/null",))
     fd = os.open("/dev/null", os.O_PATH)
     assert not module.is_prompt(fd)
     os.close(fd)
@@ -195,6 +207,7 @@ def test_a_device_of_a_file_server_is_not_asked_for(monkeypatch: pytest.MonkeyPa
         fd = os.open(tmp_path / "file", os.O_RDONLY)
         server.is_silent = True
         monkeypatch.setattr(descriptor_checks, "CONTROL_DEVICE", "/dev/null")
+        monkeypatch.setattr(module, "GPU_DEVICES", ("/dev/null",))
         found: list[object] = []
 
         def check() -> None:
