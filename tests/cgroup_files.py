@@ -31,8 +31,9 @@ class CgroupFiles:
     def hold(self, pid: int) -> Path:
         """Let each look at the process's cgroup wait until the file that this returns is opened to be written, and closed."""
         directory = self._proc / str(pid)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "stat").write_text("stat\n")
+        first = directory / "task" / str(pid)
+        first.mkdir(parents=True, exist_ok=True)
+        (first / "stat").write_text("stat\n")
         os.mkfifo(directory / "cgroup")
         return directory / "cgroup"
 

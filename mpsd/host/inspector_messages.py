@@ -102,7 +102,7 @@ class FreezerLook(Struct, frozen=True):
 class CgroupLook(Struct, frozen=True):
     """What a process showed of its cgroups: the contents of /proc/PID/cgroup, empty for one that has gone.
 
-    stat: the contents of /proc/PID/stat; cgroup was the same before and after that.
+    stat: the contents of /proc/PID/task/PID/stat; cgroup was the same before and after that.
     """
 
     text: str = ""

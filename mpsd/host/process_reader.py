@@ -103,7 +103,7 @@ class ProcessReader:
     # -- reads -----------------------------------------------------------------------------------------------------------
 
     def stat(self, pid: int) -> bytes:
-        """Return the contents of /proc/PID/stat.  Raises OSError."""
+        """Return the contents of /proc/PID/stat, of which some fields may be of the first thread alone.  Raises OSError."""
         return self._read(Question(InspectorOp.STAT, pid))
 
     def cgroup(self, pid: int) -> CgroupLook:

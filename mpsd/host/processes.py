@@ -24,7 +24,7 @@ from mpsd.model.process import ProcessId
 
 _FLAGS, _THREADS, _START_TIME, _PENDING = 9, 20, 22, 31  # fields of /proc/PID/stat, proc(5)
 _KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
-_MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive
+_MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive, unlisted
 _LOOKS = 4  # at all of them; if some came or went each time, it counts as alive
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 GONE = (errno.ENOENT, errno.ESRCH)
@@ -300,8 +300,9 @@ def _is_ending(pid: int, fields: list[bytes]) -> bool:
     """
     if not is_over(fields):
         return False
-    if int(fields[_THREADS - 3]) == 1:
-        return True
+    count = int(fields[_THREADS - 3])
+    if count == 1 or count > _MOST_THREADS:
+        return count == 1
     before: list[int] = []
     for _ in range(_LOOKS):
         numbers = _threads(pid)

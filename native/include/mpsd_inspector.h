@@ -32,7 +32,8 @@
  *          names; pairs: those already known;         of descriptors of `pid` that link to one of the words, refer
  *          rdev_major, rdev_minor: of a device,       to this device, and are in none of the pairs
  *          or 0, 0
- *   STAT   nothing                                    the contents of stat
+ *   STAT   nothing                                    the contents of task/PID/stat: the kernel visits no other thread for it.
+ *                                                     Of stat, if few threads are left and the first has ended, or is ending
  *   FILE   a word: exe, root, or fd/3 (of a keeper,   struct mpsd_inspector_file, and the link
  *          its listening socket)
  *   SPACES nothing                                    uint64: the number of its pid namespace, then of each one
@@ -46,7 +47,7 @@
  *          the program's path and its arguments; uid: leader of a session, with `/` as its directory and the
  *          of its user, or MPSD_INSPECTOR_SAME_USER;  descriptors that came after the socket as 0, 1, 2 and 3. If
  *          three or four more descriptors             the program cannot be executed, a second answer has -errno
- *   CGROUP nothing                                    the contents of cgroup, NUL, and those of stat, which was read between
+ *   CGROUP nothing                                    the contents of cgroup, NUL, and those of task/PID/stat, read between
  *                                                     two reads of cgroup.  -EAGAIN: those differ
  *   FROZEN pairs: processes; a word: where cgroup v2  a byte each, enum mpsd_inspector_frozen: is cgroup.freeze of the
  *          is mounted                                 process's cgroup, or of one above it, 1?

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from mpsd.host import processes
 from mpsd.host.process_exit import ProcessExit, decode, how_ended, how_it_is_ending, parse_stat
 from mpsd.model.process import ProcessId
-from tests.leaderless import leaderless
+from tests.leaderless import crowded, leaderless
 
 STAT = "4711 (a) b)) {state} 1 2 3 0 -1 {flags} " + "0 " * 12 + "777 " + "0 " * 29 + "{code}\n"
 PF_EXITING = 4
@@ -65,7 +67,26 @@ def test_a_process_goes_on_without_its_first_thread() -> None:
         assert how_it_is_ending(process) is None
         made.kill()
         wait_for_end(made)
-        assert how_it_is_ending(process) is not None
+        assert how_it_is_ending(process) == of_all_threads(process)
+
+
+def test_the_end_is_not_that_of_the_first_thread_alone() -> None:
+    """That ended before the others, with status 0; a tracer keeps some of them until it takes their status."""
+    with crowded(4) as pid:
+        process = processes.process_id(pid)
+        assert process is not None
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while how_it_is_ending(process) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert how_it_is_ending(process) == of_all_threads(process)
+
+
+def of_all_threads(process: ProcessId) -> ProcessExit:
+    """Return the ending in the stat of the whole process; with older kernels it is that of the first thread."""
+    found = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes(), process.start_time)
+    assert found is not None
+    return found
 
 
 def test_of_one_whose_status_its_parent_has_taken() -> None:

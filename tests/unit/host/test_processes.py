@@ -138,6 +138,13 @@ def test_ended_threads_take_little_of_the_event_loop(monkeypatch: pytest.MonkeyP
     assert len(asked) <= 33
 
 
+def test_very_many_threads_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel took 3 ms for the first thousand of 10,000."""
+    monkeypatch.setattr(processes, "_threads", lambda pid: pytest.fail("they were listed"))
+    with crowded(40) as pid:
+        assert processes.find(pid) is not None
+
+
 def test_a_living_process_has_its_first_thread(child) -> None:
     assert not processes.lacks_first_thread(child[1])
 
