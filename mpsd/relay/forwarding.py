@@ -202,7 +202,7 @@ class Forwarding(Struct):
             raise FatalMessage(why)
 
     def _check_descriptors(self, message: Message) -> None:
-        """Refuse a descriptor whose close can wait: SIGKILL ends no vendor daemon that waits for a user's file server or process.
+        """Refuse a descriptor whose close can wait: SIGKILL ends no vendor daemon that waits for a user's file or process.
 
         A socket has others in its queue.  Raise FatalMessage.
         """
