@@ -96,7 +96,7 @@ class Part(NamedTuple):
     gpus: int = 1
 
 
-ELSEWHERE = names("contract", "vault_", "shim_", "failover_", "contained", "sentinel_", "move", "replica")
+ELSEWHERE = names("contract", "vault_", "shim_", "failover_", "contained", "sentinel_", "move", "replica", "ranks")
 SPEED = ("startup", "throughput", "memory_faults", "other_faults")
 PARTS = {
     "compare": Part(
@@ -108,7 +108,9 @@ PARTS = {
         {"failover_count", "failover_fence", "failover_llm"}, 200, 2,
         lambda row: "first useful" in row["what"], check_that_every_way_was_tried,
     ),
-    "two": Part(names("move", "replica"), 200, 2, lambda row: False, check_that_the_service_went_there_and_back, gpus=2),
+    "two": Part(
+        names("move", "replica", "ranks"), 200, 2, lambda row: False, check_that_the_service_went_there_and_back, gpus=2
+    ),
     "containment": Part(
         names("contained", "sentinel_"), 200, 1,
         lambda row: True, check_that_sm_exceptions_are_contained_and_memory_faults_are_not,

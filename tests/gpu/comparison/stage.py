@@ -80,11 +80,14 @@ class Stage:
         row = self.table.add(self.section, what, **cells)
         self.say(" | ".join(filter(None, row.cells())))
 
+    def gpus(self) -> list[str]:
+        """Return the UUIDs of the GPUs that mpsd has."""
+        with Mpsd(self.mpsd.pipe / "mpsd.sock") as mpsd:
+            return [device.uuid for device in mpsd.ask(calls.device_list()).items]
+
     def two_gpus(self, what: str) -> list[str]:
         """Return the UUIDs of the GPUs that mpsd has; none, and a row that says so, if there are not two."""
-        with Mpsd(self.mpsd.pipe / "mpsd.sock") as mpsd:
-            gpus = [device.uuid for device in mpsd.ask(calls.device_list()).items]
-        if len(gpus) >= 2:
+        if len(gpus := self.gpus()) >= 2:
             return gpus
         self.add(what, remark="not run: it needs two GPUs")
         return []

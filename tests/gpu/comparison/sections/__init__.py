@@ -20,6 +20,7 @@ from tests.gpu.comparison.sections import (
     move,
     newcomers,
     private,
+    ranks,
     replica,
     replica_cost,
     replica_lost,
@@ -100,5 +101,6 @@ SECTIONS = (
     Section("failover_training", 300, failover_runs.run_training),
     Section("failover_cost", 250, failover_cost.run),
     Section("failover_elastic", failover_elastic.SECONDS, failover_elastic.run),
+    Section("ranks", 300, ranks.run),
     Section("contract", 150, contract.run),
 )
