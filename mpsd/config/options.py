@@ -254,7 +254,8 @@ class FaultOptions:
     nvml_events: Literal["on", "off"] = option("on", "Take Xid events from NVML.", needs_restart=True)
     core_dumps: Literal["on", "off"] = option(
         "on",
-        "Read the CUDA core dumps of clients that were started to write them (`mpsctl env --core-dumps`) to PIPE_DIR/cores.",
+        "Read the CUDA core dumps of clients that were started to write them (`mpsctl env --core-dumps`) to PIPE_DIR/cores. As "
+        "root not below /run, unless a file system of its own is mounted there (docs/faults.md).",
         needs_restart=True,
     )
     kmod: str = option(

@@ -42,6 +42,14 @@ def file_system_of(descriptor: int) -> int:
     return found.stx_dev_major << 20 | found.stx_dev_minor if found is not None else 0
 
 
+def is_on_tmpfs(descriptor: int) -> bool:
+    """Return whether an open file is on a tmpfs.  It asks the file system, which must not be a user's.  Raises OSError."""
+    found = ffi.new("struct statfs *")
+    if lib.fstatfs(descriptor, found):
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
+    return bool(found.f_type == lib.TMPFS_MAGIC)
+
+
 def leave_descriptor_table() -> None:
     """Give this thread a copy of the table of descriptors: nothing else sees what it opens, or closes.  Raise OSError."""
     if lib.unshare(lib.CLONE_FILES):

@@ -18,6 +18,13 @@ int statx(int directory, const char *path, int flags, unsigned int wanted, struc
 struct file_handle;
 int name_to_handle_at(int directory, const char *path, struct file_handle *found, int *mount, int flags);
 
+static const int TMPFS_MAGIC;
+struct statfs {
+	long f_type;
+	...;
+};
+int fstatfs(int file, struct statfs *found);
+
 static const int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE;
 int fallocate(int file, int mode, int64_t offset, int64_t length);
 
@@ -45,6 +52,7 @@ int getsockopt(int connection, int level, int option, void *value, uint32_t *byt
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/magic.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/fanotify.h>
@@ -52,6 +60,7 @@ int getsockopt(int connection, int level, int option, void *value, uint32_t *byt
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #endif
 #endif

@@ -10,8 +10,9 @@ can mount a file system on an own file, which then may never answer.  It belongs
 writer has closed it, or has not touched it for a while, and no process has it open for writing.  A dump that was read is
 deleted or kept; any other file is deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any
 temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
-directories; that counts against the user's quota.  Users take turns: no user's files keep those of another from being read, or
-push them out.
+directories.  On a disk that counts against the user's quota.  A tmpfs has none, and that of /run holds mpsd's state: root's
+mpsd uses no directory by which alone users could fill a tmpfs.  Users take turns: no user's files keep those of another from
+being read, or push them out.
 Prose: docs/faults.md.
 """
 
@@ -32,6 +33,7 @@ from msgspec import Struct
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
 from mpsd.host.file_writers import Lineage
+from mpsd.host.syscalls import is_on_tmpfs
 from mpsd.host.trusted_directories import open_directory
 
 CORES = "cores"  # its name in the pipe directory, which containers share with mpsd
@@ -79,7 +81,7 @@ class CoreDirectory:
     kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
     clock: seconds since the epoch.  share_of: the uid that a uid counts as.  writers_of: who used an open file; asked
     while it still has its name.  may_read: whether a file of this user may be read, asked before each; else mpsd deletes it.
-    Raises UnusablePath when the directory cannot be created or is not mpsd's own.
+    Raises UnusablePath when the directory cannot be created, is not mpsd's own, or would let users fill a tmpfs.
     """
 
     def __init__(
@@ -98,6 +100,9 @@ class CoreDirectory:
         self._closed: set[str] = set()
         self._directory = _open_own(path)
         try:
+            if os.geteuid() == 0 and _opens_a_tmpfs(self._directory):
+                os.fchmod(self._directory, 0o700)  # an earlier mpsd may have left it open to all
+                raise UnusablePath("users could fill this tmpfs, to which they cannot write elsewhere")
             self._keep = _open_own(path / _KEPT)
         except UnusablePath:
             os.close(self._directory)
@@ -233,6 +238,18 @@ def _open_own(path: Path) -> int:
         os.close(descriptor)
         raise UnusablePath(f"{path} belongs to user {owner}")
     return descriptor
+
+
+def _opens_a_tmpfs(directory: int) -> bool:
+    """Return whether it is on a tmpfs, and users can write to no directory above it there, as they can to /tmp.
+
+    False too if a file system of its own is mounted at it, which holds nothing else.
+    """
+    found, up, modes = os.fstat(directory), "..", []
+    while (above := os.stat(up, dir_fd=directory)).st_dev == found.st_dev and above.st_ino != found.st_ino:
+        modes.append(above.st_mode)
+        found, up = above, f"{up}/.."
+    return bool(modes) and is_on_tmpfs(directory) and not any(mode & stat.S_IWOTH for mode in modes)
 
 
 def _open_regular(name: str, directory: int) -> int | None:
