@@ -4,7 +4,7 @@ It lists a client that has ended for as long as a forked child has its connectio
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
@@ -23,6 +23,19 @@ def may_be_named(domain: Domain, pid: int) -> bool:
     It can name a client on its way in, still without a context; after a contained exception the server takes none.
     """
     return domain.state is not DomainState.CONTAINED or pid in pids_of_xids(domain)
+
+
+def domain_named(domains: Iterable[Domain], pid: int) -> Domain | None:
+    """Return the domain of the server, client, member or sentinel's client that an Xid means by the pid; None if it is of none.
+
+    A process of none can have the pid of an ended client that a server still lists.
+    """
+    process = processes.find(pid, even_ending=True)  # None: it has died of the fault, or is not known
+    meant = [each for each in domains if process is None or is_meant(each.admitted, process)]
+    listing = (each for each in meant if pid in pids_in_use(each))
+    placed = (each for each in meant if any(member.pid == pid for member in each.members))
+    found = next(listing, None) or next(placed, None)
+    return found if found is not None and may_be_named(found, pid) else None
 
 
 def has_lost_place(domain: Domain, process: ProcessId, key: str) -> bool:

@@ -121,11 +121,6 @@ class Pool:
         listing = (d for d in self.domains.values() if process.pid in pids_in_use(d) and is_meant(d.admitted, process))
         return self.home_of(process) or next(listing, None)
 
-    def domain_of_pid(self, pid: int) -> Domain | None:
-        own = (each for each in self.domains.values() if pid in pids_in_use(each))
-        placed = (each for each in self.domains.values() if any(process.pid == pid for process in each.members))
-        return next(own, None) or next(placed, None)
-
     def default_domain(self) -> Domain:
         """Return the domain that answers for all where only one can: the oldest that is alive, of all GPUs."""
         ours = [d for d in self.domains.values() if d.gpus == self.gpus]

@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import is_meant, listed_process, may_be_named, may_be_used
+from mpsd.domains.listed import domain_named, is_meant, listed_process, may_be_used
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.domains.servers import age_ns
@@ -181,8 +181,7 @@ class Incidents:
             former = self._pool.domains.get(name)
             if former is None or (former.is_ill and former.state is not DomainState.CONTAINED):
                 return former
-        found = self._pool.domain_of_pid(pid)
-        return found if found is not None and may_be_named(found, pid) else None
+        return domain_named(self._pool.domains.values(), pid)
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Return the domain's clients: members, and those that only the vendor's server lists, as without root.

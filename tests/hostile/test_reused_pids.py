@@ -6,13 +6,18 @@ import signal
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mpsd_client import Client, Refused, Selector, calls, values
+from mpsd_client import Client as Mpsd
+from mpsd_client import Refused, Selector, calls, values
 
 from tests.hostile.attacker import IN_NAMESPACES, NOBODY, attacking
 from tests.hostile.test_identity import held
+from tests.hostile.test_kernel_log import DRIVERS, write
+from tests.integration.client import Client
 from tests.integration.machine import CLIENTS, Machine
 from tests.integration.process import is_running, wait_for
 
@@ -129,9 +134,10 @@ def test_a_reused_pid_has_nothing_of_the_client_before(machine: Machine, is_late
             os.waitpid(culprit.pid, 0)
 
 
-def test_a_process_is_not_the_client_whose_pid_it_got(machine: Machine, short_dir: Path) -> None:
-    """The server lists the ended client for as long as a child has its connections (measured on an H200 too).  mpsd took the
-    process with its pid, of any user, for that client: it convicted and killed it after a fault."""
+@contextmanager
+def reused(machine: Machine, short_dir: Path) -> Iterator[Client]:
+    """Yield a client that has ended, and that its server lists for as long as a child has its connections (measured on an H200
+    too).  A process of another user has its pid."""
     library = short_dir / "leaves.so"
     library.with_suffix(".c").write_text(LEAVES)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, library.with_suffix(".c")], check=True)
@@ -142,17 +148,30 @@ def test_a_process_is_not_the_client_whose_pid_it_got(machine: Machine, short_di
     ended.process.wait()
     wait_for("the pid to be free", lambda: start_with_pid(ended.pid, FRIENDLY, ["/bin/sleep", "600"], {}))
     try:
-        with machine.mpsd() as mpsd:
-            assert machine.numbers(f"get_client_list {server}") == [ended.pid]
-            assert not running(mpsd, ended.pid)
-            [fault] = wait_for("a culprit", lambda: [each for each in mpsd.ask(calls.fault_list()).items if each.culprit], 30)
-            assert (fault.culprit.pid, fault.culprit.uid, fault.culprit.program) == (ended.pid, NOBODY, "faulter")
+        assert machine.numbers(f"get_client_list {server}") == [ended.pid]
+        yield ended
     finally:
         os.kill(ended.pid, signal.SIGKILL)
         os.waitpid(ended.pid, 0)
 
 
-def running(mpsd: Client, pid: int) -> list[values.MpsClient]:
+def test_a_process_is_not_the_client_whose_pid_it_got(machine: Machine, short_dir: Path) -> None:
+    """mpsd took the process, of any user, for that client: it convicted and killed it after a fault."""
+    with reused(machine, short_dir) as ended, machine.mpsd() as mpsd:
+        assert not running(mpsd, ended.pid)
+        [fault] = wait_for("a culprit", lambda: [each for each in mpsd.ask(calls.fault_list()).items if each.culprit], 30)
+        assert (fault.culprit.pid, fault.culprit.uid, fault.culprit.program) == (ended.pid, NOBODY, "faulter")
+
+
+def test_nor_is_its_fault_past_mps_one_of_that_client_s_domain(machine: Machine, short_dir: Path) -> None:
+    """The Xid names its pid alone.  mpsd closed the domain, and fenced the actives of other users there."""
+    with reused(machine, short_dir) as ended:
+        write(machine.place / "machine/kmsg", DRIVERS, 31, ended.pid)
+        seen, *_ = wait_for("the Xid", lambda: [each for each in machine.journal("fault.xid") if each["xid"] == 31])
+        assert (seen["pid"], seen["domain"]) == (ended.pid, None)
+
+
+def running(mpsd: Mpsd, pid: int) -> list[values.MpsClient]:
     return [each for each in mpsd.ask(calls.client_list()).items if each.pid == pid and each.state == "running"]
 
 
