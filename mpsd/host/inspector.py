@@ -172,7 +172,7 @@ class Inspector:
         found = [Same.UNKNOWN] * len(pairs)
         of_user: dict[int, list[int]] = {}
         for place, pair in enumerate(pairs):
-            of_user.setdefault(processes.real_uid(pair.pid), []).append(place)
+            of_user.setdefault(self.share_of(pair.pid), []).append(place)
         for places in of_user.values():
             with suppress(OSError, Unreadable):
                 for at in range(0, len(places), wire.MOST_PAIRS):

@@ -140,6 +140,27 @@ def test_the_uids_of_one_range_have_one_share_of_its_places(tmp_path: Path) -> N
     assert request == wire.pack_question(Question(InspectorOp.FACTS, reader.pid), 100_000, 20_000, os.getpid())
 
 
+@pytest.mark.root
+def test_a_user_of_many_uids_makes_a_comparison_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for one process of each uid, 1.5 s each, one after the other."""
+    inspector, asked = Inspector(ranges=parse("eve:100000:65536\n")), []
+
+    def ask(question: Question) -> tuple[bytes, list[int]]:
+        asked.append(question.pid)
+        raise Unreadable("it could not be read in time")
+
+    monkeypatch.setattr(inspector, "_ask_now", ask)
+    readers = [subprocess.Popen(["sleep", "60"], user=uid) for uid in (100_001, 1000, 100_002, 100_777)]
+    try:
+        found = inspector.same_now([wire.Pair(0, 0, reader.pid) for reader in readers])
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    assert found == [wire.Same.UNKNOWN] * 4
+    assert asked == [reader.pid for reader in readers[:2]]
+
+
 def test_one_that_died_is_replaced_before_anybody_notices(impatient: Inspector) -> None:
     before = impatient.pid
     os.kill(before, signal.SIGKILL)
