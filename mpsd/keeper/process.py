@@ -68,12 +68,12 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
     names = _removed_sockets(path)
     found = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
-        if processes.command(pid) != program.name or processes.sole_uid(pid) != os.geteuid():
-            continue
-        if (process := processes.find(pid)) is None:
+        if processes.command(pid) != program.name or (process := processes.find(pid)) is None:
             continue
         listener = processes.linked_file(pid, _LISTENER_LINK)  # not a client's connection, which it holds too
-        if listener is not None and (name := names.get(listener.path)):
+        if listener is None or (name := names.get(listener.path)) is None:
+            continue
+        if processes.sole_uid(pid) == os.geteuid():  # last: a status takes 20 ms with 65,536 groups
             found[name] = process
     return found
 
