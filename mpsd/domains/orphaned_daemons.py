@@ -6,7 +6,8 @@ with a server has clients.  Prose: docs/operating.md, "At three in the morning".
 """
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
 from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors, kill
 from mpsd.host import processes
-from mpsd.host.file_identity import identity_at
+from mpsd.host.file_identity import FileId, identity_at
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
@@ -30,6 +31,7 @@ _RECORD = "clients-of-removed"
 _OPEN_FILES = ("control_lock (deleted)", "log (deleted)", "control.log (deleted)")  # vendor programs have some of them open
 _LOOK_SECONDS = 1.0  # between two looks whether a daemon still has a server
 _GONE_SECONDS = 5.0
+_SEARCH_SECONDS = 5.0  # mpsd begins to serve only afterwards, and systemd waits for 90 s
 
 
 class Orphan(Struct, frozen=True):
@@ -119,20 +121,39 @@ async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool
     return facts is not None and Path(facts.variables.get(DIRECTORY_VARIABLE, "")).parent.parent == home
 
 
-def _homeless() -> list[ProcessId]:
-    """Return the vendor's processes of mpsd's user with removed files, except those of a container with another root."""
-    root = identity_at("/")
-    return [
-        process
-        for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-        if is_vendors(pid)
-        and (owner := processes.owner(pid)) is not None
-        and owner[0] == os.geteuid()
-        and (found := processes.linked_file(pid, "root"))
-        and found.identity == root
-        and _has_removed_files(pid)
-        and (process := processes.find(pid)) is not None
-    ]
+def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
+    """Return the vendor's processes of mpsd's user with removed files, except those of a container with another root.
+
+    Any process can have the vendor's name, so that users decide how many mpsd looks at.
+    """
+    root, until, homeless = identity_at("/"), clock() + _SEARCH_SECONDS, list[ProcessId]()
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        if clock() > until:
+            effect = "a vendor daemon that lost its directory, and was not found so far, is left to itself"
+            log.warning("domain.not_searched", seconds=_SEARCH_SECONDS, effect=effect)
+            break
+        if is_vendors(pid) and _may_be_ours(pid) and (process := processes.find(pid)) and _is_homeless(pid, root):
+            homeless.append(process)
+    return homeless
+
+
+def _may_be_ours(pid: int) -> bool:
+    """Return whether the process can be of mpsd's user: /proc shows another's uid, or root's if it may not be dumped."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid in (0, os.geteuid())
+    except OSError:
+        return False
+
+
+def _is_homeless(pid: int, root: FileId | None) -> bool:
+    """Return whether it has mpsd's root and removed files, and is of mpsd's user.
+
+    That comes last: the kernel takes 20 ms to write the status of a process with 65,536 groups.
+    """
+    found = processes.linked_file(pid, "root")
+    if found is None or found.identity != root or not _has_removed_files(pid):
+        return False
+    return (owner := processes.owner(pid)) is not None and owner[0] == os.geteuid()
 
 
 def _has_removed_files(pid: int) -> bool:

@@ -1,11 +1,30 @@
-"""The record of the clients of vendor daemons that lost their directories."""
+"""Vendor daemons that lost their directories: the record of their clients, and the search for them."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from mpsd.domains.orphaned_daemons import _read
+from mpsd.domains import orphaned_daemons as module
+from mpsd.domains.orphaned_daemons import _homeless, _read
+from mpsd.host import processes
 from mpsd.model.process import ProcessId
+
+MANY = 4000
+STATUS_SECONDS = 0.02  # of a process with 65,536 groups
+AS_VENDOR = """
+import os, sys
+open("/proc/self/comm", "w").write("nvidia-cuda-mps-control")
+if len(sys.argv) > 1:
+    file = open(sys.argv[1], "w")
+    os.unlink(sys.argv[1])
+print("ready", flush=True)
+input()
+"""
 
 
 @pytest.mark.parametrize(
@@ -23,3 +42,57 @@ def test_a_damaged_record_is_none(tmp_path: Path, text: str, clients: dict[Proce
     """An empty line kept mpsd from starting."""
     (tmp_path / "record").write_text(text, encoding="latin-1")
     assert _read(tmp_path / "record") == clients
+
+
+def vendors(*words: str) -> "subprocess.Popen[bytes]":
+    child = subprocess.Popen([sys.executable, "-S", "-c", AS_VENDOR, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout
+    assert child.stdout.readline() == b"ready\n"
+    return child
+
+
+@pytest.fixture
+def named() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that only calls itself the vendor's."""
+    with vendors() as child:
+        yield child
+        child.kill()
+
+
+@pytest.fixture
+def homeless(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """One that has a removed file open too, as a daemon that lost its directory."""
+    with vendors(str(tmp_path / "control_lock")) as child:
+        yield child
+        child.kill()
+
+
+def test_a_name_alone_has_no_status_read(
+    named: "subprocess.Popen[bytes]", homeless: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any process can take the name: with 4,000 of 65,536 groups each, mpsd did not start in the 90 s that systemd gives it."""
+    read, owner = list[int](), processes.owner
+    monkeypatch.setattr(processes, "owner", lambda pid: read.append(pid) or owner(pid))
+    found = [each.pid for each in _homeless()]
+    assert homeless.pid in found
+    assert homeless.pid in read
+    assert named.pid not in {*found, *read}
+
+
+def test_the_search_ends_among_processes_that_are_slow_to_read(
+    homeless: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a user gives its processes, so that they pass all checks but the last: mpsd starts."""
+    now, read = [0.0], list[int]()
+
+    def slow(pid: int) -> tuple[int, int]:
+        read.append(pid)
+        now[0] += STATUS_SECONDS
+        return os.geteuid() + 1, 0
+
+    monkeypatch.setattr(processes, "owner", slow)
+    monkeypatch.setattr(module.os, "listdir", lambda path: [str(homeless.pid)] * MANY)
+    with capture_logs() as lines:
+        assert _homeless(lambda: now[0]) == []
+    assert 0 < len(read) < MANY * 0.1
+    assert [line["event"] for line in lines] == ["domain.not_searched"]
