@@ -133,7 +133,7 @@ def test_an_array_some_of_whose_jobs_are_killed_leaves_nothing(cluster: Cluster)
 def test_a_ticket_is_its_users_alone(cluster: Cluster, uid: int) -> None:
     job = cluster.submit("--gres=mps:30", script=RUN_ON, uid=uid)
     cluster.wait_for_output(job, "begun")
-    assert cluster.shell(f"stat -c %u:%a /run/mpsd-slurm-n1/{job}").strip() == f"{uid}:600"
+    assert cluster.shell(f"stat -c %u:%a /run/mpsd-slurm-n1/{job}.d/ticket").strip() == f"{uid}:600"
 
 
 def test_no_user_can_hold_the_lock_of_the_prologs(cluster: Cluster) -> None:
@@ -179,7 +179,7 @@ def test_a_user_cannot_write_a_part_of_the_gpu_into_the_job_s_texts(cluster: Clu
 
 def test_a_user_cannot_keep_the_lease_of_a_job_that_has_ended(cluster: Cluster) -> None:
     """The epilog believed what the user had written into the job's file, and left root's lease there for ever."""
-    ticket = "/run/mpsd-slurm-$SLURMD_NODENAME/$SLURM_JOB_ID"
+    ticket = "/run/mpsd-slurm-$SLURMD_NODENAME/$SLURM_JOB_ID.d/ticket"
     state, _ = cluster.run("--gres=mps:30", script=f"echo refused by me > {ticket}\n")
     assert (state, cluster.leases("n1")) == ("COMPLETED", [])
 
@@ -191,7 +191,7 @@ def test_what_has_no_lease_leaves_no_file(cluster: Cluster) -> None:
     cluster.mpsctl("n1", "lease", "release", f"slurm-{job}")
     cluster.shell("touch /run/out/gone")
     cluster.wait(job)
-    assert job not in cluster.shell("ls /run/mpsd-slurm-n1")
+    wait_for("its files to go", lambda: job not in cluster.shell("ls /run/mpsd-slurm-n1"))
 
 
 def test_the_session_of_a_first_user(cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from tests.integration.machine import ROOT, Machine
 from tests.integration.process import variable, wait_for
 
 pytestmark = pytest.mark.root
+JOBS_USER = 64321
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c")
 # Makes leases of that name, and releases the later half, from the end, when the first of them is gone.
 ATTACK = """
@@ -67,7 +68,7 @@ class Node:
 
     def begin(self, script: str, job: int, gpu: int = 0) -> "subprocess.Popen[bytes]":
         facts = {
-            "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "64321", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": str(gpu),
+            "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(JOBS_USER), "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": str(gpu),
             "CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10",
             "SLURM_JOB_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1",
         }  # fmt: skip
@@ -80,8 +81,15 @@ class Node:
         with self._machine.mpsd() as root:
             return [each for each in root.pages(calls.lease_list()) if each.name == f"slurm-{job}"]
 
+    def ticket(self, job: int) -> Path:
+        return self.jobs / f"{job}.d/ticket"
+
+    def wait_until_nothing_is_left(self) -> None:
+        """The Epilog does not wait until the ticket has gone."""
+        wait_for("the jobs' files to go", lambda: {path.name for path in self.jobs.iterdir()} <= {"lock", "why"})
+
     def token(self, job: int) -> str:
-        return next(line for line in (self.jobs / str(job)).read_text().splitlines() if "MPSD_LEASE" in line).partition("=")[2]
+        return next(line for line in self.ticket(job).read_text().splitlines() if "MPSD_LEASE" in line).partition("=")[2]
 
     def lock_is_waited_for(self) -> bool:
         inode = (self.jobs / "lock").stat().st_ino
@@ -129,7 +137,7 @@ def test_leases_of_a_containers_root_do_not_keep_that_of_a_job(shared: Machine, 
         finally:
             attacker.kill()
     assert node.leases(5) == []
-    assert [path.name for path in node.jobs.iterdir() if path.name not in ("lock", "why")] == []
+    node.wait_until_nothing_is_left()
 
 
 def test_the_new_lease_of_a_requeued_job_is_not_taken_for_its_old_one(shared: Machine, node: Node) -> None:
@@ -144,7 +152,7 @@ def test_the_new_lease_of_a_requeued_job_is_not_taken_for_its_old_one(shared: Ma
     (node.place / "go").touch()
     assert (other.wait(60), requeued.wait(60)) == (0, 0)
     assert [each.selector.value for each in node.leases(5)] == [node.token(5)]
-    assert [path.name for path in node.jobs.iterdir() if path.suffix] == []
+    assert [path.name for path in node.jobs.iterdir() if path.suffix == ".left"] == []
 
 
 def test_what_a_job_left_is_its_own_again_when_it_is_requeued(shared: Machine, node: Node) -> None:
@@ -168,5 +176,5 @@ def test_the_mpsd_that_the_first_jobs_prolog_starts_serves_the_jobs_of_all_gpus(
         node.run("prolog", 6, gpu=0)
         leased = [lease.gpus for job in (5, 6) for lease in node.leases(job)]
         first, second = machine.uuids(MPSD_SIM_GPUS="2")
-        assert leased == [(second,), (first,)], [(node.jobs / job).read_text() for job in "56"]
+        assert leased == [(second,), (first,)], [node.ticket(job).read_text() for job in (5, 6)]
         assert variable(machine.daemon_pid(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == "", "every client would be limited to it"

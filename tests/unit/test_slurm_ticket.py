@@ -16,8 +16,8 @@ def place(tmp_path: Path) -> Path:
     """The scripts, with an mpsd that answers."""
     for name in ("task-prolog", "functions"):
         shutil.copy(SCRIPTS / name, tmp_path / name)
-    for name in ("jobs", "pipe", "bin"):
-        (tmp_path / name).mkdir()
+    for name in ("jobs/7.d", "pipe", "bin"):
+        (tmp_path / name).mkdir(parents=True)
     control = tmp_path / "bin/nvidia-cuda-mps-control"
     control.write_text("#!/bin/sh\nexit 0\n")
     control.chmod(0o755)
@@ -34,7 +34,7 @@ def prolog(place: Path, task: str = "0") -> "subprocess.CompletedProcess[str]":
 
 def test_a_task_gets_its_lease(place: Path) -> None:
     granted = GRANTED.format(pipe=place / "pipe")
-    (place / "jobs/7").write_text(granted)
+    (place / "jobs/7.d/ticket").write_text(granted)
     done = prolog(place)
     assert (done.returncode, done.stdout, done.stderr) == (0, granted.partition("\n")[2], "")
     done = prolog(place, task="2")
@@ -45,7 +45,7 @@ def test_a_task_gets_its_lease(place: Path) -> None:
 @pytest.mark.parametrize("ticket", ["", "proc", "processes", "processes \n", "processes two\nexport MPSD_LEASE=0123\n"])
 def test_a_prolog_that_was_cut_off_gives_no_task_without_limits(place: Path, ticket: str) -> None:
     """A requeued job's file is its user's already, and so can be read when only a part of it is there."""
-    (place / "jobs/7").write_text(ticket)
+    (place / "jobs/7.d/ticket").write_text(ticket)
     done = prolog(place)
     assert done.returncode == 1
     assert done.stdout.startswith("print mpsd: job 7 may not start on node: ")

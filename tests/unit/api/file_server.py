@@ -15,20 +15,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LOOKUP, _FORGET, GETATTR, _OPEN, _READ, WRITE, _STATFS, RELEASE, FLUSH, _INIT = 1, 2, 3, 14, 15, 16, 17, 18, 25, 26
+_LOOKUP, _FORGET, GETATTR, _OPEN, READ, WRITE, _STATFS, RELEASE, FLUSH, _INIT = 1, 2, 3, 14, 15, 16, 17, 18, 25, 26
 _WRITEBACK_CACHE = 1 << 16
 _ENOSYS = -38
 _ROOT, _FILE = 1, 2
 _IN, _OUT = struct.Struct("IIQQIIII"), struct.Struct("IiQ")
 _ATTRIBUTES = struct.Struct("QQQQQQIIIIIIIIII")
-_DETACH = 2  # umount2(2)
+DETACH = 2  # umount2(2)
 
-_libc = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class FileServer:
-    def __init__(self, device: int, end: int, mode: int, device_number: int, flags: int) -> None:
-        self._mode, self._device_number, self._flags = mode, device_number, flags
+    def __init__(self, device: int, end: int, mode: int, device_number: int, flags: int, silent: int) -> None:
+        self._mode, self._device_number, self._flags, self._silent = mode, device_number, flags, silent
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
@@ -46,7 +46,7 @@ class FileServer:
                     return
                 raise
             _, operation, unique, node, *_ = _IN.unpack_from(request)
-            if self.is_silent:
+            if self.is_silent or operation == self._silent:
                 self.asked.append(operation)
                 self.heard.set()
             elif operation != _FORGET:
@@ -65,7 +65,7 @@ class FileServer:
             return 0, struct.pack("QII", 0, 0, 0) + self._attributes(node)
         if operation == _OPEN:
             return 0, struct.pack("QII", 1, 0, 0)
-        if operation == _READ:
+        if operation == READ:
             return 0, bytes(4096)
         if operation == _STATFS:  # an overlay asks for the length of names
             return 0, struct.pack("5Q4I", 0, 0, 0, 0, 0, 4096, 255, 4096, 0) + bytes(24)
@@ -78,20 +78,28 @@ class FileServer:
 
 @contextmanager
 def serve(
-    place: Path, mode: int = 0o100644, uid: int = 0, *, keeps_writes: bool = False, is_for_all: bool = True, number: int = 0
+    place: Path,
+    mode: int = 0o100644,
+    uid: int = 0,
+    *,
+    keeps_writes: bool = False,
+    is_for_all: bool = True,
+    number: int = 0,
+    silent: int = 0,
 ) -> Iterator[FileServer]:
     """Serve `place / "file"`, with this mode, as a mount of this user. Raises OSError if mounting is not allowed.
 
     keeps_writes: the kernel keeps what is written, and sends it later. is_for_all: False for a mount that its user alone sees,
-    not even root. number: of the device that the file is, as in st_rdev. At the end all waiting readers continue.
+    not even root. number: of the device that the file is, as in st_rdev. silent: an operation that it never answers. At the end
+    all waiting readers continue.
     """
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
     try:
         options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid}{',allow_other' if is_for_all else ''}"
-        if _libc.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
+        if LIBC.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
             raise OSError(ctypes.get_errno(), "mount")
-        server = FileServer(device, reader, mode, number, _WRITEBACK_CACHE if keeps_writes else 0)
+        server = FileServer(device, reader, mode, number, _WRITEBACK_CACHE if keeps_writes else 0, silent)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         try:
@@ -99,7 +107,7 @@ def serve(
         finally:
             os.close(writer)
             thread.join(20)
-            _libc.umount2(bytes(place), _DETACH)
+            LIBC.umount2(bytes(place), DETACH)
     finally:
         os.close(reader)
         os.close(device)  # waiting readers get an error: the server has gone
