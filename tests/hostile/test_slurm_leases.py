@@ -178,3 +178,14 @@ def test_the_mpsd_that_the_first_jobs_prolog_starts_serves_the_jobs_of_all_gpus(
         first, second = machine.uuids(MPSD_SIM_GPUS="2")
         assert leased == [(second,), (first,)], [node.ticket(job).read_text() for job in (5, 6)]
         assert variable(machine.daemon_pid(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == "", "every client would be limited to it"
+
+
+def test_no_user_can_keep_the_jobs_directory_locked(machine: Machine, tmp_path: Path) -> None:
+    """Who may list a directory, or read a file, can keep it locked in the kernel: each Prolog then waited in state D."""
+    with pipe_below_run(machine) as pipe:
+        node = Node(machine, tmp_path, pipe)
+        node.jobs.chmod(0o755)
+        node.run("prolog", 5)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (node.jobs, *node.jobs.iterdir())}
+        assert modes == {"jobs": 0o711, "lock": 0o600, "why": 0o600, "5": 0o600, "5.d": 0o711}
+        assert node.ticket(5).stat().st_mode & 0o777 == 0o600
