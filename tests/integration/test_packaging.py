@@ -267,6 +267,22 @@ def test_systemd_takes_the_tmpfiles_without_complaint(tmp_path: Path) -> None:
     assert (tmp_path / "tmp/nvidia-mps").stat().st_mode & 0o7777 == 0o711
 
 
+@pytest.mark.root  # for a /tmp of its own
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("true", "root 711", id="missing"),
+        pytest.param("install -d -m 777 -o nobody /tmp/nvidia-mps", "nobody 777", id="of another user"),
+    ],
+)
+def test_the_package_makes_the_pipe_directory_before_the_next_boot(before: str, after: str) -> None:
+    """systemd-tmpfiles without --boot does nothing about a line with `!`; with it, it takes a directory from its owner."""
+    postinst = (ROOT / "clients/debian/postinst").read_text()
+    script = f"""mount -t tmpfs none /tmp; mount -t tmpfs none /run; {before}; sh -c "$1" postinst configure"""
+    done = run("unshare", "--mount", "sh", "-ec", f"{script}; stat -c '%U %a' /tmp/nvidia-mps", "sh", postinst)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{after}\n", "")
+
+
 def test_systemd_takes_the_unit_without_complaint(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here; apt-get install systemd")
