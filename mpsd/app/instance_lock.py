@@ -25,7 +25,8 @@ _DAEMON = "nvidia-cuda-mps-control"
 _DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 LOCK = "lock"  # the file in the state directory
 _HOLD_SECONDS = 5.0  # until a thread holds the lock; it takes a millisecond
-_PID_MODE, _STATE_MODE = 0o644, 0o711
+_PID_MODE = 0o600  # a user who may read it can hold its lock by a direct read, and mpsd would wait as it replaces or removes it
+_STATE_MODE = 0o711
 
 
 class InstanceLock:

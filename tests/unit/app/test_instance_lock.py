@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.app import instance_lock
-from mpsd.app.instance_lock import LOCK, InstanceLock
+from mpsd.app.instance_lock import LOCK, PID_FILE, InstanceLock
 from mpsd.config.options import Config
 from mpsd.errors import AlreadyRunning
 from tests.descriptors import descriptors
@@ -41,3 +41,10 @@ def test_the_default_log_directory_may_be_listed_by_no_user(
     monkeypatch.setattr(instance_lock, "Config", lambda: Config(log_directory=str(tmp_path / default)))
     InstanceLock(tmp_path / "pipe", log, tmp_path / "state")._open_log_directory()
     assert log.stat().st_mode & 0o777 == mode
+
+
+def test_the_pid_file_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+    """On ext4 a direct read of it into memory that never answers kept mpsd from replacing it."""
+    lock = InstanceLock(tmp_path / "pipe", tmp_path / "log", tmp_path / "state")
+    lock.take()
+    assert (tmp_path / "pipe" / PID_FILE).stat().st_mode & 0o777 == 0o600
