@@ -59,9 +59,12 @@
  *                                                     more, as many as MPSD_INSPECTOR_PATHS_MS allow.  Nothing: it has
  *                                                     gone; "-": it cannot be read
  *
- * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or MPSD_INSPECTOR_CGROUP_SHARE, or all uids together have
- * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value, the
- * environment or cgroup is longer than the bounds below, PROCESSES finds more cgroups or processes than those, or a search (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
+ * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
+ * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child. FROZEN, FREEZER, FREEZE, THAW
+ * and PROCESSES have as many places of their own, and MPSD_INSPECTOR_CGROUP_SHARE for one uid: no signal ends a child that
+ * waits for a cgroup, and other reads need places then.  -E2BIG when a value, the environment or cgroup is longer than the
+ * bounds below, PROCESSES finds more cgroups or processes than those, or a search (FIND, TAKE) takes longer than
+ * MPSD_INSPECTOR_FIND_MS.
  *
  * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ", a freezer "=QII".
  */
@@ -106,10 +109,10 @@ enum mpsd_inspector_frozen { MPSD_INSPECTOR_IS_THAWED, MPSD_INSPECTOR_IS_FROZEN,
 enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_INSPECTOR_UNKNOWN };
 
 enum {
-	MPSD_INSPECTOR_MOST = 544,        /* children at a time */
+	MPSD_INSPECTOR_MOST = 544,        /* children at a time, and again for files of cgroups */
 	MPSD_INSPECTOR_FIRST = 448,       /* reserved for uids without a child */
 	MPSD_INSPECTOR_SHARE = 8,         /* and for one uid at most */
-	MPSD_INSPECTOR_CGROUP_SHARE = 4,  /* the same for FROZEN, FREEZER, FREEZE, THAW and PROCESSES, counted apart */
+	MPSD_INSPECTOR_CGROUP_SHARE = 4,  /* the same for files of cgroups */
 	MPSD_INSPECTOR_DATAGRAM = 65536,  /* a request or an answer */
 	MPSD_INSPECTOR_MAPS_BYTES = 16384, /* the lowest mappings; the kernel lists them in order */
 	MPSD_INSPECTOR_ENVIRON = 8 << 20, /* execve(2) takes 6 MiB of arguments and environment at most */

@@ -23,10 +23,10 @@
 struct child {
 	pid_t pid; /* 0: a free place */
 	uint32_t uid;
-	bool opens_cgroup; /* which no signal may end */
 };
 
-static struct child children[MPSD_INSPECTOR_MOST];
+/* Those that open files of cgroups, which no signal may end, have the second half. */
+static struct child children[2 * MPSD_INSPECTOR_MOST];
 
 static void on_child(int number)
 {
@@ -38,7 +38,7 @@ static void reap(void)
 	pid_t pid;
 
 	while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
-		for (int i = 0; i < MPSD_INSPECTOR_MOST; i++)
+		for (int i = 0; i < 2 * MPSD_INSPECTOR_MOST; i++)
 			if (children[i].pid == pid)
 				children[i].pid = 0;
 }
@@ -47,7 +47,7 @@ static uint32_t count_children(void)
 {
 	uint32_t count = 0;
 
-	for (int i = 0; i < MPSD_INSPECTOR_MOST; i++)
+	for (int i = 0; i < 2 * MPSD_INSPECTOR_MOST; i++)
 		count += children[i].pid != 0;
 	return count;
 }
@@ -59,23 +59,22 @@ static bool opens_cgroup(uint32_t op)
 }
 
 /* Return a free place for a child of `uid`, or NULL. Children that cannot be killed stay as long as their users like: even if
- * those of some users fill the common places, each other user still gets one. Those that open files of cgroups are counted apart:
- * they leave a user's other reads their places. */
+ * those of some users fill the common places, each other user still gets one. Those that open files of cgroups leave the other
+ * reads all their places. */
 static struct child *find_place(uint32_t uid, bool is_for_cgroup)
 {
-	struct child *place = NULL;
-	int of_uid = 0, of_kind = 0, count = 0, share = is_for_cgroup ? MPSD_INSPECTOR_CGROUP_SHARE : MPSD_INSPECTOR_SHARE;
+	struct child *of_kind = children + is_for_cgroup * MPSD_INSPECTOR_MOST, *place = NULL;
+	int of_uid = 0, count = 0, share = is_for_cgroup ? MPSD_INSPECTOR_CGROUP_SHARE : MPSD_INSPECTOR_SHARE;
 
 	for (int i = 0; i < MPSD_INSPECTOR_MOST; i++) {
-		if (!children[i].pid) {
-			place = &children[i];
+		if (!of_kind[i].pid) {
+			place = &of_kind[i];
 			continue;
 		}
 		count++;
-		of_uid += children[i].uid == uid;
-		of_kind += children[i].uid == uid && children[i].opens_cgroup == is_for_cgroup;
+		of_uid += of_kind[i].uid == uid;
 	}
-	if (of_kind >= share || (of_uid && count >= MPSD_INSPECTOR_MOST - MPSD_INSPECTOR_FIRST))
+	if (of_uid >= share || (of_uid && count >= MPSD_INSPECTOR_MOST - MPSD_INSPECTOR_FIRST))
 		return NULL;
 	return place;
 }
@@ -243,7 +242,7 @@ static void serve(const struct question *question, int end)
 	if (pid < 0)
 		send_status(end, -errno, count_children());
 	else
-		*place = (struct child){ pid, question->head.uid, opens_cgroup(question->head.op) };
+		*place = (struct child){ pid, question->head.uid };
 }
 
 /* The descriptors that came with a request, close-on-exec; -1 where none did. */
