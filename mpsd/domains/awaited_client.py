@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 async def how_stopped_now(domain: Domain, client_pid: int) -> str:
-    """Return how the client is kept from running; "" if it is not.  One whose cgroup is not read in time may be frozen."""
+    """Return how the client is kept from running; "" if it is not.  UNREAD: it may run, or be frozen."""
     return how_stopped(client_pid) or await domain.control.how_frozen(client_pid)
 
 
@@ -70,16 +70,19 @@ async def _keep_running(domain: Domain, client: ProcessId, asked: trio.Event, wa
     with watching:
         while True:
             await trio.sleep(_LOOK_SECONDS)
+            looked_at = trio.current_time()  # UNREAD takes as long as mpsd's patience: its server has waited for that long
             if how := await how_stopped_now(domain, client.pid):
-                now = trio.current_time()
-                stopped_at = now if stopped_at is None else stopped_at
-                _signal(domain, client, signal.SIGCONT if now - stopped_at < _PATIENCE_SECONDS else signal.SIGKILL, how)
+                stopped_at = looked_at if stopped_at is None else stopped_at
+                is_late = trio.current_time() - stopped_at >= _PATIENCE_SECONDS
+                _signal(domain, client, signal.SIGKILL if is_late else signal.SIGCONT, how)
+
+
+def may_signal(domain: Domain, client: ProcessId) -> bool:
+    """Return whether mpsd admitted the process as a client whose user may signal it: the vendor's list alone proves nothing."""
+    return domain.admitted.get(client.pid) == client and not is_anothers(client, domain.uids.get(client))
 
 
 def _signal(domain: Domain, client: ProcessId, number: signal.Signals, how: str) -> None:
-    """Signal the process if mpsd admitted it as a client, and its user may do so: the vendor's list alone proves nothing."""
-    if domain.admitted.get(client.pid) != client:
-        return
     with suppress(OSError):
-        if not is_anothers(client, domain.uids.get(client)) and processes.kill(client, number):
+        if may_signal(domain, client) and processes.kill(client, number):
             log.error("client.signalled", pid=client.pid, domain=domain.name, signal=number.name, why=f"it {how}")

@@ -1,7 +1,7 @@
 """Which clients are in a frozen cgroup, without a wait for the files of that cgroup.
 
 Users hold the lock of a directory of cgroups as long as they like, by a listing of it into memory that never answers.  So a
-child of the inspector opens those files, and a client whose cgroup it could not read in time counts as frozen.
+child of the inspector opens those files, and a client whose cgroup it could not read in time may be frozen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +11,11 @@ import trio
 
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
+from mpsd.host.inspector_messages import Frozen
 
 FROZEN = "is frozen with its cgroup"
+UNREAD = "is in a cgroup that mpsd cannot read"  # other users can cause that
 _MOST_PID = 1 << 22  # PID_MAX_LIMIT of the kernel
-_UNREAD = "is in a cgroup that mpsd cannot read in time"
 
 
 async def how_frozen(
@@ -29,9 +30,10 @@ async def how_frozen(
         return {}
     share = inspector.share_of(pids[0]) if share is None else share
     try:
-        return dict.fromkeys(await inspector.frozen(pids, unified, share), FROZEN)
+        found = await inspector.frozen(pids, unified, share)
     except Unreadable:
-        return dict.fromkeys(pids, _UNREAD)
+        return dict.fromkeys(pids, UNREAD)
+    return {pid: FROZEN if how is Frozen.YES else UNREAD for pid, how in found.items()}
 
 
 class FrozenClients:

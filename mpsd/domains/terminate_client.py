@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import structlog
 
-from mpsd.domains.awaited_client import command_about, how_stopped_now
+from mpsd.domains.awaited_client import command_about, how_stopped_now, may_signal
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import UNREAD
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -18,7 +19,8 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
 
     mpsd does not ask for a client that is stopped, or frozen with its cgroup: its co-runners would stand still, and its domain
     take no further client.  It does not ask a domain in FAULT: its vendor daemon would not answer any command until the process
-    has ended (measured).  One that stops before the answer is continued, or else killed (awaited_client.py).
+    has ended (measured).  One that stops before the answer is continued, or else killed (awaited_client.py).  So is one whose
+    cgroup mpsd cannot read: other users can cause that, and a client that runs is answered for at once.
     check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
     sent if the process has ended since this call: another one may have the pid.
     """
@@ -34,7 +36,7 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
         check()
         if process is not None and not processes.is_alive(process):
             raise VendorFailed(f"client {client_pid} has ended")
-        if how:
+        if how and not (how == UNREAD and process is not None and may_signal(domain, process)):
             raise VendorFailed(f"client {client_pid} {how}, and its server would wait for it: let it continue first")
 
     await check_now()  # before a sentinel is ended for the command

@@ -23,7 +23,7 @@ from mpsd.host import inspector_process, processes
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
 from mpsd.host.inspector_answers import Busy, Unreadable, check_gone, close_all, overdue, receive
-from mpsd.host.inspector_messages import CgroupLook, InspectorOp, Pair, Question, Same, StartFacts
+from mpsd.host.inspector_messages import CgroupLook, Frozen, InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable, until_readable
 from mpsd.host.programs import own_program
@@ -87,17 +87,17 @@ class Inspector:
             raise Unreadable(f"its cgroups cannot be read: {os.strerror(exc.errno or 0)}") from None
         return wire.parse_cgroup(data)
 
-    async def frozen(self, pids: Sequence[int], unified: Path, share: int) -> set[int]:
-        """Return those of one user's processes that a frozen cgroup of version 2 holds, as by `docker pause`, or may hold.
+    async def frozen(self, pids: Sequence[int], unified: Path, share: int) -> dict[int, Frozen]:
+        """Return how a frozen cgroup of version 2 holds, as by `docker pause`, or may hold those of one user's processes.
 
         Their state does not show that.  unified: where version 2 is mounted.  share: the user's number.  Raises Unreadable.
         """
-        found = set[int]()
+        found: dict[int, Frozen] = {}
         for at in range(0, len(pids), wire.MOST_PAIRS):
             some = pids[at : at + wire.MOST_PAIRS]
             question = Question(InspectorOp.FROZEN, some[0], [os.fspath(unified)], [Pair(0, 0, pid) for pid in some])
             data = await self._ask_in_turn(question, share)
-            found.update(pid for pid, frozen in zip(some, wire.parse_frozen(data), strict=True) if frozen)
+            found.update((pid, frozen) for pid, frozen in zip(some, wire.parse_frozen(data), strict=True) if frozen)
         return found
 
     async def _ask_in_turn(self, question: Question, share: int) -> bytes:

@@ -58,7 +58,7 @@ class Same(IntEnum):
 
 
 class Frozen(IntEnum):
-    """Whether a process is in a frozen cgroup; MAYBE: its paths are too long to look."""
+    """Whether a process is in a frozen cgroup; MAYBE: mpsd cannot look, as at a path that is too long."""
 
     NO = 0
     YES = 1

@@ -3,16 +3,18 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
+from mpsd.domains import awaited_client
 from mpsd.domains.domain import Domain
-from mpsd.domains.frozen_clients import FROZEN, FrozenClients, how_frozen
+from mpsd.domains.frozen_clients import FROZEN, UNREAD, FrozenClients, how_frozen
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import watch_vital_signs
@@ -89,11 +91,10 @@ async def test_more_than_one_question_has_room_for(files: CgroupFiles, patient: 
     assert (await how_frozen(patient, files.root, [os.getpid(), *pids])).keys() == set(pids[::2])
 
 
-async def test_one_that_does_not_answer_counts_as_frozen(files: CgroupFiles, impatient: Inspector) -> None:
+async def test_one_that_does_not_answer_may_be_frozen(files: CgroupFiles, impatient: Inspector) -> None:
     files.make("silent", None)
     files.put(os.getpid(), "/silent")
-    found = await how_frozen(impatient, files.root, [os.getpid()])
-    assert found == {os.getpid(): "is in a cgroup that mpsd cannot read in time"}
+    assert await how_frozen(impatient, files.root, [os.getpid()]) == {os.getpid(): UNREAD}
 
 
 async def test_many_questions_about_one_users_clients_wait_for_each_other(files: CgroupFiles, patient: Inspector) -> None:
@@ -125,10 +126,10 @@ async def test_no_process_has_a_number_that_large(files: CgroupFiles, patient: I
     assert await how_frozen(patient, files.root, [0, 1 << 32, 9_999_999_999]) == {}
 
 
-async def test_a_path_that_is_too_long_to_look_at_counts_as_frozen(files: CgroupFiles, patient: Inspector) -> None:
+async def test_one_with_a_path_that_is_too_long_to_look_at_may_be_frozen(files: CgroupFiles, patient: Inspector) -> None:
     """A user makes cgroups as deep as that user likes."""
     files.put(os.getpid(), "/deep" * 1000)
-    assert await how_frozen(patient, files.root, [os.getpid()])
+    assert await how_frozen(patient, files.root, [os.getpid()]) == {os.getpid(): UNREAD}
 
 
 async def test_a_cgroup_that_never_answers_delays_no_look_at_another_users_client(
@@ -162,7 +163,7 @@ async def a_refusal(domain: Domain, client: int) -> str:
     return str(refused.value)
 
 
-async def test_the_end_of_its_work_is_not_asked_for_and_others_are_ended(
+async def test_for_one_that_mpsd_may_not_kill_the_end_is_not_asked_for_and_others_are_ended(
     files: CgroupFiles, impatient: Inspector, child: Child, another: Child, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each request waited in a thread, of which a domain had two, for ever: no client of that domain could be ended then."""
@@ -174,38 +175,62 @@ async def test_the_end_of_its_work_is_not_asked_for_and_others_are_ended(
     monkeypatch.setattr(Vendor, "how_frozen", lambda self, pid: control.how_frozen(pid))
     domain = silent_domain(child.pid, another.pid)
     for _ in range(3):
-        assert "is in a cgroup that mpsd cannot read in time" in await a_refusal(domain, child.pid)
+        assert UNREAD in await a_refusal(domain, child.pid)
     await terminate_client(domain, SERVER, another.pid)
     vendor: Any = domain.control
     assert vendor.told == [f"terminate_client {SERVER} {another.pid}"]
 
 
-async def test_one_whose_cgroup_answers_no_more_once_its_server_was_asked_is_killed(
-    files: CgroupFiles, impatient: Inspector, child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be frozen, and its server and all co-runners wait for it."""
+@pytest.fixture
+def admit(files: CgroupFiles, impatient: Inspector, child: Child, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Domain]:
+    """Return what returns a domain with the child as a client that mpsd admitted."""
 
     async def how_frozen_now(self: Vendor, pid: int) -> str:
         return (await how_frozen(impatient, files.root, [pid])).get(pid, "")
 
+    def domain_with_it() -> Domain:
+        domain, process = silent_domain(child.pid), processes.process_id(child.pid)
+        assert process is not None
+        domain.admit(process)
+        domain.uids[process] = os.geteuid()
+        return domain
+
+    monkeypatch.setattr(Vendor, "how_frozen", how_frozen_now)
+    return domain_with_it
+
+
+async def test_one_that_runs_in_a_held_cgroup_is_ended(files: CgroupFiles, admit: Callable[[], Domain], child: Child) -> None:
+    """A user who could list the directory of its cgroup kept it from being fenced, moved and stopped."""
+    domain = admit()
+    files.make("held/by/another", None)
+    files.put(child.pid, "/held/by/another")
+    await terminate_client(domain, SERVER, child.pid)
+    vendor: Any = domain.control
+    assert vendor.told == [f"terminate_client {SERVER} {child.pid}"]
+    assert child.poll() is None
+
+
+@pytest.mark.parametrize("cgroup", ["/", "/held/always"], ids=["once its server was asked", "always"])
+async def test_one_whose_cgroup_and_server_do_not_answer_is_killed(
+    files: CgroupFiles, admit: Callable[[], Domain], child: Child, monkeypatch: pytest.MonkeyPatch, cgroup: str
+) -> None:
+    """It is frozen, and its server and all co-runners wait for it: not longer than for one that is seen to be."""
+
     async def command(self: Vendor, line: str, seconds: float | None = None, check: Any = None) -> str:
         await check()
-        files.put(child.pid, "/held/later")
+        files.put(child.pid, "/held/always")
         await until(lambda: child.poll() is not None)
         return "0\n"
 
-    monkeypatch.setattr(Vendor, "how_frozen", how_frozen_now)
     monkeypatch.setattr(Vendor, "command", command)
-    files.make("held/later", None)
-    files.put(child.pid, "/")
-    domain = silent_domain(child.pid)
-    process = processes.process_id(child.pid)
-    assert process is not None
-    domain.admit(process)
-    domain.uids[process] = os.geteuid()
-    with trio.fail_after(15):
-        await terminate_client(domain, SERVER, child.pid)
+    monkeypatch.setattr(awaited_client, "_PATIENCE_SECONDS", 0.1)  # as long as mpsd waits for the cgroup
+    if not (files.root / "held/always").exists():
+        files.make("held/always", None)
+    files.put(child.pid, cgroup)
+    with capture_logs() as logs, trio.fail_after(15):
+        await terminate_client(admit(), SERVER, child.pid)
     assert child.returncode == -signal.SIGKILL
+    assert [line["signal"] for line in logs if line["event"] == "client.signalled"] == ["SIGKILL"]
 
 
 def silent_domain(*pids: int) -> Domain:
