@@ -99,11 +99,6 @@ def parsed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parse_cgroups(text)))
 
 
-def _are_there() -> bool:
-    """Return whether the kernel has cgroups."""
-    return Path("/proc/self/cgroup").exists()
-
-
 def parse_cgroups(text: str) -> Iterator[str]:
     """Yield the paths of /proc/PID/cgroup, ID:CONTROLLERS:PATH a line.
 
