@@ -38,20 +38,32 @@ static bool leads_out(const char *path)
 	return false;
 }
 
+/* An error that shows that the cgroup was removed, has no freezer or is closed to mpsd; any other, as for want of files, shows
+ * nothing. */
+static enum mpsd_inspector_frozen without_answer(int error)
+{
+	if (error == ENOENT || error == ENODEV || error == ENOTDIR || error == EACCES)
+		return MPSD_INSPECTOR_IS_THAWED;
+	return MPSD_INSPECTOR_MAY_BE_FROZEN;
+}
+
 /* Look at one cgroup, whose path has room for FREEZE after its length. */
 static enum mpsd_inspector_frozen look_at(char *path, size_t length)
 {
+	enum mpsd_inspector_frozen found;
 	char first = '0';
 	int fd;
 
 	memcpy(path + length, FREEZE, sizeof(FREEZE));
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
-		return errno == ENAMETOOLONG ? MPSD_INSPECTOR_MAY_BE_FROZEN : MPSD_INSPECTOR_IS_THAWED; /* removed, or no freezer */
+		return without_answer(errno);
 	if (read(fd, &first, 1) < 0)
-		first = '0'; /* it was just removed */
+		found = without_answer(errno);
+	else
+		found = first == '1' ? MPSD_INSPECTOR_IS_FROZEN : MPSD_INSPECTOR_IS_THAWED;
 	close(fd);
-	return first == '1' ? MPSD_INSPECTOR_IS_FROZEN : MPSD_INSPECTOR_IS_THAWED;
+	return found;
 }
 
 /* Look at the process's cgroup and at those above it, below `root`. cgroup.events would not do: it says 0 as long as one process

@@ -121,6 +121,20 @@ async def test_many_questions_about_one_users_clients_wait_for_each_other(files:
     assert found == [{}] * asked
 
 
+@pytest.mark.parametrize("file", ["a link to itself", "a directory"])
+async def test_one_whose_freezer_cannot_be_opened_or_read_may_be_frozen(
+    files: CgroupFiles, patient: Inspector, file: str
+) -> None:
+    """Where files or memory are short, a frozen client counted as one that runs: its server was asked, and waited for it."""
+    freeze = files.make(file, "") / "cgroup.freeze"
+    if file == "a directory":
+        freeze.mkdir()
+    else:
+        freeze.symlink_to(freeze)
+    files.put(os.getpid(), f"/{file}")
+    assert await how_frozen(patient, files.root, [os.getpid()]) == {os.getpid(): UNREAD}
+
+
 async def test_no_process_has_a_number_that_large(files: CgroupFiles, patient: Inspector) -> None:
     """A command named it, or a vendor daemon's list: mpsd met an error of its own."""
     assert await how_frozen(patient, files.root, [0, 1 << 32, 9_999_999_999]) == {}
