@@ -6,6 +6,7 @@ Linux 6.5 has a pidfd of the process that connected, whatever its namespace.
 
 import os
 import socket
+from functools import cache
 
 from msgspec import Struct, field
 
@@ -13,29 +14,30 @@ from mpsd.host.peers import PeerEnded, open_peer_pidfd
 from mpsd.host.polling import is_readable
 
 _MOST = 64  # processes; a server has some sixty clients
-_NAMELESS = "anon_inode:"  # the kernel's name of any pidfd before Linux 6.9
 
 
 class UnseenClients(Struct, eq=False):
     """Guards that such a client counts as living until its end is certain, and that each process takes one descriptor.
 
+    Before Linux 6.9 each connection takes one: all pidfds have the same inode number.
     is_uncertain: there was one whose end mpsd cannot see.
     """
 
     is_uncertain: bool = False
-    _pidfds: dict[str, int] = field(default_factory=dict)  # by the kernel's name of the process
+    _pidfds: dict[int, int] = field(default_factory=dict)  # by their inode numbers, which are the processes'
 
     def note(self, connection: socket.socket) -> None:
         """Note that the process that connected may have a channel."""
         try:
+            own = _own_number()
             pidfd = open_peer_pidfd(connection)
         except PeerEnded:
             return
         except OSError:
             self.is_uncertain = True
             return
-        name = os.readlink(f"/proc/self/fd/{pidfd}")
-        key = f"{name} {pidfd}" if name.startswith(_NAMELESS) else name
+        number = os.fstat(pidfd).st_ino
+        key = -pidfd if number == own else number
         self._drop_ended()
         if key not in self._pidfds and len(self._pidfds) < _MOST:
             self._pidfds[key] = pidfd
@@ -57,3 +59,13 @@ class UnseenClients(Struct, eq=False):
     def _drop_ended(self) -> None:
         for key in [key for key, pidfd in self._pidfds.items() if is_readable(pidfd)]:
             os.close(self._pidfds.pop(key))
+
+
+@cache
+def _own_number() -> int:
+    """Return the inode number of a pidfd of mpsd's own process.  Raises OSError."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        return os.fstat(pidfd).st_ino
+    finally:
+        os.close(pidfd)

@@ -21,7 +21,7 @@ from mpsd.model.domain import Defaults, DomainState, ServerView
 from tests.running import running
 from tests.unit.domains.test_ending_strangers import SERVER
 from tests.unit.domains.test_upkeep import GPUS, Failing, a_pool
-from tests.unit.relay.test_speakers import needs_peer_pidfd
+from tests.unit.relay.test_speakers import KERNEL, needs_peer_pidfd
 
 CONNECT = (
     "import socket, sys; ends = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)];"
@@ -103,13 +103,20 @@ async def test_one_whose_end_cannot_be_seen_keeps_its_domain(
 
 
 @needs_peer_pidfd
-def test_each_process_takes_one_descriptor(start: Start) -> None:
-    clients, (_, ends) = UnseenClients(), start()
+@pytest.mark.parametrize("are_numbered", [True, False], ids=["numbers", "before Linux 6.9"])
+def test_each_process_takes_one_descriptor(start: Start, monkeypatch: pytest.MonkeyPatch, are_numbered: bool) -> None:
+    """Each connection did: the kernel's name of a pidfd is the same for all processes, after Linux 6.9 too."""
+    if are_numbered and KERNEL < (6, 9):
+        pytest.skip("Linux 6.9 numbers pidfds by their processes")
+    if not are_numbered:
+        monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result([0o600, 7, *[0] * 8]))
+        monkeypatch.setattr(unseen_clients, "_own_number", unseen_clients._own_number.__wrapped__)
+    clients, started = UnseenClients(), [start(), start()]
     before = len(os.listdir("/proc/self/fd"))
-    for connection in ends:
-        clients.note(connection)
-    names = [os.readlink(f"/proc/self/fd/{pidfd}") for pidfd in clients._pidfds.values()]
-    assert len(names) == (2 if names[0].startswith("anon_inode:") else 1)
+    for _, ends in started:
+        for connection in ends:
+            clients.note(connection)
+    assert len(clients._pidfds) == (2 if are_numbered else 4)
     clients.forget()
     assert len(os.listdir("/proc/self/fd")) == before
 
