@@ -16,7 +16,6 @@ import trio
 
 from mpsd.host import processes
 from mpsd.host.cgroup_directory import CgroupDirectory
-from mpsd.host.descriptors import FULL
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.model.process import ProcessId
@@ -27,7 +26,6 @@ _FREEZE_SECONDS, _THAW_SECONDS = 2.0, 5.0
 _LOOK_SECONDS = 0.02
 _AGAIN_SECONDS = 1.0
 _EARLIER_SHARE, _EARLIER_SHARES = 0xFFFF0000, 8  # in place of users, whom an mpsd that starts does not know; no uids in use
-_PASSING = {*FULL, errno.EAGAIN, errno.ENOMEM, errno.EPIPE}  # of mpsd or the machine, not of the cgroup
 _NONE_OURS = {errno.ENOENT, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EROFS}  # removed, or never frozen
 _STOPPED = "tT"
 
@@ -73,10 +71,8 @@ class LeftFrozen:
         except Unreadable:
             return False
         except OSError as exc:
-            if exc.errno in _PASSING:
-                return False
             if exc.errno not in _NONE_OURS:
-                log.warning("stop.not_thawed", what=name, why=_why(exc))
+                return False
         self._draining.discard(name)
         self._frozen.pop(name, None)
         self._notes.forget_frozen(name)
@@ -141,7 +137,7 @@ class CgroupFreezer:
                 await trio.sleep(_LOOK_SECONDS)
             return True
         self._left.leave(self._cgroup)
-        log.error("cgroup.not_thawed", cgroup=str(self._cgroup.path), why=f"no answer within {_THAW_SECONDS:g} s")
+        log.error("cgroup.not_thawed", cgroup=str(self._cgroup.path), why=f"not done within {_THAW_SECONDS:g} s")
         return False
 
     async def pids(self) -> set[int]:
@@ -202,7 +198,7 @@ async def thaw_earlier(notes: FrozenNotes, left: LeftFrozen) -> None:
             notes.forget_frozen(name)
     await left.thaw_left()
     for name, _ in notes.frozen():
-        log.warning("stop.not_thawed", what=name, why="its files do not answer: mpsd tries again every second")
+        log.warning("stop.not_thawed", what=name, why="its files cannot be read yet: mpsd tries again every second")
 
 
 def _why(error: OSError | Unreadable) -> str:

@@ -226,6 +226,21 @@ async def test_a_cgroup_that_answers_again_is_thawed(
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
 
 
+async def test_a_cgroup_that_cannot_be_opened_now_is_not_forgotten(store: SqliteStore, tmp_path: Path) -> None:
+    """mpsd forgot it after an error that it did not know, and its processes stayed frozen."""
+    cgroup = a_cgroup(tmp_path / "job", is_frozen=True)
+    store.save_frozen(str(cgroup), cgroup.stat().st_ino)
+    left = LeftFrozen(INSPECTOR, store)
+    (cgroup / "cgroup.freeze").rename(cgroup / "kept")
+    (cgroup / "cgroup.freeze").symlink_to(cgroup / "cgroup.freeze")
+    await thaw_earlier(store, left)
+    assert store.frozen()
+    (cgroup / "kept").rename(cgroup / "cgroup.freeze")
+    await left.thaw_left()
+    assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
+    assert not store.frozen()
+
+
 async def test_a_freeze_that_mpsd_did_not_wait_for_is_undone(tmp_path: Path, impatient: Inspector) -> None:
     """Its write takes effect when the kernel lets it, and no signal ends it."""
     cgroup = CgroupDirectory(tmp_path, 1000, impatient)
