@@ -2,7 +2,11 @@
 
 import os
 import signal
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import pytest
 from mpsd_client import Refused, calls
@@ -11,6 +15,44 @@ from tests.hostile.attacker import NOBODY
 from tests.integration.cgroup import freeze, open_cgroup
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import state_of, wait_for
+
+# List a directory into memory that a userfaultfd(2) leaves without pages: the kernel keeps the lock of the directory.
+HOLD = """
+import ctypes, fcntl, mmap, os, platform, struct, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+userfaultfd, getdents = {"x86_64": (323, 217), "aarch64": (282, 61)}[platform.machine()]
+directory = os.open(sys.argv[1], os.O_RDONLY)
+pages = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+faults = libc.syscall(userfaultfd, os.O_CLOEXEC)
+if faults < 0:
+    sys.exit(f"skip: {os.strerror(ctypes.get_errno())}")
+fcntl.ioctl(faults, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
+fcntl.ioctl(faults, 0xC020AA00, struct.pack("QQQQ", start, len(pages), 1, 0))
+listing = threading.Thread(target=libc.syscall, args=(getdents, directory, ctypes.c_void_p(start), len(pages)), daemon=True)
+listing.start()
+os.read(faults, 32)
+print("held", flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Let each look for a name in the directory wait that the kernel has not cached."""
+    command = [sys.executable, "-c", HOLD, str(directory)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as holder, ExitStack() as ends:
+        ends.callback(holder.kill)
+        assert holder.stdout is not None
+        if (said := holder.stdout.readline()) != b"held\n":
+            pytest.skip(f"no userfaultfd here: {said.decode()}")
+        maker = subprocess.Popen(["mkdir", directory / "queued"], user=NOBODY, stderr=subprocess.DEVNULL)
+        ends.callback(maker.wait)
+        ends.callback(holder.kill)  # the mkdir ends then: it has no right to make the directory
+        wait_for("a mkdir that waits", lambda: state_of(maker.pid) == "D")
+        yield
 
 
 def test_the_work_of_a_stopped_client_is_not_ended(machine: Machine) -> None:
@@ -52,3 +94,26 @@ def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str)
         (cgroup / "cgroup.freeze").write_text("0")
         mpsd.ask(calls.client_terminate(own.pid))
     victim.goes_on()
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["runs", "is frozen"])
+def test_a_client_whose_cgroup_another_user_holds_is_ended(machine: Machine, is_frozen: bool) -> None:
+    """mpsd took it for a frozen one: any user could keep any client from being ended.  One that is frozen is killed soon."""
+    machine.start("-multiuser-server")
+    own, victim = machine.counter(uid=NOBODY).ready(), machine.counter(uid=UIDS[0]).ready()
+    assert machine.domain_of(own) == machine.domain_of(victim)
+    with open_cgroup() as cgroup:
+        inner = cgroup / "inner"
+        inner.mkdir()
+        with open(inner / "cgroup.procs", "w") as members, open(inner / "cgroup.events") as state, held(inner):
+            members.write(str(own.pid))
+            members.flush()
+            if is_frozen:
+                (cgroup / "cgroup.freeze").write_text("1")
+                wait_for("a frozen cgroup", lambda: state.seek(0) or "frozen 1" in state.read())
+            may_end_first = suppress(Refused) if is_frozen else nullcontext()  # its process, before its server looks for it
+            with machine.mpsd(uid=NOBODY) as mpsd, may_end_first:
+                mpsd.ask(calls.client_terminate(own.pid))
+            if is_frozen:
+                assert {entry["signal"] for entry in machine.journal("client.signalled")} == {"SIGKILL"}
+        victim.goes_on()
