@@ -7,7 +7,6 @@ daemon's children before it kills the daemon; their start times identify them.  
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -40,13 +39,13 @@ class Leftovers:
 
     def record_children(self, daemon: ProcessId) -> None:
         """Record the daemon's children.  Call it before the daemon is killed: afterwards they have another parent."""
-        self.record(pid for pid in children(daemon.pid) if is_vendors(pid))
+        self.record(pid for pid in processes.children(daemon.pid) if is_vendors(pid))
 
     async def sweep(self) -> int:
         """Kill the recorded processes and the children that are left; return their number."""
         recorded, self._recorded = self._recorded, set()
         swept = sum(kill(each) for each in recorded if is_vendors(each.pid))
-        for pid in children(os.getpid()):
+        for pid in processes.children(os.getpid()):
             if is_vendors(pid) and (process := processes.find(pid)) and await self._is_ours(process):
                 swept += kill(process)
         return swept
@@ -58,16 +57,6 @@ class Leftovers:
             log.warning("domain.not_swept", pid=process.pid, why=str(exc), effect="it is left to itself")
             return False
         return facts is not None and facts.variables.get(DIRECTORY_VARIABLE) == self._pipe_directory
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of the children; empty if the kernel lacks CONFIG_PROC_CHILDREN, or the process has ended."""
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    return found
 
 
 def is_vendors(pid: int) -> bool:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
-from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors, kill
+from mpsd.domains.leftovers import DIRECTORY_VARIABLE, is_vendors, kill
 from mpsd.host import processes
 from mpsd.host.file_identity import FileId, identity_at
 from mpsd.host.inspector import Inspector
@@ -164,7 +164,7 @@ def _has_removed_files(pid: int) -> bool:
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:
-    return [process for pid in children(daemon.pid) if is_vendors(pid) and (process := processes.find(pid))]
+    return [process for pid in processes.children(daemon.pid) if is_vendors(pid) and (process := processes.find(pid))]
 
 
 async def _end(daemon: ProcessId) -> None:

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.frozen_clients import FrozenClients
-from mpsd.domains.leftovers import children, is_vendors
+from mpsd.domains.leftovers import is_vendors
 from mpsd.domains.listed import listed_process
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -104,7 +104,7 @@ def why_stopped(daemon: ProcessId) -> str:
 
 def _servers_of(daemon: int) -> Iterator[tuple[str, int]]:
     """Yield the servers that are not listed yet, too: their user can stop them before mpsd has asked for them."""
-    return (("vendor server", pid) for pid in children(daemon) if is_vendors(pid))
+    return (("vendor server", pid) for pid in processes.children(daemon) if is_vendors(pid))
 
 
 def _alive(domains: Mapping[str, Domain]) -> list[Domain]:

@@ -44,6 +44,9 @@ class InspectorOp(IntEnum):
     THAW = 15
     PROCESSES = 16
     PATHS = 17
+    TEXT = 18
+    CHILDREN = 19
+    THREADS_OF = 20
 
 
 SAME_USER = 0xFFFFFFFF  # of RUN: the program runs as mpsd's user
@@ -167,6 +170,9 @@ def parse_freezer(payload: bytes) -> FreezerLook:
 
 
 def parse_numbers(payload: bytes) -> list[int]:
+    """Parse the answer to FIND, PROCESSES, CHILDREN or THREADS_OF.  Raise ProtocolError."""
+    if len(payload) % _NUMBER.size:
+        raise ProtocolError(f"the inspector sent numbers in {len(payload)} bytes, which is no multiple of {_NUMBER.size}")
     return [number for (number,) in _NUMBER.iter_unpack(payload)]
 
 

@@ -5,6 +5,7 @@ import os
 import queue
 import socket
 import threading
+from array import array
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,18 +13,47 @@ from msgspec import Struct
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
 from mpsd.host.descriptors import close_all
+from mpsd.host.polling import is_readable
 
 _SOCKET = 3
+_HEAD_BYTES, _ROOM = 8, socket.CMSG_SPACE(4)  # an answer without a payload, with one descriptor
+_STATUS_BYTES = 256  # its first lines, proc(5): the name, the umask, the state
 _SPAWN_SECONDS = 5.0  # it takes a few milliseconds
 
 
 class InspectorProcess(Child, Struct, eq=False):
-    """One process, and mpsd's end of its socket."""
+    """One process, and mpsd's end of its socket.  status: a descriptor of its /proc/PID/status, of a reader; -1: none."""
 
     requests: socket.socket
+    status: int = -1
+
+    def take_status(self, seconds: float) -> bool:
+        """Take the descriptor that a reader sends first; return False if it has not come within `seconds`.  Raises OSError."""
+        if not is_readable(self.requests, seconds):
+            return False
+        data, ancillary, flags, _ = self.requests.recvmsg(_HEAD_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        for _, _, numbers in ancillary:
+            [self.status] = array("i", numbers)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "no descriptor is free for the status of the reader")
+        return bool(data)
+
+    def waits(self) -> bool:
+        """Return whether a reader waits in the kernel.  This looks up no name, and so it never waits."""
+        try:
+            return b"\nState:\tD" in os.pread(self.status, _STATUS_BYTES, 0)
+        except OSError:
+            return False
+
+    def leave(self) -> None:
+        """Close mpsd's end and the descriptor, which ends the process unless it waits, or another process has the same end."""
+        self.requests.close()
+        status, self.status = self.status, -1
+        if status >= 0:
+            os.close(status)
 
     def kill(self) -> None:
-        self.requests.close()  # this too ends it, unless it waits
+        self.leave()
         Child.kill(self)
 
 

@@ -19,6 +19,7 @@ from mpsd.host.bare_threads import BARE_NAME
 from mpsd.host.draining import STUCK_SECONDS
 from mpsd.host.polling import is_readable
 from mpsd.host.process_exit import wait_ended
+from mpsd.host.process_reader import MOST_THREADS
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
 
@@ -64,10 +65,11 @@ def _left_threads(daemon: ProcessId) -> list[str] | None:
 
 def thread_names(pid: int) -> list[str]:
     """Return the names of those threads of a process that have not ended.  Raises OSError if that is not known."""
-    threads = os.listdir(f"/proc/{pid}/task")
-    left = [int(each) for each in threads if not processes.has_ended(int(each))]
-    names = [processes.command(each) for each in left]
-    if os.listdir(f"/proc/{pid}/task") != threads:  # one ended meanwhile: the kernel may have left out those after it
+    threads = processes.reader.threads(pid)
+    if len(threads) == MOST_THREADS:
+        raise OSError(errno.E2BIG, "it has too many threads to list")
+    names = [processes.command(each) for each in threads if not processes.has_ended(each)]
+    if processes.reader.threads(pid) != threads:  # one ended meanwhile: the kernel may have left out those after it
         raise OSError(errno.EAGAIN, "its threads are ending")
     return names
 

@@ -1,8 +1,9 @@
-"""Read files below /proc for callers that may not wait: stat, cgroup, the executable, namespaces, links of descriptors.
+"""Read files below /proc for callers that may not wait.
 
-Such a read seldom waits, but with some kernels the user of a process can make it wait for ever (docs/decisions/029).  So a
-child process of mpsd, the *reader*, does the reads one after the other (`mpsd-inspector --direct`).  If the reader waits, mpsd
-kills it, starts another one, and reads no process of that user for some seconds.  So a user delays mpsd by at most
+Such a read seldom waits, but any user can make it wait for ever: to find a file below /proc/PID, the kernel takes the lock of
+that directory, which a user can hold; with some kernels the read waits as well (docs/decisions/029).  So a child process of
+mpsd, the *reader*, does the reads one after the other (`mpsd-inspector --direct`).  If the reader waits, mpsd kills it, starts
+another one, and reads no process of that user for some seconds.  So a user delays mpsd by at most
 MOST_WAIT_SECONDS in UNREAD_SECONDS, and searches for descriptors of other users by little more than MOST_SEARCH_SECONDS.
 """
 
@@ -34,7 +35,10 @@ _SPIN_SECONDS = 0.0002  # before mpsd gives up its processor, which a busy machi
 _DEADLINE_SECONDS = 5.0  # for a reader that does not wait in the kernel: no processor is free, or SIGSTOP has stopped it
 _MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h
 _MOST_WAITS = 4096  # users; for each, the waits that its processes caused
-_WAITING = "D"  # State of /proc/PID/status, proc(5): it waits for a lock
+_START_SECONDS = 1.0  # for a new reader, which takes 2 ms: a user may hold the directory of that process as well
+_MOST_UNSTARTED = 64  # readers that were killed so, and have not ended
+_NO_SHARE = -1  # of a reader that was killed before it read
+MOST_THREADS = 1024  # that it lists of a process
 
 
 class Unanswered(OSError):
@@ -59,14 +63,12 @@ class _Wait(Struct):
 class ProcessReader:
     """Guards that one reader runs, and does one read at a time.  Any thread may call these methods.
 
-    uid_of: return the user of a process, against which a wait counts.  state_of: return the letter of its state, proc(5).
-    Neither may wait.  program: mpsd-inspector; None: the one of this installation.
+    uid_of: return the user of a process, against which a wait counts; it may not wait.  program: mpsd-inspector; None: the one
+    of this installation.
     """
 
-    def __init__(
-        self, uid_of: Callable[[int], int], state_of: Callable[[int], str], program: Path | None = None
-    ) -> None:
-        self._uid_of, self._state_of = uid_of, state_of
+    def __init__(self, uid_of: Callable[[int], int], program: Path | None = None) -> None:
+        self._uid_of = uid_of
         program = program or own_program("inspector")
         self._start: Callable[[], InspectorProcess] = partial(inspector_process.start, program, "--direct")
         self._ranges = NO_RANGES
@@ -75,6 +77,7 @@ class ProcessReader:
         self._owner = 0  # the pid of the process that started the reader: after a fork that is the parent
         self._waits: dict[int, _Wait] = {}  # by share
         self._stuck: list[tuple[int, InspectorProcess]] = []  # a share, and the reader that mpsd killed
+        self._rest_until = 0.0  # after a reader did not start: of time.monotonic()
 
     def count_by(self, ranges: UidRanges) -> None:
         """Count the uids of each of these ranges as one user."""
@@ -92,7 +95,7 @@ class ProcessReader:
                 process.kill()
                 process.reap()
             elif process is not None:
-                process.requests.close()
+                process.leave()
 
     @property
     def pid(self) -> int:
@@ -113,6 +116,18 @@ class ProcessReader:
     def linked_file(self, pid: int, name: str) -> LinkedFile:
         """Return the target of the link /proc/PID/`name`: exe, root, or fd/3.  Raises OSError."""
         return wire.parse_linked_file(self._read(Question(InspectorOp.FILE, pid, [name])))
+
+    def text(self, pid: int, name: str) -> bytes:
+        """Return the contents of /proc/PID/`name`: status, comm or uid_map; the first 65,528 bytes.  Raises OSError."""
+        return self._read(Question(InspectorOp.TEXT, pid, [name]))
+
+    def children(self, pid: int) -> list[int]:
+        """Return its children; none if the kernel does not list them (CONFIG_PROC_CHILDREN).  Raises OSError."""
+        return wire.parse_numbers(self._read(Question(InspectorOp.CHILDREN, pid)))
+
+    def threads(self, pid: int) -> list[int]:
+        """Return its threads, the first MOST_THREADS.  Raises OSError."""
+        return wire.parse_numbers(self._read(Question(InspectorOp.THREADS_OF, pid)))
 
     def namespaces(self, pid: int) -> tuple[int, ...]:
         """Return the numbers of the process's pid namespace and of those above, mpsd's own last.  Raises OSError."""
@@ -173,18 +188,33 @@ class ProcessReader:
 
     def _open(self) -> InspectorProcess:
         if self._process is not None and self._owner != os.getpid():
-            self._process.requests.close()
+            self._process.leave()
             self._process = None
         if self._process is None:
             try:
-                self._process = self._start()
+                self._process = self._started()
             except OSError as exc:
                 if exc.errno not in FULL:
                     raise
                 with spare_descriptors():
-                    self._process = self._start()
+                    self._process = self._started()
             self._owner = os.getpid()
         return self._process
+
+    def _started(self) -> InspectorProcess:
+        """Start a reader.  Raises OSError; Unanswered if its own directory was held before it had looked up its status."""
+        if time.monotonic() < self._rest_until or [each for each, _ in self._stuck].count(_NO_SHARE) >= _MOST_UNSTARTED:
+            raise Unanswered(errno.EBUSY, "no process is read now: a new reader of processes did not start")
+        process = self._start()
+        try:
+            if process.take_status(_START_SECONDS):
+                return process
+        except BaseException:
+            self._give_up(process, _NO_SHARE)
+            raise
+        self._give_up(process, _NO_SHARE)
+        self._rest_until = time.monotonic() + UNREAD_SECONDS
+        raise Unanswered(errno.ETIMEDOUT, "the reader of processes does not start")
 
     def _receive(self, process: InspectorProcess, pid: int) -> bytes:
         """Return the answer.  Raises Unanswered; then another reader does the next read."""
@@ -195,7 +225,7 @@ class ProcessReader:
         until = time.monotonic() + _DEADLINE_SECONDS
         wait = None
         while not is_readable(process.requests, LOOK_SECONDS):
-            if self._state_of(process.pid) == _WAITING:
+            if process.waits():
                 wait = self._wait_of(self._share_of(pid))
                 wait.seconds += LOOK_SECONDS
                 if wait.seconds < MOST_WAIT_SECONDS:

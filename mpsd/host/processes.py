@@ -1,8 +1,8 @@
 """Facts about processes, from files below /proc; each process may have ended the next moment.
 
-status and comm are read here: this takes no lock that a process or its user can hold.  stat, links and cgroup do, with some
-kernels: process_reader.py reads those, and never waits long.  environ, maps, cmdline, kcmp and pidfd_getfd often do:
-inspector.py reads those (docs/decisions/029).
+mpsd itself opens nothing below /proc/PID, since any user can hold the lock of that directory: process_reader.py reads what is
+small, and never waits long.  environ, maps, cmdline, kcmp and pidfd_getfd wait more often: inspector.py reads those
+(docs/decisions/029).
 A process has gone if the error is ENOENT or ESRCH; after any other error it counts as alive.
 """
 
@@ -12,11 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
+from functools import partial
+from typing import TypeVar
 
 from mpsd.errors import ProtocolError
 from mpsd.fairness.uid_ranges import UidRanges
-from mpsd.host.descriptors import FULL, spare_descriptors
 from mpsd.host.inspector_messages import LinkedFile
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.process_reader import ProcessReader
@@ -27,6 +27,7 @@ _KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
 _MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive, unlisted
 _LOOKS = 4  # at all of them; if some came or went each time, it counts as alive
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
+_T = TypeVar("_T")
 GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
 
@@ -121,9 +122,15 @@ def parent(pid: int) -> int | None:
 
 
 def owner(pid: int) -> tuple[int, int] | None:
-    """Return its effective uid and gid; None if it does not exist, or cannot be seen."""
-    found = _ids(pid)
-    return (found[b"Uid"][1], found[b"Gid"][1]) if found else None
+    """Return its effective uid and gid; None if it does not exist, or cannot be seen.
+
+    Its directory shows them, also if it is not dumpable, and is found in /proc: no user of it can prevent that.
+    """
+    try:
+        found = os.stat(f"/proc/{pid}")
+    except OSError:
+        return None
+    return found.st_uid, found.st_gid
 
 
 def sole_uid(pid: int) -> int | None:
@@ -131,32 +138,28 @@ def sole_uid(pid: int) -> int | None:
 
     A program of root's that takes a user's effective uid for a moment, as sshd, slurmstepd and file servers do, stays root's.
     """
-    found = _ids(pid)
-    uids = set(found[b"Uid"][:3]) if found else set()
-    return uids.pop() if len(uids) == 1 else None
+    found = set(_uids(pid)[:3])
+    return found.pop() if len(found) == 1 else None
 
 
-def real_uid(pid: int) -> int:
-    """Return the uid of the user who started it, even if its program changed user; root's if not known."""
-    found = _ids(pid)
-    return found[b"Uid"][0] if found else 0
+def real_uid(pid: int, by: ProcessReader | None = None) -> int:
+    """Return the uid of the user who started it, even if its program changed user; if unknown, its effective one, or root's."""
+    found = _uids(pid, by)
+    return found[0] if found else (owner(pid) or (0, 0))[0]
 
 
 def charged_uid(pid: int) -> int:
     """Return the uid that work for the process counts against: the effective one, and of root's programs the real one.
 
-    It reads no status, which the kernel takes 20 ms to write for a process with 65,536 groups, except of root's programs.
+    It reads no status, which the kernel takes 20 ms to write for a process with 65,536 groups, except of root's programs.  The
+    readers ask for it, so it has a reader of its own.
     """
-    try:
-        return os.stat(f"/proc/{pid}").st_uid or real_uid(pid)
-    except OSError:
-        return 0
+    return (owner(pid) or (0, 0))[0] or real_uid(pid, _uid_reader)
 
 
 def uids(pid: int) -> set[int]:
     """Return its real, effective, saved and file system uid; empty if it has gone or cannot be seen."""
-    found = _ids(pid)
-    return set(found[b"Uid"]) if found else set()
+    return set(_uids(pid))
 
 
 def is_in_our_namespace(pid: int) -> bool:
@@ -171,6 +174,23 @@ def is_in_our_namespace(pid: int) -> bool:
     except OSError:
         return False
     return found is not None and len(_value(found, b"NSpid").split()) == 1
+
+
+def pid_inside(pid: int) -> int | None:
+    """Return the pid that a process has in its own pid namespace; None if it has ended, or that is not known."""
+    try:
+        numbers = _value(_status(pid) or b"", b"NSpid").split()
+    except OSError:
+        return None
+    return int(numbers[-1]) if numbers else None
+
+
+def children(pid: int) -> list[int]:
+    """Return its children; empty if the kernel lacks CONFIG_PROC_CHILDREN, it has ended, or that is not known."""
+    try:
+        return reader.children(pid)
+    except (OSError, ProtocolError):
+        return []
 
 
 def pid_namespaces(pid: int) -> tuple[int, ...]:
@@ -277,13 +297,8 @@ def read_stat(pid: int) -> bytes:
 
 def _stat(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/PID/stat from the third on; None if it has gone.  Raises OSError."""
-    try:
-        text = reader.stat(pid)
-    except OSError as exc:
-        if exc.errno in GONE:
-            return None
-        raise
-    return fields_of(text)
+    text = _unless_gone(partial(reader.stat, pid))
+    return None if text is None else fields_of(text)
 
 
 def fields_of(text: bytes) -> list[bytes] | None:
@@ -315,14 +330,8 @@ def _is_ending(pid: int, fields: list[bytes]) -> bool:
 
 
 def _threads(pid: int) -> list[int]:
-    """Return its threads, or more than _MOST_THREADS of them; none if it has gone.  Raises OSError."""
-    try:
-        with os.scandir(f"/proc/{pid}/task") as threads:
-            return [int(each.name) for each in islice(threads, _MOST_THREADS + 1)]
-    except OSError as exc:
-        if exc.errno in GONE:
-            return []
-        raise
+    """Return its threads, the first 1,024; none if it has gone.  Raises OSError."""
+    return _unless_gone(partial(reader.threads, pid)) or []
 
 
 def _goes_on(thread: int) -> bool:
@@ -336,13 +345,13 @@ def is_over(fields: list[bytes]) -> bool:
     return fields[0] in (b"Z", b"X") or bool(int(fields[_FLAGS - 3]) & _PF_EXITING)
 
 
-def _status(pid: int) -> bytes | None:
+def _status(pid: int, by: ProcessReader | None = None) -> bytes | None:
     """Return the contents of /proc/PID/status; None if it has gone.  Raises OSError."""
-    return (_read(pid, "status") if pid > 0 else None) or None
+    return _read(pid, "status", by) or None
 
 
 def _value(status: bytes, name: bytes) -> bytes:
-    """Return a line's value; empty if the line is not there whole: a process can have more groups than _read reads.
+    """Return a line's value; empty if the line is not there whole: a process can have more groups than the reader reads.
 
     The kernel writes a newline in the command name, the first line, as two other characters.
     """
@@ -350,38 +359,27 @@ def _value(status: bytes, name: bytes) -> bytes:
     return value if newline else b""
 
 
-def _ids(pid: int) -> dict[bytes, list[int]] | None:
-    """Return real, effective, saved and file system ids, by "Uid" and "Gid"; None if it has gone or cannot be seen."""
+def _uids(pid: int, by: ProcessReader | None = None) -> list[int]:
+    """Return real, effective, saved and file system uid; none if it has gone, or they are not known.  by: None: `reader`."""
     try:
-        found = _status(pid)
+        return [int(word) for word in _value(_status(pid, by) or b"", b"Uid").split()]
     except OSError:
-        return None
-    return {name: [int(word) for word in _value(found, name).split()] for name in (b"Uid", b"Gid")} if found else None
+        return []
 
 
-def _read(pid: int, name: str) -> bytes | None:
-    """Read a file below /proc/PID; None if the process has gone.  Raises OSError."""
-    path = f"/proc/{pid}/{name}"
+def _read(pid: int, name: str, by: ProcessReader | None = None) -> bytes | None:
+    """Return a file below /proc/PID; None if the process has gone.  Raises OSError.  by: None: `reader`."""
+    return _unless_gone(partial((by or reader).text, pid, name))
+
+
+def _unless_gone(read: Callable[[], _T]) -> _T | None:
+    """Return what `read` returns; None if the process has gone.  Raises OSError."""
     try:
-        try:
-            return _contents(path)
-        except OSError as exc:
-            if exc.errno not in FULL:
-                raise
-        with spare_descriptors():
-            return _contents(path)
+        return read()
     except OSError as exc:
         if exc.errno in GONE:
             return None
         raise
-
-
-def _contents(path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, 1 << 16)
-    finally:
-        os.close(file)
 
 
 def collect(pid: int) -> bool:
@@ -392,9 +390,10 @@ def collect(pid: int) -> bool:
         return False  # not mpsd's child, or another thread reaped it first
 
 
-reader = ProcessReader(charged_uid, state)
-searcher = ProcessReader(charged_uid, state)  # a search takes it up to 200 ms: the other one answers in that time
-cgroup_reader = ProcessReader(charged_uid, state)  # before Linux 6.8 one user can delay the reads of all: stat still comes
-_READERS = (reader, searcher, cgroup_reader)
+_uid_reader = ProcessReader(lambda _: 0)  # asked by the others for a program of root's; its waits count against root
+reader = ProcessReader(charged_uid)
+searcher = ProcessReader(charged_uid)  # a search takes it up to 200 ms: the other one answers in that time
+cgroup_reader = ProcessReader(charged_uid)  # before Linux 6.8 one user can delay the reads of all: stat still comes
+_READERS = (reader, searcher, cgroup_reader, _uid_reader)
 for _each in _READERS:
     atexit.register(_each.close)

@@ -307,7 +307,7 @@ class VaultKeeper:
     def _end(self) -> None:
         """Kill the keeper if it was reached once and lives, and remove its socket."""
         keeper = self._owner.known(self.number)
-        if keeper is not None and processes.is_alive(keeper) and processes.command(keeper.pid) == _PROGRAM:
+        if keeper is not None and processes.is_alive(keeper) and processes.command(keeper.pid) in (_PROGRAM, ""):  # not known
             log.error("vault.keeper_killed", pid=keeper.pid)
             with suppress(OSError):  # the kill is repeated later
                 processes.kill(keeper)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.handshake_gate import Entrant
-from mpsd.domains.leftovers import children, is_vendors
+from mpsd.domains.leftovers import is_vendors
 from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules import vendor_limits
@@ -228,7 +228,7 @@ class Protection(Struct):
         domain, vendor, process = self.domain, self.domain.control.process, processes.find_of(pid, at_ns)
         if process is None or vendor is None:
             return
-        for server_pid in [each for each in children(vendor.pid) if is_vendors(each)][:1]:
+        for server_pid in [each for each in processes.children(vendor.pid) if is_vendors(each)][:1]:
             uid = processes.real_uid(server_pid)
             known = domain.servers.get(server_pid) or ServerView(server_pid, uid, "ACTIVE", (), domain.name, domain.gpus)
             if pid not in known.client_pids:

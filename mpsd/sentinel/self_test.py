@@ -20,7 +20,6 @@ from mpsd.check.containment_proof import Proof, save_proof
 from mpsd.check.probes import Finding, Grade
 from mpsd.config import paths
 from mpsd.config.options import Config
-from mpsd.domains.leftovers import children
 from mpsd.errors import MpsdError, ProtocolError, UnusablePath, VendorFailed
 from mpsd.gpu import nvml
 from mpsd.host import processes
@@ -105,7 +104,7 @@ def _start_daemon(
 
 
 def _end_daemon(daemon: "subprocess.Popen[bytes]") -> None:
-    servers = [found for pid in children(daemon.pid) if (found := processes.process_id(pid))]
+    servers = [found for pid in processes.children(daemon.pid) if (found := processes.process_id(pid))]
     _kill(daemon)
     until = time.monotonic() + _END_SECONDS
     while any(map(processes.is_alive, servers)) and time.monotonic() < until:
@@ -132,7 +131,7 @@ def _start_clients(
     for each in (*others, culprit):
         if (line := each.line(_START_SECONDS)) != "ready 0":
             raise TimeoutError(f"a client of the test got no context: {line or 'no answer'}")
-    for server in children(daemon.pid):
+    for server in processes.children(daemon.pid):
         sentinel.name(SentinelOp.SERVER, server)
     for each in (*others, culprit):
         sentinel.name(SentinelOp.ADD, each.process.pid)

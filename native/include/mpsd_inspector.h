@@ -5,7 +5,7 @@
  * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
  * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), close(2) of a descriptor taken that way, with some
  * kernels stat and the links in fd, ns and exe, and before Linux 6.8 cgroup (docs/relay.md, "A client that cannot be read"; decision 029).
- * So does every open(2) of a file of a cgroup.
+ * So does every open(2) of a file of a cgroup, and of a file below /proc/PID.
  *
  * Transport.  mpsd starts `mpsd-inspector --fd N` or `--direct N`; N is one end of an AF_UNIX SOCK_SEQPACKET
  * pair.  The process exits when mpsd closes the other end.  A request is one datagram: struct
@@ -20,7 +20,9 @@
  * and for TAKE a pidfd.  When the socket closes without an answer, the child was killed.
  *
  * --direct: the process itself reads, and answers on N, one request after the other.  mpsd kills it when a
- * read waits, and starts another one.  It runs before other processes, where it may.  For STAT, FILE, SPACES, FIND and CGROUP, which seldom wait.
+ * read waits, and starts another one.  It runs before other processes, where it may.  For STAT, FILE, SPACES, FIND, CGROUP, TEXT, CHILDREN
+ * and THREADS_OF, which seldom wait.  It first sends an answer without a payload, with a descriptor of its own /proc/self/status: in that mpsd sees
+ * whether it waits.
  *
  *   op     request                                    payload when status is 0
  *   PING   nothing                                    none; count: living children.  Answered without a child
@@ -41,6 +43,9 @@
  *                                                     in none below.  The id, or before Linux 6.18 the inode
  *   FIND   words: links, or their last names          numbers (int32) of the descriptors with such a link; count: milliseconds
  *                                                     of the processor's time that the search took
+ *   TEXT   a word: status, comm or uid_map            the first MPSD_INSPECTOR_TEXT_BYTES bytes of that file
+ *   CHILDREN nothing                                  numbers (int32): the children of its first MPSD_INSPECTOR_THREADS threads
+ *   THREADS_OF nothing                                numbers (int32): its threads, the first MPSD_INSPECTOR_THREADS
  *   READER nothing                                    none; count: the pid of a new process, a child of mpsd's,
  *                                                     that serves this socket as `--direct` does
  *   RUN    words: variables of the environment, then  none; count: the pid of a new process, a child of mpsd's and
@@ -63,8 +68,8 @@
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child. FROZEN, FREEZER, FREEZE, THAW
  * and PROCESSES have as many places of their own, and MPSD_INSPECTOR_CGROUP_SHARE for one uid: no signal ends a child that
  * waits for a cgroup, and other reads need places then.  -E2BIG when a value, the environment or cgroup is longer than the
- * bounds below, PROCESSES finds more cgroups or processes than those, or a search (FIND, TAKE) takes longer than
- * MPSD_INSPECTOR_FIND_MS.
+ * bounds below, CHILDREN finds more than a datagram holds, PROCESSES finds more cgroups or processes than those, or a search
+ * (FIND, TAKE) takes longer than MPSD_INSPECTOR_FIND_MS.
  *
  * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ", a freezer "=QII".
  */
@@ -94,6 +99,9 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_THAW,
 	MPSD_INSPECTOR_PROCESSES,
 	MPSD_INSPECTOR_PATHS,
+	MPSD_INSPECTOR_TEXT,
+	MPSD_INSPECTOR_CHILDREN,
+	MPSD_INSPECTOR_THREADS_OF,
 	MPSD_INSPECTOR_OPS
 };
 
@@ -120,6 +128,8 @@ enum {
 	MPSD_INSPECTOR_TAKEN = 8,         /* descriptors in an answer */
 	MPSD_INSPECTOR_NUMBERS = 65536,   /* descriptors of a process that are looked at */
 	MPSD_INSPECTOR_STAT_BYTES = 4096,
+	MPSD_INSPECTOR_TEXT_BYTES = 65528, /* what a datagram holds */
+	MPSD_INSPECTOR_THREADS = 1024,    /* of a process that are listed: 3 ms */
 	MPSD_INSPECTOR_PATHS_MS = 200,
 	MPSD_INSPECTOR_CGROUP_BYTES = 16384, /* 4 paths of the greatest length, or 13 hierarchies with 1,200 bytes each */
 	MPSD_INSPECTOR_SPACES_MOST = 33,  /* MAX_PID_NS_LEVEL of linux/pid_namespace.h, and the first */

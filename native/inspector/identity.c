@@ -131,15 +131,28 @@ static int append_space(int space, struct reply *out, uint64_t *number)
 	return 0;
 }
 
+/* Any user can hold the directory of this process, and then a later look-up waits: it is done once. */
 static int own_number(uint64_t *number)
 {
-	int space = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC), rc;
+	static uint64_t own; /* 0: not known */
+	int space, rc = 0;
 
-	if (space < 0)
-		return -errno;
-	rc = number_of(space, number);
-	close(space);
+	if (!own) {
+		space = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
+		if (space < 0)
+			return -errno;
+		rc = number_of(space, &own);
+		close(space);
+	}
+	*number = own;
 	return rc;
+}
+
+void spaces_prepare(void)
+{
+	uint64_t number;
+
+	own_number(&number);
 }
 
 int spaces_read(const struct question *question, struct reply *out)

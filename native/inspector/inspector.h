@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Declarations shared by the files of mpsd-inspector. All code in facts.c, identity.c, cgroups.c and
- * descriptors.c may wait, and be killed. */
+/* Declarations shared by the files of mpsd-inspector. All code in facts.c, identity.c, texts.c, cgroups.c
+ * and descriptors.c may wait, and be killed. */
 #ifndef INSPECTOR_H
 #define INSPECTOR_H
 
@@ -47,6 +47,13 @@ int descriptors_find(const struct question *question, struct reply *out);
 int stat_read(const struct question *question, struct reply *out);
 int file_read(const struct question *question, struct reply *out);
 int spaces_read(const struct question *question, struct reply *out);
+int text_read(const struct question *question, struct reply *out);
+int children_read(const struct question *question, struct reply *out);
+int threads_read(const struct question *question, struct reply *out);
+
+/* Look up what SPACES needs of this process itself, which a later user could make wait. */
+void spaces_prepare(void);
+
 int cgroup_read(const struct question *question, struct reply *out);
 int frozen_read(const struct question *question, struct reply *out);
 int freezer_read(const struct question *question, struct reply *out);

@@ -3,6 +3,7 @@
 #include "inspector.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -141,7 +142,8 @@ static void read_process(const struct question *question, struct reply *out)
 		[MPSD_INSPECTOR_CGROUP] = cgroup_read,  [MPSD_INSPECTOR_FROZEN] = frozen_read,
 		[MPSD_INSPECTOR_FREEZER] = freezer_read, [MPSD_INSPECTOR_FREEZE] = freeze_write,
 		[MPSD_INSPECTOR_THAW] = thaw_write,     [MPSD_INSPECTOR_PROCESSES] = processes_read,
-		[MPSD_INSPECTOR_PATHS] = paths_read,
+		[MPSD_INSPECTOR_PATHS] = paths_read,    [MPSD_INSPECTOR_TEXT] = text_read,
+		[MPSD_INSPECTOR_CHILDREN] = children_read, [MPSD_INSPECTOR_THREADS_OF] = threads_read,
 	};
 	int needs_pidfd = question->head.op == MPSD_INSPECTOR_TAKE;
 	int rc = -EINVAL;
@@ -189,8 +191,24 @@ static void run_first(void)
 		setpriority(PRIO_PROCESS, 0, -20);
 }
 
+/* mpsd sees in its status whether this process waits. mpsd may not look it up: a user can hold the directory of this process too. */
+static void send_own_status(void)
+{
+	static struct reply reply;
+	int status = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+
+	reply.head.status = status < 0 ? -errno : 0;
+	reply.taken[0] = status;
+	reply.taken_count = status >= 0;
+	send_reply(REQUESTS_FD, &reply);
+	if (status >= 0)
+		close(status);
+}
+
 static void serve_directly(void)
 {
+	spaces_prepare();
+	send_own_status();
 	run_first();
 	while (serve_next_directly())
 		;

@@ -159,6 +159,8 @@ def inspector_answer(data: bytes) -> None:
     except (ProtocolError, OSError):
         return
     with suppress(ProtocolError):
+        assert len(inspector_wire.parse_numbers(payload)) == len(payload) / 4
+    with suppress(ProtocolError):
         assert inspector_wire.parse_linked_file(payload).path
         inspector_wire.parse_spaces(payload)
     assert "\0" not in inspector_wire.parse_cgroup(payload).text

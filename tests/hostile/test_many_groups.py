@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpsd_client import calls
 
-from mpsd.domains.leftovers import children
+from mpsd.host.processes import children
 from tests.hostile.attacker import NOBODY, PYTHON
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for

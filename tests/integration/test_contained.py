@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mpsd_client import calls, values
 
-from mpsd.domains.leftovers import children
+from mpsd.host.processes import children
 from tests.integration.cgroup import freeze, open_cgroup
 from tests.integration.client import Client
 from tests.integration.machine import Machine

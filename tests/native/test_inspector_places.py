@@ -13,7 +13,7 @@ def test_a_few_users_do_not_take_all_places(tmp_path: Path) -> None:
     24 users with four cgroups each, which they hold, left every other read one place a user: the rest of their clients waited.
     """
     program = tmp_path / "places"
-    names = ("facts", "identity", "descriptors", "starter", "cgroups")
+    names = ("facts", "identity", "descriptors", "starter", "cgroups", "texts")
     sources = [HERE / "inspector_places.c", *(INSPECTOR / f"{name}.c" for name in names)]
     subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", program, *sources], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=True, timeout=30)

@@ -21,6 +21,7 @@ from mpsd.fairness.rates import Rate, Rates
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
 from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
+from mpsd.host import processes
 from mpsd.host.file_writers import FileWriters, Lineage
 from mpsd.host.inotify import COMPLETE, DirectoryWatch
 from mpsd.host.polling import until_readable
@@ -80,7 +81,7 @@ class CoreDumps:
 
     def meet(self, process: ProcessId) -> None:
         """Note the pid that the client has in its own namespace; call it while the client lives."""
-        number = pid_inside(process.pid)
+        number = processes.pid_inside(process.pid)
         if number is not None:
             self._inside[process] = number
             if len(self._inside) > _MOST_KNOWN:
@@ -204,19 +205,6 @@ def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId
     """
     able = [process for process in clients if inside.get(process, process.pid) == pid]
     return able[0] if len(able) == 1 else None
-
-
-def pid_inside(pid: int) -> int | None:
-    """Return the pid that a process has in its own pid namespace; None if it has ended.
-
-    Only a newline ends a line: the command name, which the process chooses, may hold all else that Python takes for one.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return None
-    numbers = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
-    return int(numbers[-1]) if numbers else pid  # a kernel before 4.1
 
 
 def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int, *, is_certain: bool = True) -> Observation:

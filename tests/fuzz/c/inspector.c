@@ -9,6 +9,7 @@
 #include "../../../native/inspector/cgroups.c"
 #include "../../../native/inspector/identity.c"
 #include "../../../native/inspector/starter.c"
+#include "../../../native/inspector/texts.c"
 
 int descriptors_compare(const struct question *question, struct reply *out)
 {
@@ -48,6 +49,21 @@ static size_t make_request(char *datagram, size_t room)
 	return any(16) == 15 ? any((uint32_t)room) : sizeof(head) + size;
 }
 
+/* The rest as the children that the kernel lists. */
+static void parse_numbers(void)
+{
+	static struct reply reply;
+	size_t bytes = choices_left();
+	char *text = malloc(bytes + 1);
+
+	take_bytes(text, bytes);
+	text[bytes] = '\0';
+	reply.size = 0;
+	must(append_numbers(&reply, text) == 0, "a small text fits");
+	must(reply.size <= (bytes + 1) / 2 * sizeof(int32_t), "a number has a digit and a space");
+	free(text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct reply reply;
@@ -59,7 +75,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(datagram, 0, 400);
 	count = make_request(datagram, 400);
 	datagram = realloc(datagram, count ? count : 1); /* of that size exactly */
-	if (question_parse(datagram, count, &question)) {
+	if (any(2)) {
+		parse_numbers();
+	} else if (question_parse(datagram, count, &question)) {
 		bytes = choices_left();
 		environment = malloc(bytes ? bytes : 1);
 		take_bytes(environment, bytes);

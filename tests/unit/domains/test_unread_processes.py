@@ -94,10 +94,10 @@ async def test_a_server_of_members_is_not_taken_for_lost() -> None:
 async def test_nothing_ends_while_mpsd_has_no_descriptor_for_a_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Views, vital signs and the news of a log raised OSError then, which ended mpsd, or its watch over the log."""
 
-    def full(path: str) -> bytes:
+    def full(*words: object) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(processes, "_contents", full)
+    monkeypatch.setattr(processes, "_read", full)
     domain = a_domain()
     domain.control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)
     domain.control.process = ProcessId(SERVER, 1)

@@ -72,7 +72,7 @@ async def test_servers_that_are_not_listed_are_looked_for_in_a_thread(monkeypatc
         looked.append(threading.get_ident())
         return []
 
-    monkeypatch.setattr(vital_signs, "children", children)
+    monkeypatch.setattr(processes, "children", children)
     domain = Domain("default", 1, ("GPU-a",), Vendor(), 48, state=DomainState.READY)  # type: ignore[arg-type]
     monkeypatch.setattr(Vendor, "socket_path", lambda self, name: "/", raising=False)
     with trio.fail_after(10):

@@ -6,13 +6,15 @@ from pathlib import Path
 
 SCRIPT = """
 import os, subprocess, sys, time
+from mpsd.host import processes
 from mpsd.host.child_reaper import Reaper, become_reaper, reap_all, reap_orphans
 
 def dead(pid):
     return open(f"/proc/{pid}/stat").read().split(") ")[1][0] == "Z"
 
 def children():
-    return open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    found = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    return [each for each in found if int(each) != processes.reader.pid]
 
 assert become_reaper()
 daemon = subprocess.Popen(["sh", "-c", "setsid sh -c 'exit 3' & exec true"], start_new_session=True)

@@ -77,7 +77,7 @@ def test_a_process_of_which_nothing_is_known_has_not_ended(child, monkeypatch: p
     made, process = child
     with without_descriptors(spare=0):
         assert processes.process_id(made.pid) == process  # by the reading process, which needs no descriptor more
-        monkeypatch.setattr(processes, "reader", ProcessReader(processes.real_uid, processes.state))
+        monkeypatch.setattr(processes, "reader", ProcessReader(processes.charged_uid))
         assert processes.is_alive(process)
         for ask in (lambda: processes.process_id(made.pid), lambda: processes.open_pidfd(process)):
             with pytest.raises(OSError, match="Too many open files"):
@@ -207,7 +207,7 @@ def test_a_process_that_is_not_dumpable_is_its_users_all_the_same(monkeypatch: p
     try:
         assert processes.owner(made.pid) == (4321, 4321)
         assert processes.real_uid(made.pid) == 4321
-        monkeypatch.setattr(processes, "_status", lambda pid: pytest.fail("its status was read: it may have 65,536 groups"))
+        monkeypatch.setattr(processes, "_status", lambda *_: pytest.fail("its status was read: it may have 65,536 groups"))
         assert processes.charged_uid(made.pid) == 4321
     finally:
         made.communicate(b"\n")
@@ -218,14 +218,14 @@ _NESTED = b"Name:\tsh\nUid:\t0\t0\t0\t0\nGroups:\t1 2 3\nNStgid:\t4711\t1\nNSpid
 
 @pytest.mark.parametrize("length", range(len(_NESTED)))
 def test_a_cut_line_puts_no_process_into_our_namespace(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(processes, "_read", lambda pid, name: _NESTED[:length])
+    monkeypatch.setattr(processes, "_read", lambda pid, name, by: _NESTED[:length])
     assert not processes.is_in_our_namespace(999_999_901)
 
 
 @pytest.mark.root
 def test_where_a_process_is_takes_no_longer_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes 20 ms for the status of one with 65,536 groups, and every connection was asked about twice."""
-    monkeypatch.setattr(processes, "_status", lambda pid: pytest.fail("its status was read"))
+    monkeypatch.setattr(processes, "_status", lambda *_: pytest.fail("its status was read"))
     assert processes.is_in_our_namespace(os.getpid())
 
 

@@ -17,7 +17,7 @@ from mpsd.fairness.rates import Rate
 from mpsd.faults.sources import core_dumps
 from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import parse_core
-from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, observe, pid_inside
+from mpsd.faults.sources.core_dumps import CoreDumps, environment, find_owner, find_writer, observe
 from mpsd.host import processes
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
@@ -103,10 +103,10 @@ def test_the_owner_is_who_wrote_it(lineages, owner):
 
 
 def test_a_process_is_asked_for_its_own_pid():
-    assert pid_inside(os.getpid()) is not None
+    assert processes.pid_inside(os.getpid()) is not None
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    assert pid_inside(gone.pid) is None
+    assert processes.pid_inside(gone.pid) is None
 
 
 @pytest.mark.parametrize("name", [r"\fNSpid: z", r"\vNSpid: 7", r"\034NSpid: 7", r"\nNSpid: 7", r"\rNSpid: 7"])
@@ -116,7 +116,7 @@ def test_a_name_says_nothing_of_the_pid(name):
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:  # fmt: skip
         assert named.stdout.readline() == b"set\n"
         try:
-            assert pid_inside(named.pid) == named.pid
+            assert processes.pid_inside(named.pid) == named.pid
         finally:
             named.stdin.close()
 
@@ -131,7 +131,7 @@ def test_in_another_pid_namespace_it_is_another_number():
             os.sched_yield()
         if child.poll() is not None:
             pytest.skip(f"no pid namespaces here: {child.stderr.read().decode()}")
-        assert pid_inside(int(children.read_text().split()[0])) == 1
+        assert processes.pid_inside(int(children.read_text().split()[0])) == 1
     finally:
         child.communicate()
 

@@ -1,0 +1,110 @@
+"""A user holds the lock of a directory below /proc: each look-up of a new name there waits, and no signal ends the wait."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mpsd.host import process_reader, processes
+from mpsd.host.process_reader import ProcessReader, Unanswered
+from tests.held_directory import MOST_SECONDS, held
+
+pytestmark = pytest.mark.root
+USER, OTHER = 4321, 4322
+READS = (
+    processes.state, processes.owner, processes.sole_uid, processes.real_uid, processes.charged_uid, processes.uids,
+    processes.parent, processes.command, processes.children, processes.pid_inside, processes.find, processes.lives,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh_readers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing counts against a user from an earlier test."""
+    made = {name: ProcessReader(processes.charged_uid) for name in ("reader", "searcher", "cgroup_reader")}
+    made["_uid_reader"] = ProcessReader(lambda _: 0)
+    for name, each in made.items():
+        monkeypatch.setattr(processes, name, each)
+    yield
+    for each in made.values():
+        each.close()
+
+
+@contextmanager
+def sleeping(*uids: int) -> Iterator[int]:
+    """Yield a process with these real, effective and saved uids."""
+    code = f"import os, time; os.setresuid{uids}; print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-IS", "-c", code], stdout=subprocess.PIPE) as made:
+        try:
+            assert made.stdout is not None
+            assert made.stdout.readline() == b"\n"
+            yield made.pid
+        finally:
+            made.kill()
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """Fail if the block waits for the lock: then it takes as long as that is held."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < MOST_SECONDS / 2
+
+
+def make_wait(pid: int) -> None:
+    """Ask what no other program of the machine asks for: the kernel does not wait for a name that it has looked up before."""
+    with pytest.raises(Unanswered):
+        processes.uids_to_take(pid)
+
+
+@pytest.mark.parametrize("below", ["", "/task"])
+def test_a_held_directory_of_a_process_delays_no_read(tmp_path: Path, below: str) -> None:
+    """mpsd read status and comm itself, on its event loop, and stood still for as long as the user liked."""
+    with sleeping(USER, USER, USER) as pid, sleeping(OTHER, OTHER, OTHER) as others:
+        assert processes.reader.pid == 0
+        with held(f"/proc/{pid}{below}", tmp_path / "mount"), quick():
+            if not below:
+                make_wait(pid)
+            for read in READS:
+                read(pid)
+            assert processes.state(others) == "S"
+            assert processes.lives(pid)
+            assert not processes.has_ended(pid)
+            assert (processes.owner(pid), processes.real_uid(pid)) == ((USER, os.getegid()), USER)
+
+
+def test_a_held_program_of_roots_counts_as_roots(tmp_path: Path) -> None:
+    """Who started it is asked of another reader: the one that waits for the answer cannot be asked."""
+    with sleeping(USER, 0, 0) as pid, held(f"/proc/{pid}", tmp_path / "mount"), quick():
+        with pytest.raises(Unanswered):
+            processes._uid_reader.text(pid, "uid_map")
+        make_wait(pid)
+        assert processes.charged_uid(pid) == 0
+        with pytest.raises(Unanswered, match="uid 0 "):
+            processes.reader.stat(pid)
+
+
+def test_a_held_directory_of_the_reader_delays_nothing(tmp_path: Path) -> None:
+    """It has looked up what it needs of itself, and mpsd sees its state by a descriptor."""
+    with sleeping(USER, USER, USER) as pid, sleeping(OTHER, OTHER, OTHER) as others:
+        assert processes.state(others) == "S"
+        with held(f"/proc/{processes.reader.pid}", tmp_path / "mount"), quick():
+            assert processes.pid_namespaces(others)
+            with held(f"/proc/{pid}", tmp_path / "second"):
+                make_wait(pid)
+                assert processes.state(others) == "S"
+
+
+def test_a_user_is_read_again_once_the_directory_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sleeping(USER, USER, USER) as pid:
+        with held(f"/proc/{pid}", tmp_path / "mount"):
+            make_wait(pid)
+        monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
+        until = time.monotonic() + 30
+        while processes.state(pid) == "?" and time.monotonic() < until:  # until the killed reader has ended
+            time.sleep(0.01)
+        assert processes.state(pid) == "S"
