@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -19,6 +20,7 @@ log = structlog.get_logger()
 LONGEST_SECONDS = 0.05  # 20 such steps a second would still leave each caller an answer within 0.1 s
 _QUIET_SECONDS = 1.0  # between two reports: a slow disk must not fill the log
 _MS_NS = 1_000_000
+_MOST_CONTINUED = 64  # that are remembered
 _KEPT_NS = 1_000 * _MS_NS  # any thread may take SIGCONT, and then the step that was stopped can end before the handler runs
 
 
@@ -69,7 +71,7 @@ class LoopWatch(trio.abc.Instrument):
     def __init__(self, report: Callable[[str, BlockedStep], None] | None = None) -> None:
         self._report = self._write_log if report is None else report
         self._suspects: list[_Suspect] = []  # each blocked the loop for 50 ms: at most 20 a second
-        self._continued_ns = 0
+        self._continued_ns: deque[int] = deque(maxlen=_MOST_CONTINUED)
         self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._quiet_until = 0.0
         self._unreported = 0
@@ -78,7 +80,7 @@ class LoopWatch(trio.abc.Instrument):
         self._before = signal.signal(signal.SIGCONT, self._note_continued)
 
     def _note_continued(self, number: int, frame: object) -> None:
-        self._continued_ns = time.monotonic_ns()
+        self._continued_ns.append(time.monotonic_ns())
 
     def after_io_wait(self, timeout: float) -> None:
         self._turn = self._read()
@@ -101,7 +103,8 @@ class LoopWatch(trio.abc.Instrument):
     def _report_until(self, ended_ns: int) -> None:
         while self._suspects and self._suspects[0].ended_ns <= ended_ns:
             step = self._suspects.pop(0)
-            if self._continued_ns < step.began_ns:
+            continued = tuple(self._continued_ns)  # the handler can add to it meanwhile
+            if not any(step.began_ns <= each <= step.ended_ns + _KEPT_NS for each in continued):
                 self._report(step.task, step.blocked)
 
     def _read(self) -> Clocks:

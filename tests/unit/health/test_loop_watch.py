@@ -12,7 +12,7 @@ import pytest
 import structlog
 import trio
 
-from mpsd.health.loop_watch import BlockedStep, Clocks, LoopWatch, judge
+from mpsd.health.loop_watch import BlockedStep, Clocks, LoopWatch, _Suspect, judge
 
 MS = 1_000_000
 SPIN = "import os\nwhile os.getppid() == {parent}: pass"
@@ -157,3 +157,12 @@ async def test_a_log_is_not_flooded() -> None:
         ("loop.blocked", 60, 0),
         ("loop.blocked", 70, 2),
     ]
+
+
+@pytest.mark.parametrize(("continued_ms", "is_reported"), [(999, True), (1_050, False), (1_100, False), (9_000, True)])
+async def test_a_stop_long_after_a_step_hides_nothing(reports: Reports, continued_ms: int, is_reported: bool) -> None:
+    watch = LoopWatch(reports)
+    watch._suspects.append(_Suspect("a task", BlockedStep(60, 1), 1_000 * MS, 1_060 * MS))
+    watch._continued_ns.append(continued_ms * MS)
+    watch.close()
+    assert bool(reports) is is_reported
