@@ -146,10 +146,7 @@ def _may_be_ours(pid: int) -> bool:
 
 
 def _is_homeless(pid: int, root: FileId | None) -> bool:
-    """Return whether it has mpsd's root and removed files, and is of mpsd's user.
-
-    That comes last: the kernel takes 20 ms to write the status of a process with 65,536 groups.
-    """
+    """Return whether it has mpsd's root and removed files, and is of mpsd's user."""
     found = processes.linked_file(pid, "root")
     if found is None or found.identity != root or not _has_removed_files(pid):
         return False
