@@ -28,7 +28,6 @@ from mpsd.domains.store import SqliteStore
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import KeeperFailed
 from mpsd.faults.lifecycle import Faults
-from mpsd.faults.sources.core_dump_directory import MADE as CORE_DIRECTORIES
 from mpsd.host.child_reaper import Reaper
 from mpsd.host.listeners import leave_open
 from mpsd.host.pipe_directory import PipeDirectory
@@ -151,10 +150,11 @@ class Daemon(Struct, kw_only=True):
             keeper.kill()  # _keep_keeper starts its successor
 
     def clean_up(self) -> None:
-        """Remove what a client or the next daemon could take for a running one, after the domains have ended."""
+        """Remove what a client or the next daemon could take for a running one, after the domains have ended.
+
+        The directory of core dumps stays: a user can hold its lock, and rmdir(2) would wait with that of the pipe directory.
+        """
         self.pipe.remove_last(UI_SOCKET, api_server.SOCKET, *DOORS)
-        for name in CORE_DIRECTORIES:
-            self.pipe.remove_empty(name)
         if self.relayed:
             self.relayed[1].stop()
         self.store.forget_all()

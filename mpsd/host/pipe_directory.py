@@ -110,11 +110,6 @@ class PipeDirectory:
             with suppress(OSError):
                 self.remove(name)
 
-    def remove_empty(self, name: str) -> None:
-        """Remove a directory; one with files stays, since a user may still want to see them."""
-        with suppress(OSError):
-            os.rmdir(name, dir_fd=self._descriptor)
-
     def _mode_of(self, name: str) -> int:
         found = self._look(name)
         return found.st_mode if found else 0

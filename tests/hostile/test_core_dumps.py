@@ -5,9 +5,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.hostile.attacker import attacking
 from tests.integration.machine import Machine
-from tests.integration.process import wait_for
+from tests.integration.process import is_running, wait_for
 from tests.unit.faults.sources.test_core_dump_file import SAMPLES
 
 # A writer of a FIFO continues when a process opens the FIFO for reading.
@@ -62,3 +64,26 @@ def test_a_process_that_is_no_client_accuses_none_by_the_name_of_its_file(machin
     assert (seen["pid"], seen["is_proof"]) == (None, False)
     assert machine.journal("fault.opened") == machine.journal("blame.changed") == []
     victim.goes_on()
+
+
+HELD_CORES = Path(__file__).with_name("held_cores.c")
+
+
+@pytest.mark.parametrize("call", ["mkdir", "unlink", "rmdir"])
+def test_an_mpsd_starts_serves_and_ends_while_a_user_holds_the_directorys_lock(machine: Machine, call: str) -> None:
+    """It waited on its event loop at its start, and for the look at its end: until the user's file server ended."""
+    library = machine.place / "held_cores.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, HELD_CORES], check=True)
+    machine.start(LD_PRELOAD=str(library), HELD_CALL=call)
+    pid, cores = machine.daemon_pid(), machine.pipe / "cores"
+    wait_for("the directory", cores.is_dir)
+    if call != "mkdir":
+        wait_for("its other users", lambda: (cores / "kept").is_dir() and cores.stat().st_mode & 0o7777 == 0o1733)
+        (cores / "core.2").write_bytes(SAMPLES["misaligned-innocent"])
+        wait_for("a look", lambda: not (cores / "core.2").exists())
+        (cores / "core.1").write_bytes(SAMPLES["misaligned-innocent"])
+        wait_for("a look", lambda: call != "unlink" or machine.journal("faults.no_core_dumps"), 60)
+    client = machine.counter().ready()
+    client.end()
+    assert machine.quit() == 0
+    wait_for("its end", lambda: not is_running(pid))

@@ -36,7 +36,7 @@ def check_found_again(machine: Machine, remove: Callable[[Path], None]) -> None:
         assert mpsd.ask(calls.status()).state == "running"
     assert machine.quit() == 0
     wait_for("its end", lambda: not is_running(pid))
-    assert os.listdir(machine.pipe) == []
+    assert set(os.listdir(machine.pipe)) <= {"cores"}
 
 
 def test_all_is_found_again(machine: Machine) -> None:

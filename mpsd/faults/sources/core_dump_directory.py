@@ -12,7 +12,9 @@ deleted or kept; any other file is deleted after a minute, and the oldest sooner
 temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
 directories.  On a disk that counts against the user's quota.  A tmpfs has none, and that of /run holds mpsd's state: root's
 mpsd uses no directory by which alone users could fill a tmpfs.  Users take turns: no user's files keep those of another from
-being read, or push them out.
+being read, or push them out.  A user who may write there can hold the directory's lock,
+or a file's, for any time, as by a write from memory of a file server that does not answer: each call here can then wait so
+long, and no signal ends that.
 Prose: docs/faults.md.
 """
 
@@ -39,7 +41,6 @@ from mpsd.host.trusted_directories import open_directory
 CORES = "cores"  # its name in the pipe directory, which containers share with mpsd
 MODE, KEPT_MODE = 0o1733, 0o711
 _KEPT = "kept"
-MADE = (f"{CORES}/{_KEPT}", CORES)  # in the pipe directory; the innermost first
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]{1,80}\.)?([1-9][0-9]{0,9})")  # CUDA_COREDUMP_FILE may end in %p alone
 _QUIET_SECONDS = 5.0  # no measured dump took longer than one
 _STRAY_SECONDS = 60.0
@@ -98,21 +99,20 @@ class CoreDirectory:
         self._kept = kept
         self._total_bytes = total_bytes
         self._closed: set[str] = set()
-        self._directory = _open_own(path)
+        self._directory, self._keep = _open_own(path), -1
         try:
-            if os.geteuid() == 0 and _opens_a_tmpfs(self._directory):
-                os.fchmod(self._directory, 0o700)  # an earlier mpsd may have left it open to all
-                raise UnusablePath("users could fill this tmpfs, to which they cannot write elsewhere")
-            self._keep = _open_own(path / _KEPT)
+            self._open_to_users(path)
         except UnusablePath:
-            os.close(self._directory)
+            self.close()
             raise
-        os.fchmod(self._keep, KEPT_MODE)
-        os.fchmod(self._directory, MODE)  # last: until then no other user could create `kept` in it
+        except OSError as exc:
+            self.close()
+            raise UnusablePath(f"{path}: {exc.strerror}") from None
 
     def close(self) -> None:
         os.close(self._directory)
-        os.close(self._keep)
+        if self._keep >= 0:
+            os.close(self._keep)
 
     @property
     def place(self) -> Path:
@@ -141,6 +141,15 @@ class CoreDirectory:
     def has_more(self) -> bool:
         """Whether the last look ended before all complete files were read."""
         return bool(self._closed)
+
+    def _open_to_users(self, path: Path) -> None:
+        """Create `kept`, then let every user write to the directory.  Raises UnusablePath, OSError."""
+        if os.geteuid() == 0 and _opens_a_tmpfs(self._directory):
+            os.fchmod(self._directory, 0o700)  # an earlier mpsd may have left it open to all
+            raise UnusablePath("users could fill this tmpfs, to which they cannot write elsewhere")
+        self._keep = _open_own(path / _KEPT)
+        os.fchmod(self._keep, KEPT_MODE)
+        os.fchmod(self._directory, MODE)  # last: until then no other user could create `kept` in it
 
     def _in_turns(self, files: Iterable[_File], order: Callable[[_File], float]) -> list[_File]:
         """Return the files in this order, but the first of each user before the second of any."""

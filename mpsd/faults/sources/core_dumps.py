@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 import trio
@@ -33,6 +34,7 @@ log = structlog.get_logger()
 KEPT = 16
 TOTAL_BYTES = 256 << 20
 _LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full
+_SLOW_SECONDS = 10.0  # a look reads for a second
 _MOST_KNOWN = 8192
 # Dumps of a user: each can be an incident, of which the last 10,000 are kept, of all users; and to parse one takes the
 # interpreter's lock from the event loop.
@@ -40,6 +42,8 @@ _JUDGED = Rate(128, 0.1)
 # Tables only: 0.3 MB in 0.1 s; with memory it would be 11 MB and up to a second (measured).  skip_abort: the program itself
 # decides what to do about its error.
 _FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
+
+T = TypeVar("T")
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -59,6 +63,9 @@ class CoreDumps:
 
     clients_of: the clients of a user, including those that ended within the last minute.  share_of: the uid that a uid counts
     as.  absent: why no dumps are read; "" while they are.
+
+    Only threads touch the directory, one at a time, and one that reads the kernel's events: a user can hold its lock for any
+    time (core_dump_directory.py).  They are abandoned when mpsd ends.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class CoreDumps:
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
         self._writers: FileWriters | None = None
         self._judged = Rates(_JUDGED)
+        self._looks, self._drains = trio.CapacityLimiter(1), trio.CapacityLimiter(1)
 
     def note_arrival(self, process: ProcessId, domain: Domain, is_new: bool, is_again: bool) -> None:
         if is_new and self._writers is None:  # else only the kernel's word counts
@@ -88,46 +96,71 @@ class CoreDumps:
                 self._inside.popitem(last=False)
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Run until cancelled; return at once if dumps cannot be read here."""
-        try:
-            directory = CoreDirectory(
-                self._path,
-                KEPT,
-                TOTAL_BYTES,
-                share_of=self._share_of,
-                writers_of=self._writers_of,
-                may_read=lambda uid: self._judged.allows(self._share_of(uid), time.monotonic()),
-            )
-        except UnusablePath as exc:
-            self._note_absent(str(exc))
-            return
-        try:
-            watch = DirectoryWatch(directory.place, COMPLETE)
-        except OSError as exc:
-            directory.close()
-            self._note_absent(str(exc))
-            return
-        self._writers = self._open_writers(directory.place)
+        """Run until cancelled; where dumps cannot be read, try again now and then."""
+        while True:
+            try:
+                directory, watch, self._writers = await self._in_thread(self._open)
+                break
+            except (UnusablePath, OSError) as exc:
+                self._note_absent(str(exc))
+                await trio.sleep(_LOOK_SECONDS)
         self.absent = ""
         try:
             async with trio.open_nursery() as nursery:
                 if self._writers is not None:
-                    nursery.start_soon(_read_events, self._writers)
+                    nursery.start_soon(self._read_events, self._writers)
                 await self._follow(directory, watch, publish)
         finally:
             self.absent = "stopped"
-            if self._writers is not None:
-                self._writers.close()
             watch.close()
+            if not self._looks.borrowed_tokens and not self._drains.borrowed_tokens:  # else a thread still uses the descriptors
+                if self._writers is not None:
+                    self._writers.close()
+                directory.close()
+
+    def _open(self) -> tuple[CoreDirectory, DirectoryWatch, FileWriters | None]:
+        """Raises UnusablePath, OSError."""
+        directory = CoreDirectory(
+            self._path,
+            KEPT,
+            TOTAL_BYTES,
+            share_of=self._share_of,
+            writers_of=self._writers_of,
+            may_read=lambda uid: self._judged.allows(self._share_of(uid), time.monotonic()),
+        )
+        try:
+            watch = DirectoryWatch(directory.place, COMPLETE)
+        except OSError:
             directory.close()
+            raise
+        return directory, watch, self._open_writers(directory.place)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Return what the function returns.  On cancellation it is abandoned; no other begins until it ends.
+
+        Raises UnusablePath, OSError.
+        """
+        failure: OSError | UnusablePath
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._note_slow)
+            try:
+                return await run_in_thread(function, *arguments, abandon_on_cancel=True, limiter=self._looks)
+            except (OSError, UnusablePath) as exc:
+                failure = exc
+            finally:
+                nursery.cancel_scope.cancel()
+        raise failure
+
+    async def _note_slow(self) -> None:
+        await trio.sleep(_SLOW_SECONDS)
+        self._note_absent(f"{self._path} does not answer", "dumps are read when it does: a user may hold its lock")
 
     async def _follow(self, directory: CoreDirectory, watch: DirectoryWatch, publish: Callable[[Observation], None]) -> None:
         closed: frozenset[str] = frozenset()
         while True:
             began = trio.current_time()
             try:
-                # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
-                found = await run_in_thread(directory.look, closed)
+                found = await self._in_thread(directory.look, closed)
             except OSError as exc:  # as without a free descriptor
                 self._note_absent(f"{self._path}: {exc.strerror}", "dumps are read later")
                 await trio.sleep(_LOOK_SECONDS)
@@ -139,6 +172,14 @@ class CoreDumps:
             closed = frozenset()
             with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
                 closed = await watch.names()
+
+    async def _read_events(self, writers: FileWriters) -> None:
+        """Read the events of the files at once: until then mpsd does not see what a process does with a file elsewhere."""
+        while True:
+            await until_readable(writers.descriptor)
+            began = trio.current_time()
+            await run_in_thread(writers.drain, abandon_on_cancel=True, limiter=self._drains)
+            await trio.sleep(trio.current_time() - began)  # as long as it took, however many come
 
     def _writers_of(self, file: int) -> frozenset[Lineage]:
         return self._writers.take(file) if self._writers is not None else frozenset()
@@ -180,15 +221,6 @@ class CoreDumps:
         if self.absent != why:
             self.absent = why
             log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect=effect)
-
-
-async def _read_events(writers: FileWriters) -> None:
-    """Read the events of the files at once: until then mpsd does not see what a process does with a file elsewhere."""
-    while True:
-        await until_readable(writers.descriptor)
-        began = trio.current_time()
-        await run_in_thread(writers.drain)
-        await trio.sleep(trio.current_time() - began)  # as long as it took, however many come
 
 
 def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> ProcessId | None:

@@ -195,6 +195,20 @@ def test_a_directory_that_is_a_link_is_refused(tmp_path):
         CoreDirectory(tmp_path / "cores", 1, 1 << 20)
 
 
+@pytest.mark.parametrize("name", ["os.fchmod", pytest.param("_opens_a_tmpfs", marks=pytest.mark.root)])
+def test_a_directory_that_cannot_be_opened_to_users_is_refused(tmp_path, monkeypatch, name):
+    """As on a disk that became read-only.  It kept the descriptors, and was logged as a bug."""
+
+    def refuse(*words):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(f"mpsd.faults.sources.core_dump_directory.{name}", refuse)
+    with pytest.raises(UnusablePath, match="cores: Read-only file system"):
+        CoreDirectory(tmp_path / "cores", 2, 1 << 24)
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.fixture
 def of_another(cores):
     """Write a file that belongs to another user."""
