@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import UNREAD
 from mpsd.domains.vendor_control import VendorSilent
 from mpsd.domains.vital_signs import how_stopped
 from mpsd.errors import MpsdError
@@ -21,7 +22,7 @@ from mpsd.model.process import ProcessId
 
 _LOOK_SECONDS = 0.05  # the vendor's answer takes 0.01 s
 _PATIENCE_SECONDS = 1.0  # since it was first stopped, until it is killed if it is stopped still or again
-_AFTER_SECONDS = 2.0  # after mpsd gave the command up: the server may still work on it
+_AFTER_SECONDS = 3.5  # after mpsd gave the command up: the server may still work on it; two looks take 1.5 s each
 log = structlog.get_logger()
 
 
@@ -67,14 +68,17 @@ async def _keep_running(domain: Domain, client: ProcessId, asked: trio.Event, wa
     if not asked.is_set():  # until the command's turn; if it is not sent, the nursery ends this
         await asked.wait()
     stopped_at: float | None = None  # first
+    before = ""
     with watching:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             looked_at = trio.current_time()  # UNREAD takes as long as mpsd's patience: its server has waited for that long
             if how := await how_stopped_now(domain, client.pid):
                 stopped_at = looked_at if stopped_at is None else stopped_at
-                is_late = trio.current_time() - stopped_at >= _PATIENCE_SECONDS
+                is_sure = how != UNREAD or before == UNREAD  # on a busy machine one look can be late
+                is_late = is_sure and trio.current_time() - stopped_at >= _PATIENCE_SECONDS
                 _signal(domain, client, signal.SIGKILL if is_late else signal.SIGCONT, how)
+            before = how
 
 
 def may_signal(domain: Domain, client: ProcessId) -> bool:

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+import trio.testing
+from structlog.testing import capture_logs
 
 from mpsd.domains import awaited_client
 from mpsd.domains.domain import Domain
-from mpsd.domains.frozen_clients import how_frozen
+from mpsd.domains.frozen_clients import FROZEN, UNREAD, how_frozen
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.domains.vendor_control import VendorSilent
 from mpsd.errors import VendorFailed
@@ -132,3 +134,55 @@ async def test_no_process_of_another_is_signalled(child: Child, monkeypatch: pyt
     domain.uids = {process: uid for process in domain.uids if uid is not None}
     await terminate_client(domain, 7, child.pid)
     assert processes.state(child.pid) == "T"
+
+
+@pytest.mark.parametrize(
+    ("looks", "signals"),
+    [
+        pytest.param([UNREAD], ["SIGCONT"], id="one"),
+        pytest.param([UNREAD, "", UNREAD], ["SIGCONT", "SIGCONT"], id="two that are not in a row"),
+        pytest.param([FROZEN, UNREAD], ["SIGCONT", "SIGCONT"], id="one after it was seen frozen"),
+        pytest.param([UNREAD, UNREAD], ["SIGCONT", "SIGKILL"], id="two in a row"),
+        pytest.param([UNREAD, FROZEN], ["SIGCONT", "SIGKILL"], id="one before it is seen frozen"),
+    ],
+)
+async def test_one_late_look_alone_kills_no_client(
+    child: Child, autojump_clock: trio.testing.MockClock, looks: list[str], signals: list[str]
+) -> None:
+    """On a busy machine the look and the server were late, and mpsd killed a program that was to live on with error 810."""
+    left = ["", "", *looks]  # two come before the command
+    has_looked = trio.Event()
+
+    async def how_frozen(pid: int) -> str:
+        if not left:
+            has_looked.set()
+            return ""
+        await trio.sleep(1.0 if left[0] == UNREAD else 0.0)  # mpsd's patience
+        return left.pop(0)
+
+    domain = domain_of(child, has_looked.wait)
+    domain.control.how_frozen = how_frozen  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        await terminate_client(domain, 7, child.pid)
+    assert [line["signal"] for line in logs if line["event"] == "client.signalled"] == signals
+
+
+async def test_two_late_looks_kill_it_also_after_an_early_timeout_of_the_command(
+    child: Child, autojump_clock: trio.testing.MockClock
+) -> None:
+    """vendor.command_seconds may be small: the server waits for the client all the same."""
+    looks = iter(["", ""])
+
+    async def how_frozen(pid: int) -> str:
+        if (how := next(looks, UNREAD)) == UNREAD:
+            await trio.sleep(1.5)  # mpsd's patience, and the slack
+        return how
+
+    async def answer() -> None:
+        raise VendorSilent("no answer")
+
+    domain = domain_of(child, answer)
+    domain.control.how_frozen = how_frozen  # type: ignore[method-assign]
+    with pytest.raises(VendorFailed, match="no answer"):
+        await terminate_client(domain, 7, child.pid)
+    assert child.wait() == -signal.SIGKILL
