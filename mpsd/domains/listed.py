@@ -4,7 +4,7 @@ It lists a client that has ended for as long as a forked child has its connectio
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from mpsd.domains.domain import Domain
 from mpsd.host import processes
@@ -25,13 +25,21 @@ def may_be_named(domain: Domain, pid: int) -> bool:
     return domain.state is not DomainState.CONTAINED or pid in pids_of_xids(domain)
 
 
-def domain_named(domains: Iterable[Domain], pid: int) -> Domain | None:
+def domain_named(domains: Iterable[Domain], pid: int, was_there: Callable[[int, ProcessId | None], bool]) -> Domain | None:
     """Return the domain of the server, client, member or sentinel's client that an Xid means by the pid; None if it is of none.
 
-    A process of none can have the pid of an ended client that a server still lists.
+    A process of none can have the pid of an ended client that a server still lists.  mpsd may not see it, too: then a client
+    is meant only if it lives as far as mpsd knows, or ended a moment ago, as of the fault.
+    was_there: returns this of the process, or of the latest client with the pid.
     """
-    process = processes.find(pid, even_ending=True)  # None: it has died of the fault, or is not known
-    meant = [each for each in domains if process is None or is_meant(each.admitted, process)]
+    process = processes.find(pid, even_ending=True)  # None: it has ended, or its user keeps mpsd from reading its facts
+
+    def is_meant_by(domain: Domain) -> bool:
+        if process is not None:
+            return is_meant(domain.admitted, process)
+        return pid in domain.servers or pid in domain.sentinel.pids or was_there(pid, domain.admitted.get(pid))
+
+    meant = [each for each in domains if is_meant_by(each)]
     listing = (each for each in meant if pid in pids_in_use(each))
     placed = (each for each in meant if any(member.pid == pid for member in each.members))
     found = next(listing, None) or next(placed, None)

@@ -181,7 +181,7 @@ class Incidents:
             former = self._pool.domains.get(name)
             if former is None or (former.is_ill and former.state is not DomainState.CONTAINED):
                 return former
-        return domain_named(self._pool.domains.values(), pid)
+        return domain_named(self._pool.domains.values(), pid, self.parties.was_there)
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Return the domain's clients: members, and those that only the vendor's server lists, as without root.

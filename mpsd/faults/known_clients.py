@@ -177,6 +177,12 @@ class KnownClients:
         guest = self._guests.get(process)
         return guest is not None and guest.gone_ns is not None
 
+    def was_there(self, pid: int, process: ProcessId | None) -> bool:
+        """Return whether the client, or the latest one with this pid, lives as far as mpsd knows, or ended a moment ago."""
+        client = self._by_pid.get(pid) if process is None else process
+        guest = None if client is None else self._guests.get(client)
+        return guest is not None and (guest.gone_ns is None or self._clock() - guest.gone_ns < _MOVED_NS)
+
     def of_user(self, uid: int) -> Iterable[ProcessId]:
         """Return the user's clients, including those that ended within the last minute."""
         return [process for process, guest in self._guests.items() if guest.party.uid == uid]

@@ -6,8 +6,8 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,6 +81,7 @@ __attribute__((constructor)) static void begin(void)
 """
 FRIENDLY = 1000
 AFTER_SECONDS = 1.0  # mpsd ends clients within less
+AS_OF_THE_FAULT_SECONDS = 2.5  # for less, an Xid may name a client that has ended
 
 
 def start_with_pid(pid: int, uid: int, words: list[str], environment: dict[str, str]) -> bool:
@@ -135,9 +136,9 @@ def test_a_reused_pid_has_nothing_of_the_client_before(machine: Machine, is_late
 
 
 @contextmanager
-def reused(machine: Machine, short_dir: Path) -> Iterator[Client]:
+def reused(machine: Machine, short_dir: Path) -> Iterator[tuple[Client, Callable[[], None]]]:
     """Yield a client that has ended, and that its server lists for as long as a child has its connections (measured on an H200
-    too).  A process of another user has its pid."""
+    too).  A process of another user has its pid, until the function is called that comes with it."""
     library = short_dir / "leaves.so"
     library.with_suffix(".c").write_text(LEAVES)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, library.with_suffix(".c")], check=True)
@@ -147,25 +148,29 @@ def reused(machine: Machine, short_dir: Path) -> Iterator[Client]:
     os.kill(ended.pid, signal.SIGUSR1)
     ended.process.wait()
     wait_for("the pid to be free", lambda: start_with_pid(ended.pid, FRIENDLY, ["/bin/sleep", "600"], {}))
-    try:
+    with ExitStack() as other:
+        other.callback(os.waitpid, ended.pid, 0)
+        other.callback(os.kill, ended.pid, signal.SIGKILL)
         assert machine.numbers(f"get_client_list {server}") == [ended.pid]
-        yield ended
-    finally:
-        os.kill(ended.pid, signal.SIGKILL)
-        os.waitpid(ended.pid, 0)
+        yield ended, other.close
 
 
 def test_a_process_is_not_the_client_whose_pid_it_got(machine: Machine, short_dir: Path) -> None:
     """mpsd took the process, of any user, for that client: it convicted and killed it after a fault."""
-    with reused(machine, short_dir) as ended, machine.mpsd() as mpsd:
+    with reused(machine, short_dir) as (ended, _), machine.mpsd() as mpsd:
         assert not running(mpsd, ended.pid)
         [fault] = wait_for("a culprit", lambda: [each for each in mpsd.ask(calls.fault_list()).items if each.culprit], 30)
         assert (fault.culprit.pid, fault.culprit.uid, fault.culprit.program) == (ended.pid, NOBODY, "faulter")
 
 
-def test_nor_is_its_fault_past_mps_one_of_that_client_s_domain(machine: Machine, short_dir: Path) -> None:
+@pytest.mark.parametrize("is_over", [False, True], ids=["it lives", "it has ended"])
+def test_nor_is_its_fault_past_mps_one_of_that_client_s_domain(machine: Machine, short_dir: Path, is_over: bool) -> None:
     """The Xid names its pid alone.  mpsd closed the domain, and fenced the actives of other users there."""
-    with reused(machine, short_dir) as ended:
+    with reused(machine, short_dir) as (ended, end_other):
+        if is_over:
+            until = time.monotonic() + AS_OF_THE_FAULT_SECONDS
+            wait_for("a while", lambda: time.monotonic() > until)
+            end_other()
         write(machine.place / "machine/kmsg", DRIVERS, 31, ended.pid)
         seen, *_ = wait_for("the Xid", lambda: [each for each in machine.journal("fault.xid") if each["xid"] == 31])
         assert (seen["pid"], seen["domain"]) == (ended.pid, None)
