@@ -71,6 +71,7 @@ class Domain:
     suspect_until: float = -math.inf  # until then signs other than the vendor daemon's answers show a fault (trio time)
     admitted: dict[int, ProcessId] = field(default_factory=dict)  # by the pid that servers may list
     adopts_until: float = -math.inf  # clients that an earlier mpsd admitted may still come into its lists (trio time)
+    made_ticks: int = field(default_factory=processes.ticks_at)  # a later process is no client of an earlier mpsd
     _line_alarm: LineAlarm = field(default_factory=LineAlarm)
     _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # from log lines that users can forge
     sentinel: SentinelPort = field(default_factory=NoSentinel)
@@ -343,8 +344,8 @@ class Domain:
     def _forget_admitted(self) -> None:
         """Forget admitted processes that have ended, unless a server still lists them."""
         if trio.current_time() < self.adopts_until:
-            for process in filter(None, map(processes.find, self.strangers)):
-                self.admit(process)
+            found = filter(None, map(processes.find, self.strangers))
+            self.admitted |= {each.pid: each for each in found if each.start_time <= self.made_ticks}
         listed = self.client_pids
         self.admitted = {pid: each for pid, each in self.admitted.items() if pid in listed or processes.is_alive(each)}
         self.uids = {p: uid for p, uid in self.uids.items() if p in self.members or self.admitted.get(p.pid) == p}
@@ -382,9 +383,8 @@ class Domain:
 
     def _is_started(self, pid: int) -> bool:
         """Return whether the server has started: by the log, or since it is older than mpsd or than _STARTING_SECONDS."""
-        now = trio.current_time()
-        since = self._ready_since.setdefault(pid, -math.inf if self.is_adopted else now)
-        return now - since > _STARTING_SECONDS
+        since = self._ready_since.setdefault(pid, -math.inf if self.is_adopted else trio.current_time())
+        return trio.current_time() - since > _STARTING_SECONDS
 
     async def apply_defaults(self, defaults: Defaults) -> None:
         """Make the next server start with these defaults; with closed limits if each client gets individual ones.

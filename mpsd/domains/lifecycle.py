@@ -102,7 +102,8 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         raise
     if not is_new:
         listed = (found for pid in domain.client_pids if (found := listed_process(domain.admitted, pid)))
-        _take_over_clients(pool, domain, {found: processes.real_uid(found.pid) for found in listed if found not in placed})
+        earlier = (each for each in listed if each not in placed and each.start_time <= domain.made_ticks)
+        _take_over_clients(pool, domain, {each: processes.real_uid(each.pid) for each in earlier})
     domain.is_adopted = False
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY

@@ -104,6 +104,15 @@ async def test_after_a_restart_who_is_listed_was_let_in_by_the_earlier_mpsd(
     assert late.strangers == {child.pid}
 
 
+async def test_after_a_restart_a_later_process_is_no_client_of_the_earlier_mpsd(child: "subprocess.Popen[bytes]") -> None:
+    """It has the pid of an ended client that a server lists still: mpsd took it, of any user, for that one."""
+    domain = domain_with(child.pid)
+    domain.made_ticks = process_of(child).start_time - 1
+    domain.adopts_until = trio.current_time() + 3.0
+    domain._believe(domain.servers, trio.current_time())
+    assert domain.strangers == {child.pid}
+
+
 async def test_after_a_restart_a_listed_client_may_hide_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """With some kernels a user can keep mpsd from reading about a process of theirs; once that ended the daemon."""
 
