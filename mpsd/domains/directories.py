@@ -105,8 +105,10 @@ class DomainDirectories(Struct, frozen=True):
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
         process = ProcessId(int(words[0]), int(words[1]))
-        # The name too: a state directory that survives a reboot has pids and start times of before it.
-        return process if is_vendors(process.pid) and processes.is_alive(process) else None
+        # The name too: a state directory that survives a reboot has pids and start times of before it.  Where mpsd cannot read
+        # them now, the record is believed: a living daemon that is not found loses its directories.
+        is_meant = is_vendors(process.pid) or not processes.command(process.pid)
+        return process if is_meant and processes.is_alive(process) else None
 
     def find_by_pid_file(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """Return the process that the vendor's pid file names, if it can only be its daemon.

@@ -45,7 +45,7 @@ class Orphan(Struct, frozen=True):
         if not processes.is_alive(self.daemon):
             return False
         if self.clients is None:
-            return bool(_servers(self.daemon))
+            return processes.state(self.daemon.pid) == "?" or bool(_servers(self.daemon))
         return any(processes.is_alive(client) for client in self.clients)
 
 

@@ -18,9 +18,10 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
     """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
     mpsd does not ask for a client that is stopped, or frozen with its cgroup: its co-runners would stand still, and its domain
-    take no further client.  It does not ask a domain in FAULT: its vendor daemon would not answer any command until the process
-    has ended (measured).  One that stops before the answer is continued, or else killed (awaited_client.py).  So is one whose
-    cgroup mpsd cannot read: other users can cause that, and a client that runs is answered for at once.
+    take no further client; nor for one whose state it cannot read.  It does not ask a domain in FAULT: its vendor daemon would
+    not answer any command until the process has ended (measured).  One that stops before the answer is continued, or else
+    killed (awaited_client.py).  So is one whose cgroup mpsd cannot read: other users can cause that, and a client that runs is
+    answered for at once.
     check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
     sent if the process has ended since this call: another one may have the pid.
     """
@@ -36,6 +37,9 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
         check()
         if process is not None and not processes.is_alive(process):
             raise VendorFailed(f"client {client_pid} has ended")
+        if processes.state(client_pid) == "?":  # and it could be stopped
+            why = "mpsd cannot read now whether it is stopped, and its server would wait for it then"
+            raise VendorFailed(f"client {client_pid}: {why}: try again")
         if how and not (how == UNREAD and process is not None and may_signal(domain, process)):
             raise VendorFailed(f"client {client_pid} {how}, and its server would wait for it: let it continue first")
 

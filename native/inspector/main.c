@@ -207,9 +207,9 @@ static void send_own_status(void)
 
 static void serve_directly(void)
 {
+	run_first();
 	spaces_prepare();
 	send_own_status();
-	run_first();
 	while (serve_next_directly())
 		;
 }

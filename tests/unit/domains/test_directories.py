@@ -1,5 +1,6 @@
 """A domain's directories, and which process is believed to be the vendor daemon in them."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from mpsd.domains.directories import CLOSED, OPEN, PID_FILE, DomainDirectories
 from mpsd.host import processes
+from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import ProcessId
 from tests.inspecting import INSPECTOR
 
@@ -104,6 +106,21 @@ def test_the_recorded_process_is_believed_while_it_is_the_same(home: DomainDirec
     assert (home.path / "daemon").stat().st_mode & 0o777 == 0o600
     home.record(ProcessId(process.pid, process.start_time + 1))
     assert home.recorded() is None
+
+
+def test_the_recorded_process_is_believed_while_mpsd_cannot_read_it(
+    home: DomainDirectories, start: Start, vendors: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a living daemon lost its directories at a restart, if a user kept mpsd from reading root's processes."""
+    process = start(vendors)
+    home.record(process)
+
+    def refuse(*_: object) -> bytes:
+        raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+
+    for name in ("stat", "text"):
+        monkeypatch.setattr(processes.reader, name, refuse)
+    assert home.recorded() == process
 
 
 @pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "-1 5", "9" * 5000, "\u00b2", "\u00b2 \u00b2"])

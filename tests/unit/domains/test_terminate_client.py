@@ -13,11 +13,12 @@ from mpsd.model.domain import DomainState
 
 
 @pytest.mark.parametrize(
-    ("state", "is_frozen", "why"), [("S", False, ""), ("T", False, "SIGSTOP"), ("t", False, "debugger"), ("S", True, "cgroup")]
-)
-async def test_not_for_one_that_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, state: str, is_frozen: bool, why: str
-) -> None:
+    ("state", "is_frozen", "why"),
+    [
+        ("S", False, ""), ("T", False, "SIGSTOP"), ("t", False, "debugger"), ("S", True, "cgroup"), ("?", False, "cannot read"),
+    ],
+)  # fmt: skip
+async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, state: str, is_frozen: bool, why: str) -> None:
     """Its server would wait for it, and all clients there with it."""
     asked: list[str] = []
 
