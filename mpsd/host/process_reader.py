@@ -3,8 +3,9 @@
 Such a read seldom waits, but any user can make it wait for ever: to find a file below /proc/PID, the kernel takes the lock of
 that directory, which a user can hold; with some kernels the read waits as well (docs/decisions/029).  So a child process of
 mpsd, the *reader*, does the reads one after the other (`mpsd-inspector --direct`).  If the reader waits, mpsd kills it, starts
-another one, and reads no process of that user for some seconds.  So a user delays mpsd by at most
-MOST_WAIT_SECONDS in UNREAD_SECONDS, and searches for descriptors of other users by little more than MOST_SEARCH_SECONDS.
+another one, and reads no process of that user for some seconds, nor that process before the killed reader has ended.  So a
+user delays mpsd by at most MOST_WAIT_SECONDS in UNREAD_SECONDS, and searches for descriptors of other users by little more
+than MOST_SEARCH_SECONDS.
 """
 
 import errno
@@ -36,7 +37,7 @@ _DEADLINE_SECONDS = 5.0  # for a reader that does not wait in the kernel: no pro
 _MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h
 _MOST_WAITS = 4096  # users; for each, the waits that its processes caused
 _START_SECONDS = 1.0  # for a new reader, which takes 2 ms: a user may hold the directory of that process as well
-_MOST_UNSTARTED = 64  # readers that were killed so, and have not ended
+_MOST_STUCK = 64  # killed readers that have not ended, of processes of one user; then none of theirs is read
 _NO_SHARE = -1  # of a reader that was killed before it read
 MOST_THREADS = 1024  # that it lists of a process
 
@@ -60,6 +61,14 @@ class _Wait(Struct):
         return "they have too many descriptors, or with links too long" if self.searched >= MOST_SEARCH_SECONDS else ""
 
 
+class _Stuck(Struct, frozen=True, eq=False):
+    """A reader that mpsd killed, and whose process of which user it waits for."""
+
+    share: int
+    pid: int
+    process: InspectorProcess
+
+
 class ProcessReader:
     """Guards that one reader runs, and does one read at a time.  Any thread may call these methods.
 
@@ -76,7 +85,7 @@ class ProcessReader:
         self._process: InspectorProcess | None = None
         self._owner = 0  # the pid of the process that started the reader: after a fork that is the parent
         self._waits: dict[int, _Wait] = {}  # by share
-        self._stuck: list[tuple[int, InspectorProcess]] = []  # a share, and the reader that mpsd killed
+        self._stuck: list[_Stuck] = []
         self._rest_until = 0.0  # after a reader did not start: of time.monotonic()
 
     def count_by(self, ranges: UidRanges) -> None:
@@ -163,7 +172,7 @@ class ProcessReader:
         with self._lock:
             self._forget_old()
             if self._waits or self._stuck:
-                self._check(self._share_of(question.pid))
+                self._check(question.pid)
             process = self._send(request)
             answer = self._receive(process, question.pid)
         return wire.parse_answer(answer)
@@ -203,16 +212,16 @@ class ProcessReader:
 
     def _started(self) -> InspectorProcess:
         """Start a reader.  Raises OSError; Unanswered if its own directory was held before it had looked up its status."""
-        if time.monotonic() < self._rest_until or [each for each, _ in self._stuck].count(_NO_SHARE) >= _MOST_UNSTARTED:
+        if time.monotonic() < self._rest_until or self._unread_of(_NO_SHARE) is None:
             raise Unanswered(errno.EBUSY, "no process is read now: a new reader of processes did not start")
         process = self._start()
         try:
             if process.take_status(_START_SECONDS):
                 return process
         except BaseException:
-            self._give_up(process, _NO_SHARE)
+            self._give_up(process, _NO_SHARE, 0)
             raise
-        self._give_up(process, _NO_SHARE)
+        self._give_up(process, _NO_SHARE, 0)
         self._rest_until = time.monotonic() + UNREAD_SECONDS
         raise Unanswered(errno.ETIMEDOUT, "the reader of processes does not start")
 
@@ -232,21 +241,26 @@ class ProcessReader:
                     continue
             elif time.monotonic() < until:
                 continue
-            self._give_up(process, self._share_of(pid))
+            self._give_up(process, self._share_of(pid), pid)
             raise Unanswered(errno.ETIMEDOUT, f"pid {pid} was not read: its reader {'waits' if wait else 'does not run'}")
         return self._received(process, pid)
 
     def _received(self, process: InspectorProcess, pid: int) -> bytes:
         if not (answer := process.requests.recv(wire.DATAGRAM_BYTES)):
-            self._give_up(process, self._share_of(pid))
+            self._give_up(process, self._share_of(pid), pid)
             raise Unanswered(errno.EPIPE, f"pid {pid} was not read: its reader died")
         return answer
 
-    def _give_up(self, process: InspectorProcess, share: int) -> None:
-        """Kill the reader.  Until it has ended, mpsd does not read this user's processes."""
+    def _give_up(self, process: InspectorProcess, share: int, pid: int) -> None:
+        """Kill the reader.  Until it has ended, mpsd does not read the process again: any user can hold its directory."""
         process.kill()
         self._process = None
-        self._stuck.append((share, process))
+        self._stuck.append(_Stuck(share, pid, process))
+
+    def _unread_of(self, share: int) -> list[int] | None:
+        """Return the processes of this user that are not read, since a killed reader waits for them; None: all."""
+        found = [each.pid for each in self._stuck if each.share == share]
+        return found if len(found) < _MOST_STUCK else None
 
     def _wait_of(self, share: int) -> _Wait:
         if len(self._waits) >= _MOST_WAITS and share not in self._waits:
@@ -258,15 +272,19 @@ class ProcessReader:
         oldest = time.monotonic() - UNREAD_SECONDS
         while self._waits and next(iter(self._waits.values())).since < oldest:
             del self._waits[next(iter(self._waits))]
-        for each in [each for each in self._stuck if each[1].has_ended()]:
-            each[1].reap()
+        for each in [each for each in self._stuck if each.process.has_ended()]:
+            each.process.reap()
             self._stuck.remove(each)
 
-    def _check(self, share: int) -> None:
-        """Raise Unanswered if mpsd does not read the processes of this user now."""
+    def _check(self, pid: int) -> None:
+        """Raise Unanswered if mpsd does not read this process now, or none of its user's."""
+        share = self._share_of(pid)
+        unread = self._unread_of(share)
+        if unread is not None and pid in unread:
+            raise Unanswered(errno.EBUSY, f"pid {pid} is not read: it keeps a reader waiting in the kernel")
         wait = self._waits.get(share)
         why = wait.why_unread if wait else ""
-        if any(share == each for each, _ in self._stuck):
-            why = "one of them kept its reader waiting in the kernel"
+        if unread is None:
+            why = f"{_MOST_STUCK} of them keep readers waiting in the kernel"
         if why:
             raise Unanswered(errno.EBUSY, f"processes of uid {share} are not read for {UNREAD_SECONDS:.0f} s: {why}")

@@ -84,8 +84,22 @@ def test_a_held_program_of_roots_counts_as_roots(tmp_path: Path) -> None:
             processes._uid_reader.text(pid, "uid_map")
         make_wait(pid)
         assert processes.charged_uid(pid) == 0
-        with pytest.raises(Unanswered, match="uid 0 "):
+        with pytest.raises(Unanswered, match=f"pid {pid} "):
             processes.reader.stat(pid)
+        with pytest.raises(Unanswered, match="uid 0 "):
+            processes.reader.stat(os.getpid())
+
+
+def test_others_of_its_user_are_read_soon_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can hold the directory of a program of root's: root's others would be unread for as long as the user liked."""
+    with sleeping(USER, USER, USER) as pid, sleeping(USER, USER, USER) as neighbour:
+        with held(f"/proc/{pid}", tmp_path / "mount"), quick():
+            make_wait(pid)
+            assert (processes.state(pid), processes.state(neighbour)) == ("?", "?")
+            monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
+            assert (processes.state(pid), processes.state(neighbour)) == ("?", "S")
+            monkeypatch.setattr(process_reader, "_MOST_STUCK", 1)
+            assert processes.state(neighbour) == "?"
 
 
 def test_a_held_directory_of_the_reader_delays_nothing(tmp_path: Path) -> None:
