@@ -93,8 +93,10 @@ class ProcessReader:
         self._ranges = ranges
 
     def start_by(self, start: Callable[[], InspectorProcess]) -> None:
-        """Start readers by calling `start` from now on; it raises OSError."""
+        """Start readers by calling `start` from now on, which raises OSError; and one now: later mpsd's callers would wait."""
         self._start = start
+        with self._lock, suppress(OSError):  # the next read tries again
+            self._open()
 
     def close(self) -> None:
         """End the reader, if it runs.  A later read starts another one."""

@@ -28,7 +28,7 @@ def test_it_outlives_an_mpsd_that_is_killed(machine: Machine) -> None:
             mpsd.ask(calls.arena_create("kv", "0", 16 * GRANULE))
             mine = mpsd.ask(calls.arena_open("kv", "write"))
             assert mpsd.ask(calls.arena_state(mine.id)).fd is None
-            with pytest.raises(Refused, match="comes in a memory file"), open("/dev/null") as none:
+            with pytest.raises(Refused, match="neither a GPU's nor a memory file"), open("/dev/null") as none:
                 mpsd.ask(calls.arena_keep_state(mine.id, mine.generation, none.fileno()))
             serial = mpsd.ask(calls.arena_keep_state(mine.id, mine.generation, state.fd)).state_serial
             state.publish(step=7)
