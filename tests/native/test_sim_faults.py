@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.integration.process import state_of
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import CLIENTS, CONTROL, SIMULATOR, Client, Machine, eventually, sanitizer_library
 
@@ -127,6 +128,7 @@ def test_terminate_client_of_a_stopped_process_waits_until_it_goes_on(mps: Machi
     stopped.wait_for("ready")
     server = mps.server()
     os.kill(stopped.pid, signal.SIGSTOP)
+    eventually(lambda: state_of(stopped.pid) == "T")
     waiting = stays_silent(mps, f"terminate_client {server} {stopped.pid}")
     os.kill(stopped.pid, signal.SIGCONT)
     assert waiting.communicate(timeout=10)[0] == "0\n"
