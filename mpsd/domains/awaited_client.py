@@ -26,9 +26,9 @@ _AFTER_SECONDS = 3.5  # after mpsd gave the command up: the server may still wor
 log = structlog.get_logger()
 
 
-async def how_stopped_now(domain: Domain, client_pid: int) -> str:
-    """Return how the client is kept from running; "" if it is not.  UNREAD: it may run, or be frozen."""
-    return how_stopped(client_pid) or await domain.control.how_frozen(client_pid)
+async def how_stopped_now(domain: Domain, client_pid: int, state: str) -> str:
+    """Return how the client in this state is kept from running; "" if it is not.  UNREAD: it may run, or be frozen."""
+    return how_stopped(state) or await domain.control.how_frozen(client_pid)
 
 
 async def command_about(domain: Domain, client: ProcessId | None, line: str, check: Callable[[], Awaitable[None]]) -> str:
@@ -73,7 +73,7 @@ async def _keep_running(domain: Domain, client: ProcessId, asked: trio.Event, wa
         while True:
             await trio.sleep(_LOOK_SECONDS)
             looked_at = trio.current_time()  # UNREAD takes as long as mpsd's patience: its server has waited for that long
-            if how := await how_stopped_now(domain, client.pid):
+            if how := await how_stopped_now(domain, client.pid, processes.state(client.pid)):
                 stopped_at = looked_at if stopped_at is None else stopped_at
                 is_sure = how != UNREAD or before == UNREAD  # on a busy machine one look can be late
                 is_late = is_sure and trio.current_time() - stopped_at >= _PATIENCE_SECONDS

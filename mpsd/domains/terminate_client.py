@@ -33,11 +33,12 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
     process = processes.find(client_pid)  # None: mpsd cannot see it, or it has ended
 
     async def check_now() -> None:
-        how = await how_stopped_now(domain, client_pid)
+        state = processes.state(client_pid)
+        how = await how_stopped_now(domain, client_pid, state)
         check()
         if process is not None and not processes.is_alive(process):
             raise VendorFailed(f"client {client_pid} has ended")
-        if processes.state(client_pid) == "?":  # and it could be stopped
+        if state == "?":  # and it could be stopped
             why = "mpsd cannot read now whether it is stopped, and its server would wait for it then"
             raise VendorFailed(f"client {client_pid}: {why}: try again")
         if how and not (how == UNREAD and process is not None and may_signal(domain, process)):

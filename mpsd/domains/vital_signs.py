@@ -156,7 +156,8 @@ def look(signs: Signs) -> Unresponsive:
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
     for pid in signs.clients:
-        if (how := how_stopped(pid) or signs.frozen.get(pid, "")) and listed_process(signs.admitted, pid) is not None:
+        how = how_stopped(processes.state(pid)) or signs.frozen.get(pid, "")
+        if how and listed_process(signs.admitted, pid) is not None:
             return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
     return Unresponsive()
 
@@ -168,6 +169,6 @@ def _stopped(pids: Iterable[tuple[str, int]]) -> str:
     return ""
 
 
-def how_stopped(pid: int) -> str:
-    """Return how a process was stopped, other than by its cgroup; "" if it was not."""
-    return _CLIENT_STOPPED.get(processes.state(pid), "")
+def how_stopped(state: str) -> str:
+    """Return how a process in this state (`processes.state`) was stopped, other than by its cgroup; "" if it was not."""
+    return _CLIENT_STOPPED.get(state, "")

@@ -16,6 +16,7 @@ from mpsd.model.domain import DomainState
     ("state", "is_frozen", "why"),
     [
         ("S", False, ""), ("T", False, "SIGSTOP"), ("t", False, "debugger"), ("S", True, "cgroup"), ("?", False, "cannot read"),
+        ("?S", False, "cannot read"),  # it could have been stopped at the first look
     ],
 )  # fmt: skip
 async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, state: str, is_frozen: bool, why: str) -> None:
@@ -30,7 +31,8 @@ async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, stat
     async def how_frozen(pid: int) -> str:
         return "is frozen with its cgroup" if is_frozen else ""
 
-    monkeypatch.setattr(processes, "state", lambda pid: state)
+    states = [*state]
+    monkeypatch.setattr(processes, "state", lambda pid: states.pop(0) if states[1:] else states[0])
     control = SimpleNamespace(command=command, how_frozen=how_frozen)
     domain = SimpleNamespace(name="d1", state=DomainState.READY, control=control, mark_stale=lambda: None)
     if why:
