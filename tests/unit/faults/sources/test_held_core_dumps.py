@@ -1,5 +1,6 @@
 """A directory of core dumps that cannot be used: calls fail, or do not return, since a user holds a lock there."""
 
+import errno
 import math
 import os
 import threading
@@ -18,7 +19,7 @@ class Held:
     """Replaces a function by one that does not return before the end of the test.  The kernel would not return it at all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.ended, self.calls = threading.Event(), threading.Event(), 0
+        self.begun, self.ended, self.calls, self.is_over = threading.Event(), threading.Event(), 0, False
         self._monkeypatch = monkeypatch
 
     def hold(self, owner: object, name: str) -> None:
@@ -28,6 +29,8 @@ class Held:
             self.calls += 1
             self.begun.set()
             assert self.ended.wait(60), "held for longer than the test lasts, or called on the event loop"
+            if self.is_over:  # else this thread would go on to what the next test holds
+                raise OSError(errno.EIO, "the test has ended")
             return real(*words, **facts)
 
         self._monkeypatch.setattr(owner, name, wait)
@@ -41,6 +44,7 @@ class Held:
 def held(monkeypatch):
     made = Held(monkeypatch)
     yield made
+    made.is_over = True
     made.ended.set()
 
 
