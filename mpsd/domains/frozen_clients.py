@@ -12,10 +12,10 @@ import trio
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import Frozen
+from mpsd.model.process import MOST_PID
 
 FROZEN = "is frozen with its cgroup"
 UNREAD = "is in a cgroup that mpsd cannot read"  # other users can cause that
-_MOST_PID = 1 << 22  # PID_MAX_LIMIT of the kernel
 
 
 async def how_frozen(
@@ -25,7 +25,7 @@ async def how_frozen(
 
     unified: where cgroup v2 is mounted.  pids: as they were given or listed: one may be none.  share: the user's number.
     """
-    pids = [pid for pid in pids if 0 < pid <= _MOST_PID]
+    pids = [pid for pid in pids if 0 < pid <= MOST_PID]
     if unified is None or not pids:
         return {}
     share = inspector.share_of(pids[0]) if share is None else share

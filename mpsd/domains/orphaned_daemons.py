@@ -132,17 +132,9 @@ def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
             effect = "a vendor daemon that lost its directory, and was not found so far, is left to itself"
             log.warning("domain.not_searched", seconds=_SEARCH_SECONDS, effect=effect)
             break
-        if is_vendors(pid) and _may_be_ours(pid) and (process := processes.find(pid)) and _is_homeless(pid, root):
+        if is_vendors(pid) and (process := processes.find(pid)) and _is_homeless(pid, root):
             homeless.append(process)
     return homeless
-
-
-def _may_be_ours(pid: int) -> bool:
-    """Return whether the process can be of mpsd's user: /proc shows another's uid, or root's if it may not be dumped."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid in (0, os.geteuid())
-    except OSError:
-        return False
 
 
 def _is_homeless(pid: int, root: FileId | None) -> bool:

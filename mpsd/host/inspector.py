@@ -22,7 +22,8 @@ from mpsd.host import inspector_messages as wire
 from mpsd.host import inspector_process, processes
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.child import Child
-from mpsd.host.inspector_answers import Busy, Unreadable, check_gone, close_all, overdue, receive
+from mpsd.host.descriptors import close_all
+from mpsd.host.inspector_answers import Busy, Unreadable, check_gone, overdue, receive
 from mpsd.host.inspector_messages import CgroupLook, Frozen, InspectorOp, Pair, Question, Same, StartFacts
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable, until_readable

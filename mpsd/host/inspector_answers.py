@@ -7,6 +7,7 @@ from array import array
 
 from mpsd.errors import ProtocolError
 from mpsd.host import inspector_messages as wire
+from mpsd.host.descriptors import close_all
 
 _DESCRIPTOR = array("i")
 
@@ -47,8 +48,3 @@ def receive(end: socket.socket, pid: int) -> tuple[bytes, list[int]]:
             raise Busy(f"pid {pid} was not read: too many reads of its user's processes have not ended") from None
         raise
     return payload, taken
-
-
-def close_all(descriptors: list[int]) -> None:
-    for each in descriptors:
-        os.close(each)

@@ -27,6 +27,7 @@ from mpsd.host.inspector_messages import CgroupLook, InspectorOp, LinkedFile, Qu
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.polling import is_readable
 from mpsd.host.programs import own_program
+from mpsd.model.process import MOST_PID
 
 LOOK_SECONDS = 0.002  # such a read takes 22 us
 MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keeps the reader waiting
@@ -34,7 +35,6 @@ MOST_SEARCH_SECONDS = 0.5  # of the processor's time, for searches of 2 ms and m
 UNREAD_SECONDS = 5.0
 _SPIN_SECONDS = 0.0002  # before mpsd gives up its processor, which a busy machine gives back after milliseconds only
 _DEADLINE_SECONDS = 5.0  # for a reader that does not wait in the kernel: no processor is free, or SIGSTOP has stopped it
-_MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h
 _MOST_WAITS = 4096  # users; for each, the waits that its processes caused
 _START_SECONDS = 1.0  # for a new reader, which takes 2 ms: a user may hold the directory of that process as well
 _MOST_STUCK = 64  # killed readers that have not ended, of processes of one user; then none of theirs is read
@@ -168,7 +168,7 @@ class ProcessReader:
 
     def _ask(self, question: Question) -> tuple[int, bytes]:
         """Return the count and the payload of the answer.  Raises OSError."""
-        if not 0 < question.pid <= _MOST_PID:
+        if not 0 < question.pid <= MOST_PID:
             raise ProcessLookupError(errno.ESRCH, f"{question.pid} is not a pid")
         request = wire.pack_question(question, 0, 1, 0)
         with self._lock:

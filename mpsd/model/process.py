@@ -5,6 +5,8 @@ Frozen, without behaviour beyond properties of their own.  No I/O, no clock.
 
 from msgspec import Struct
 
+MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h, on 64 bits
+
 
 class ProcessId(Struct, frozen=True, order=True):
     """A process, distinguished from later ones that reuse its pid.

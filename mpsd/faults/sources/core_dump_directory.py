@@ -12,9 +12,8 @@ deleted or kept; any other file is deleted after a minute, and the oldest sooner
 temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
 directories.  On a disk that counts against the user's quota.  A tmpfs has none, and that of /run holds mpsd's state: root's
 mpsd uses no directory by which alone users could fill a tmpfs.  Users take turns: no user's files keep those of another from
-being read, or push them out.  A user who may write there can hold the directory's lock,
-or a file's, for any time, as by a write from memory of a file server that does not answer: each call here can then wait so
-long, and no signal ends that.
+being read, or push them out.  A user who may write there can hold the directory's lock, or a file's, for any time, as by a
+write from memory of a file server that does not answer: each call here can then wait so long, and no signal ends that.
 Prose: docs/faults.md.
 """
 

@@ -12,6 +12,7 @@ from mpsd.errors import BadRequest
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.lease import FULL_PERCENT, LEAST_PERCENT, DomainPolicy, LeaseSpec, Selector, SelectorKind
+from mpsd.model.process import MOST_PID
 
 NAME_CHARACTERS = 128
 GROUP_CHARACTERS = 64
@@ -21,7 +22,6 @@ MOST_PROCESSES = 1024
 MOST_GPUS = 64
 MOST_SECONDS = 1e9  # some thirty years
 MOST_ID = 2**32 - 2  # the highest uid; the next number means "no user"
-MOST_PID = 2**22  # of Linux on 64 bits
 MOST_BYTES = 2**62
 LEAST_BYTES = 1 << 20  # the vendor's limits are in MiB, where 0 means no limit
 LEVELS = ("interactive", "batch")
