@@ -18,10 +18,10 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
     """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
     mpsd does not ask for a client that is stopped, or frozen with its cgroup: its co-runners would stand still, and its domain
-    take no further client; nor for one whose state it cannot read.  It does not ask a domain in FAULT: its vendor daemon would
+    take no further client; nor if it cannot read the state.  It does not ask a domain in FAULT: its vendor daemon would
     not answer any command until the process has ended (measured).  One that stops before the answer is continued, or else
-    killed (awaited_client.py).  So is one whose cgroup mpsd cannot read: other users can cause that, and a client that runs is
-    answered for at once.
+    killed (awaited_client.py).  So is a client in a cgroup that mpsd cannot read: other users can cause that, and a client that
+    runs is answered for at once.
     check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
     sent if the process has ended since this call: another one may have the pid.
     """

@@ -79,7 +79,7 @@ class Inspector:
         return wire.parse_facts(data)
 
     async def cgroup(self, pid: int) -> CgroupLook:
-        """Return what the process shows of its cgroups.  Raises Unreadable."""
+        """Return the process's cgroups.  Raises Unreadable."""
         try:
             data, _ = await self._ask(Question(InspectorOp.CGROUP, pid), deadlines=_CGROUP_WAITS)
         except OSError as exc:
@@ -108,7 +108,7 @@ class Inspector:
             with trio.fail_at(until):
                 await turns.acquire()
         except trio.TooSlowError:
-            raise Unreadable(f"pid {question.pid} was not read: others of its user take long") from None
+            raise Unreadable(f"pid {question.pid} was not read: its user's others take long") from None
         try:
             while True:
                 try:
@@ -130,7 +130,7 @@ class Inspector:
         try:
             return (await self._ask(Question(op, words=words), share))[0]
         except Unreadable:
-            raise Unreadable(f"{words[0]} has not answered in time, or others of its user have not") from None
+            raise Unreadable(f"{words[0]} has not answered in time, or its user's others have not") from None
 
     async def cgroups(self, pids: Sequence[int], uid: int | None, seconds: float) -> dict[int, str]:
         """Return what those processes show of their cgroups that can be read in this time; nothing for one that has gone.

@@ -77,7 +77,7 @@ class Pair(Struct, frozen=True):
 
 
 class StartFacts(Struct, frozen=True):
-    """How a process was started.  program: the base name of its first argument.  variables: the requested ones.
+    """How a process was started.  program: the first argument's base name.  variables: the requested ones.
 
     cgroups: their paths, which another read finds; None: not known.
     """
@@ -95,7 +95,7 @@ class LinkedFile(Struct, frozen=True):
 
 
 class FreezerLook(Struct, frozen=True):
-    """A cgroup: the inode of its directory, whether its freeze is asked for, and whether all its processes are frozen."""
+    """A cgroup: the directory's inode, whether its freeze is asked for, and whether all its processes are frozen."""
 
     inode: int
     is_asked: bool
@@ -103,7 +103,7 @@ class FreezerLook(Struct, frozen=True):
 
 
 class CgroupLook(Struct, frozen=True):
-    """What a process showed of its cgroups: the contents of /proc/PID/cgroup, empty for one that has gone.
+    """A process's cgroups: the contents of /proc/PID/cgroup, empty for one that has gone.
 
     stat: the contents of /proc/PID/task/PID/stat; cgroup was the same before and after that.
     """
@@ -190,7 +190,7 @@ def parse_cgroup(payload: bytes) -> CgroupLook:
 
 
 def parse_cgroups(payload: bytes) -> list[str | None]:
-    """Return what each process shows of its cgroups; None for one that cannot be read."""
+    """Return each process's cgroups; None for one that cannot be read."""
     texts = [text.decode(errors="backslashreplace") for text in payload.split(b"\0")[:-1]]
     return [None if text == "-" else text for text in texts]
 

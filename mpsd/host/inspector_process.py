@@ -22,7 +22,7 @@ _SPAWN_SECONDS = 5.0  # it takes a few milliseconds
 
 
 class InspectorProcess(Child, Struct, eq=False):
-    """One process, and mpsd's end of its socket.  status: a descriptor of its /proc/PID/status, of a reader; -1: none."""
+    """One process, and mpsd's end of its socket.  status: a reader's descriptor of /proc/PID/status; -1: none."""
 
     requests: socket.socket
     status: int = -1

@@ -170,7 +170,7 @@ class Targets:
         return {1, os.getpid()} | daemons | servers | set(self._needed())
 
     async def _text_of(self, asker: Asker) -> str:
-        """Return what the caller shows of its cgroups.  Raises BadRequest if it cannot be read."""
+        """Return the caller's cgroups.  Raises BadRequest if it cannot be read."""
         texts = await self._texts([asker.pid], asker, _READ_SECONDS)
         if asker.pid not in texts:
             raise BadRequest(_OWN_UNREAD.format(asker.pid))

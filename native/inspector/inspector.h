@@ -12,7 +12,7 @@
 
 #define REQUESTS_FD 3
 #ifndef PROC
-#define PROC "/proc" /* tests build with a directory of theirs */
+#define PROC "/proc" /* tests build with another directory */
 #endif
 enum { MOST_PASSED = 4 };
 
@@ -61,7 +61,7 @@ int freeze_write(const struct question *question, struct reply *out);
 int thaw_write(const struct question *question, struct reply *out);
 int processes_read(const struct question *question, struct reply *out);
 
-/* Thaw what the reply says is frozen. */
+/* Thaw what is frozen by the reply. */
 void freeze_undo(const struct reply *reply);
 int paths_read(const struct question *question, struct reply *out);
 
