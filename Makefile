@@ -90,7 +90,7 @@ clients-of-tests: programs
 	@$(call compile,tests/clients,the clients of the tests)
 
 build: programs venv ## the C programs, and the front end beside the interpreter
-	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || install -m 755 $(FRONT_END) $(VENV)/bin/$(PROGRAM)
+	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || { made=$(VENV)/bin/$(PROGRAM).$$$$; install -m 755 $(FRONT_END) $$made && mv -fT $$made $(VENV)/bin/$(PROGRAM); }
 
 run: build ## a one-minute scene: two tenants, one faults, the other goes on
 	@$(VENV)/bin/python clients/demo/two_tenants.py

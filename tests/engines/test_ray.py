@@ -267,8 +267,8 @@ def test_an_actor_whose_node_is_lost_goes_on_elsewhere_from_the_newest_image(nod
         return len(images) == 2
 
     wait_for("two images on the other node", add, 90.0)
-    shutil.rmtree(node.place / "images")
     node.end_processes()
+    shutil.rmtree(node.place / "images")  # after its writers
     said = nodes.run("add_after_loss", name="standby")
     name, moment, milliseconds = said["begun_from"].split(".")
     assert name == "standby"
