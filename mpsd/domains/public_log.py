@@ -6,6 +6,7 @@ vendor's words, and none of them reads a line's end.
 
 import math
 import os
+import stat
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from mpsd.host.trusted_directories import PUBLIC_MODE, open_directory, open_file
 from mpsd.log.sink import Background, write_all
 from mpsd.model.visible_text import visible
 
-_MODE = 0o644
+_MODE = 0o640  # with the lines of all users; and who may read a file can keep its lock (decision 026)
 _NAMES = ("control.log", "server.log")
 _AGAIN_SECONDS = 5.0  # between attempts to open a file that could not be opened
 
@@ -129,7 +130,9 @@ class PublicLog:
         troubles = {}
         for name in _NAMES:
             try:
-                self._files[name] = open_file(directory, name, os.O_WRONLY | os.O_APPEND, _MODE)
+                self._files[name] = file = open_file(directory, name, os.O_WRONLY | os.O_APPEND, _MODE)
+                if (mode := stat.S_IMODE(os.fstat(file).st_mode)) & ~_MODE:  # an earlier mpsd made it 0644
+                    os.fchmod(file, mode & _MODE)
             except OSError as exc:
                 troubles[str(self._directory / name)] = exc.strerror or str(exc)
         os.close(directory)

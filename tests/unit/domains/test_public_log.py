@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,10 @@ def block(directory: Path) -> None:
     directory.touch()
 
 
+def mode_of(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
 def test_files_that_could_not_be_opened_are_tried_again(log: PublicLog, tmp_path: Path, told: list[dict[str, Any]]) -> None:
     """They stayed closed until SIGHUP."""
     directory = tmp_path / "log"
@@ -61,6 +66,22 @@ def test_files_that_could_not_be_opened_are_tried_again(log: PublicLog, tmp_path
     assert (directory / "server.log").exists()
     assert told[2:] == [{"event": "log.lines_lost", "file": str(directory), "lines": 3}]
     assert log.lost == 0
+
+
+def test_others_read_no_log(tmp_path: Path) -> None:
+    """A direct read of a file into memory that never answers keeps the file's lock: the next line waited, and logrotate."""
+    for name, mode in (("control.log", 0o644), ("server.log", 0o600)):  # an earlier mpsd's; an operator's choice
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    log = PublicLog(tmp_path, "/pipe", False, print)
+    log.write("line")
+    wait_for_line(tmp_path, "line")
+    assert [mode_of(tmp_path / name) for name in ("control.log", "server.log")] == [0o640, 0o600]
+    (tmp_path / "control.log").unlink()
+    log.write("anew")
+    wait_for_line(tmp_path, "anew")
+    assert mode_of(tmp_path / "control.log") == 0o640
+    log.close()
 
 
 def test_between_attempts_some_seconds_pass(log: PublicLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
