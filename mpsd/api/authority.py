@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.host import processes
-from mpsd.host.peers import groups_of, is_in_our_namespace, peer_credentials, process_if_known
+from mpsd.host.peers import groups_of, is_in_our_namespace, peer_credentials, process_unless_ended
 from mpsd.model.authority import Caller
 from mpsd.model.process import ProcessId
 from mpsd.model.reach import EVERYTHING, NOTHING, Bound, bound_of, reaches
@@ -47,13 +47,15 @@ class Peer(Struct, frozen=True):
 
 
 def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Peer:
-    """Identify the peer of a connection. Raises OSError if the kernel can no longer identify it.
+    """Identify the peer of a connection.
 
+    Raises OSError if the kernel can no longer identify it, and if mpsd cannot read its process: an operator that is taken for a
+    stranger learns that leases do not exist, and any other caller that its processes and arenas do not.
     admin_gid: the group whose members are operators; None: no group, or an unknown one.
     """
     credentials = peer_credentials(connection)
     gids = array("I", sorted((credentials.gid, *groups_of(connection))))
-    process = process_if_known(connection, credentials)
+    process = process_unless_ended(connection, credentials)
     is_inside = trusts_containers or is_in_our_namespace(process)
     caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, is_inside)
     return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process), credentials.gid)

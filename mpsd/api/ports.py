@@ -19,7 +19,8 @@ from mpsd.vault.arenas import Arenas
 class Ports(Struct, frozen=True, kw_only=True):
     """Everything that a method may reach.
 
-    find_process: None if no process has the pid.  owner_of: the uid of a process; None if it has ended.
+    find_process: None if no process has the pid; raises OSError if it cannot be read.  uid_of: the effective uid of the process
+    with a pid, None if there is none; it never waits.  owner_of: the uid of a process; None if it has ended.
     namespaces_of: its pid namespaces, as processes.pid_namespaces() gives them.
     problems: why a client that starts now might not be served, in words; from mpsd's own state, without a wait.  warnings: what
     ails present clients alone.
@@ -35,6 +36,7 @@ class Ports(Struct, frozen=True, kw_only=True):
     stopper: Stopper
     faults: Incidents
     find_process: Callable[[int], ProcessId | None]
+    uid_of: Callable[[int], int | None]
     owner_of: Callable[[ProcessId], int | None]
     namespaces_of: Callable[[int], tuple[int, ...]]
     is_stopping: Callable[[], bool]

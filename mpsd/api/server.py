@@ -28,6 +28,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
 from mpsd.host.peers import Recognition, is_operator, recognize
+from mpsd.host.process_reader import Unanswered
 from mpsd.wire.rpc import Request
 
 log = structlog.get_logger()
@@ -110,6 +111,9 @@ class Api:
             try:
                 peer = self._peer(arrival.sock)
                 self.begin_with(peer, arrival.sock, nursery, recognize(arrival.sock, peer.process))
+            except Unanswered as exc:
+                who = arrival.credentials
+                self._refuse(who.uid, who.pid, arrival.sock, TooMany(f"mpsd cannot tell who asks: {exc.strerror}"))
             except OSError as exc:
                 hang_up(arrival.sock)
                 failed(exc)

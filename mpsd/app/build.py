@@ -152,6 +152,7 @@ def _facts(found: Startup) -> dict[str, Any]:
     """Return what the methods of the socket use of the machine."""
     return {
         "find_process": processes.process_id,
+        "uid_of": _effective_uid,
         "owner_of": _owner_uid,
         "namespaces_of": processes.pid_namespaces,
         "started_at": time.time(),
@@ -230,6 +231,11 @@ def _build_relay(
         took_handshake=metrics.took_handshake if metrics else None,
     )  # fmt: skip
     return Relay(conversations, found.ranges), keeper
+
+
+def _effective_uid(pid: int) -> int | None:
+    found = processes.owner(pid)
+    return None if found is None else found[0]
 
 
 def _owner_uid(process: ProcessId) -> int | None:

@@ -29,8 +29,10 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings
-from mpsd.host.peers import Recognition, caller_of, is_operator, peer_credentials, process_if_known, recognize
+from mpsd.host.peers import Recognition, caller_of, is_operator, recognize
+from mpsd.host.process_reader import Unanswered
 from mpsd.model.authority import Caller
+from mpsd.model.process import ProcessId
 from mpsd.notify import Changed
 
 log = structlog.get_logger()
@@ -206,9 +208,12 @@ class Sessions:
             self._ended.notify()
 
     async def _serve(self, session: _Session) -> None:
-        process = process_if_known(session.connection, peer_credentials(session.connection))
+        try:
+            process, caller = self._identify(session.connection)
+        except Unanswered as exc:
+            session.dismiss(f"mpsd cannot tell whether an operator asks: {exc.strerror}\n")
+            raise
         session.recognition = recognition = recognize(session.connection, process)
-        caller = self._caller(session.connection)
         session.closings = self._closings[caller.is_owner]  # root of a container has an operator's uid
         first = await session.receive(self.settings.idle_seconds)
         if first != GREETING:
@@ -269,7 +274,7 @@ class Sessions:
     def _is_operator(self, arrival: Arrival) -> bool:
         return is_operator(arrival.sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
-    def _caller(self, connection: socket.socket) -> Caller:
+    def _identify(self, connection: socket.socket) -> tuple[ProcessId | None, Caller]:
         return caller_of(connection, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
 

@@ -24,6 +24,15 @@ def may_end(asker: Asker, pid: int) -> bool:
     return asker.may_end(processes.sole_uid(pid), namespaces)
 
 
+def has_uid_of(asker: Asker, pid: int) -> bool:
+    """Return whether the process has the caller's effective uid; True for an operator.
+
+    It never waits.  So ask it before any read of a process that the caller names: a caller who holds the directory of another
+    user's process could otherwise keep mpsd from reading all of that user's.
+    """
+    return asker.uid is None or (processes.owner(pid) or (_NO_USER,))[0] == asker.uid
+
+
 def on_account_of(uid: int | None) -> Asker:
     """Return the caller as which mpsd ends a user's process.
 

@@ -13,6 +13,7 @@ import struct
 from array import array
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.host import processes
 from mpsd.host.descriptors import FULL, spare_descriptors
@@ -147,10 +148,16 @@ def _pidfd_of(connection: socket.socket) -> int:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
 
 
-def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:
-    """Identify the peer of a command session, as `peer_of` does.  Raises OSError."""
+def caller_of(
+    connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False
+) -> tuple[ProcessId | None, Caller]:
+    """Identify the peer of a command session: return its process, None if it has ended or is not known, and its user.
+
+    Raises OSError, also if mpsd cannot read the process of a user who may be an operator: one who is taken for a stranger gets
+    wrong answers.
+    """
     credentials = peer_credentials(connection)
-    is_member = _is_member(connection, credentials.gid, admin_gid)
+    is_member = admin_gid is not None and admin_gid in (credentials.gid, *groups_of(connection))
     return _caller(connection, credentials, is_member=is_member, trusts_containers=trusts_containers)
 
 
@@ -166,37 +173,40 @@ def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_cont
         is_member = not is_ours and admin_gid in (credentials.gid, *_few_groups(connection))
         if not is_ours and not is_member:
             return False
-        return _caller(connection, credentials, is_member=is_member, trusts_containers=trusts_containers).is_owner
+        return _caller(connection, credentials, is_member=is_member, trusts_containers=trusts_containers)[1].is_owner
     except OSError:
         return False
 
 
-def _caller(connection: socket.socket, credentials: Credentials, *, is_member: bool, trusts_containers: bool) -> Caller:
-    is_inside = trusts_containers or is_in_our_namespace(process_if_known(connection, credentials))
-    return Caller(credentials.uid, os.geteuid(), is_member, is_inside)
+def _caller(
+    connection: socket.socket, credentials: Credentials, *, is_member: bool, trusts_containers: bool
+) -> tuple[ProcessId | None, Caller]:
+    caller = Caller(credentials.uid, os.geteuid(), is_member)
+    try:
+        process = process_unless_ended(connection, credentials)
+        return process, replace(caller, is_inside=trusts_containers or is_in_our_namespace(process))
+    except OSError:
+        if caller.is_owner and not trusts_containers:
+            raise
+        return None, replace(caller, is_inside=trusts_containers)
 
 
 def is_in_our_namespace(process: ProcessId | None) -> bool:
-    """Return whether the process is in mpsd's own pid namespace.
+    """Return whether the process is in mpsd's own pid namespace.  Raises OSError if that is not known.
 
     Root of a container without a user namespace has root's uid, and any group; the pid namespace distinguishes it
     (docs/decisions/030-root-of-a-container-is-no-operator.md).  One that has ended is not: its pid may be another's.
     """
-    return process is not None and processes.is_in_our_namespace(process.pid) and processes.find(process.pid) == process
-
-
-def _is_member(connection: socket.socket, gid: int, admin_gid: int | None) -> bool:
-    """Return whether the connected process is in the group, by its own groups, not by the user database's present contents."""
-    try:
-        return admin_gid is not None and admin_gid in (gid, *groups_of(connection))
-    except OSError:
+    if process is None or not processes.is_in_our_namespace(process.pid):
         return False
+    return processes.process_id(process.pid) == process
 
 
-def process_if_known(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
+def process_unless_ended(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
+    """Return what `peer_process` does; None also if the process has ended.  Raises OSError if it is not known."""
     try:
         return peer_process(connection, credentials)
-    except (PeerEnded, OSError):
+    except PeerEnded:
         return None
 
 

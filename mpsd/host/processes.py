@@ -163,16 +163,13 @@ def uids(pid: int) -> set[int]:
 
 
 def is_in_our_namespace(pid: int) -> bool:
-    """Return whether it is in mpsd's own pid namespace, and in none below it; False if that is not known.
+    """Return whether it is in mpsd's own pid namespace, and in none below it.  Raises OSError if that is not known.
 
     The kernel takes 20 ms to write the status of a process with 65,536 groups, so it is read only where mpsd is not root.
     """
     if namespaces := pid_namespaces(pid):
         return len(namespaces) == 1
-    try:
-        found = _status(pid)
-    except OSError:
-        return False
+    found = _status(pid)
     return found is not None and len(_value(found, b"NSpid").split()) == 1
 
 

@@ -188,18 +188,26 @@ class Forwarding(Struct):
             raise WrongSpeaker(f"a later process with pid {said_by} speaks on the connection of the one before")
 
     def _check_text(self, message: Message) -> None:
-        """Refuse a text that would end the vendor's daemon, and a container's command.  Raise FatalMessage.
+        """Refuse a text that would end the vendor's daemon, and a container's command.  Raise FatalMessage, or OSError if mpsd
+        cannot read the process: that is no offence of its user's.
 
         Without a user namespace a container's root is root to the vendor's daemon, or the user of any server.
         """
         why = ""
         if size := long_text(message.data):
             why = f"it sent a text of {size} bytes, and over {MOST_TEXT_BYTES} end a vendor daemon"
-        elif not self.trusts_containers and (name := change_in(message.data)) and not is_in_our_namespace(self.process):
+        elif not self.trusts_containers and (name := change_in(message.data)) and not self._is_inside(message):
             why = f"it sent the command {name} from another pid namespace than mpsd's"
         if why:
             self._close(message)
             raise FatalMessage(why)
+
+    def _is_inside(self, message: Message) -> bool:
+        try:
+            return is_in_our_namespace(self.process)
+        except OSError:
+            self._close(message)
+            raise
 
     def _check_descriptors(self, message: Message) -> None:
         """Refuse a descriptor whose close can wait: SIGKILL ends no vendor daemon that waits for a user's file or process.

@@ -19,7 +19,7 @@ from mpsd.errors import BadRequest, NoSuchClient
 from mpsd.host import cgroups, processes
 from mpsd.host.cgroup_directory import CgroupDirectory
 from mpsd.host.inspector import Inspector
-from mpsd.host.ownership import may_end
+from mpsd.host.ownership import has_uid_of, may_end
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Target, TargetKind
@@ -156,7 +156,7 @@ class Targets:
                 raise BadRequest(f"pid {process.pid} is mpsd's own or one that clients need; `quit` ends those")
 
     async def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
-        process = processes.find(pid)
+        process = processes.find(pid) if has_uid_of(asker, pid) else None
         is_it = process is not None and start_time in (0, process.start_time)
         if process is None or not is_it or not await self.may_still_end(process, asker):
             raise NoSuchClient(f"no client has pid {pid}")

@@ -40,20 +40,39 @@ def test_a_refused_removal_leaves_the_service_as_it_was(
     tmp_path: Path, is_own: bool, is_active: bool, asked: list[str]
 ) -> None:
     """Every user can map a file of the installation: mpsd was stopped, and the package stayed."""
-    # without the pauses between in-use's ten looks: the program that it finds runs throughout
-    for name, text in (("systemctl", SYSTEMCTL), ("mpsctl", "#!/bin/sh\necho '[]'\n"), ("sleep", "#!/bin/sh\n")):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    notes = tmp_path / "notes"
-    notes.touch()
     cgroup = Path("/proc/self/cgroup").read_text().splitlines()[0].split(":", 2)[2]
-    environ = {
-        "PATH": f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin", "NOTES": str(notes), "OWN": cgroup if is_own else "/of-mpsd",
-        "INACTIVE": str(int(not is_active)),
-    }  # fmt: skip
+    done, noted = remove(tmp_path, "echo '[]'", OWN=cgroup if is_own else "/of-mpsd", INACTIVE=str(int(not is_active)))
+    assert (done.returncode, "(sleep) uses /opt/mpsd/venv" in done.stderr) == (1, True), done
+    assert noted == asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"),
+    [
+        ("echo '[1]'", False),
+        ("echo mpsctl clients: no mpsd at /run/nvidia-mps/mpsd.sock: Connection refused >&2; exit 3", True),
+        ("echo mpsctl clients: mpsd closed the connection: TOO_MANY: mpsd cannot tell who asks >&2; exit 3", False),
+        ("echo mpsctl clients: mpsd did not answer within 10 s >&2; exit 3", False),
+    ],
+)
+def test_an_mpsd_that_serves_clients_or_does_not_say_stays(tmp_path: Path, answer: str, goes_on: bool) -> None:
+    """Any user can have mpsd refuse root for a moment: it was removed beneath its clients."""
+    done, _ = remove(tmp_path, answer, OWN="/of-mpsd", INACTIVE="0")
+    assert done.returncode == 1
+    assert ("mpsd serves clients" in done.stderr, "uses /opt/mpsd/venv" in done.stderr) == (not goes_on, goes_on), done
+
+
+def remove(place: Path, answer: str, **variables: str) -> tuple["subprocess.CompletedProcess[str]", list[str]]:
+    """Remove the package, with this answer of mpsctl's; return what systemctl was asked for, too."""
+    # without the pauses between in-use's ten looks: the program that it finds runs throughout
+    for name, text in (("systemctl", SYSTEMCTL), ("mpsctl", f"#!/bin/sh\n{answer}\n"), ("sleep", "#!/bin/sh\n")):
+        (place / name).write_text(text)
+        (place / name).chmod(0o755)
+    notes = place / "notes"
+    notes.touch()
+    environ = {"PATH": f"{place}:/usr/sbin:/usr/bin:/sbin:/bin", "NOTES": str(notes), **variables}
     words = ["unshare", "--mount", "sh", "-c", SCRIPT, str(ROOT)]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode == 9:
         pytest.skip(f"no mounts here: {done.stderr}")
-    assert (done.returncode, "(sleep) uses /opt/mpsd/venv" in done.stderr) == (1, True), done
-    assert notes.read_text().split() == asked
+    return done, notes.read_text().split()

@@ -119,6 +119,9 @@ def _selector(call: Call[CreateLease]) -> Selector:
     if asked.kind is not SelectorKind.PID:
         return Selector(asked.kind, asked.value)
     pid = peer.pid if asked.value == SELF else _decimal(asked.value)
+    not_allowed = f"a lease for process {pid}, which is another user's, or outside of your container, needs an operator"
+    if not peer.is_operator and call.services.uid_of(pid) not in (None, peer.uid):  # to read it might keep root's unread
+        raise NotAllowed(not_allowed)
     found = call.services.find_process(pid) if pid else None
     if asked.value == SELF and found != peer.process:  # the connected process has ended, and another has its pid
         found = None
@@ -126,8 +129,7 @@ def _selector(call: Call[CreateLease]) -> Selector:
         since = f" that started at {asked.start_time}" if asked.start_time else ""
         raise BadRequest(f"no process in mpsd's pid namespace has pid {describe(asked.value)}{since}")
     if asked.value != SELF and not peer.may_name(call.services.owner_of(found), call.services.namespaces_of(pid)):
-        owners = "which is another user's, or outside of your container,"
-        raise NotAllowed(f"a lease for process {found.pid}, {owners} needs an operator")
+        raise NotAllowed(not_allowed)
     return Selector(SelectorKind.PID, str(found.pid), found.start_time)
 
 

@@ -218,6 +218,9 @@ class Fakes:
     def problems(self) -> list[str]:
         return health.problems(HealthFacts(self.domains.views(), Join("d1"), self.is_stopping))
 
+    def uid_of(self, pid: int) -> int | None:
+        return next((each.uid for each in self.domains.members if each.process.pid == pid), None)
+
     def owner_of(self, process: ProcessId) -> int | None:
         return next((each.uid for each in self.domains.members if each.process == process), None)
 
@@ -229,6 +232,7 @@ class Fakes:
             stopper=self.stopper,
             faults=self.faults,
             find_process=self.find_process,
+            uid_of=self.uid_of,
             owner_of=self.owner_of,
             namespaces_of=lambda pid: self.namespaces.get(pid, (1,)),
             is_stopping=lambda: self.is_stopping,

@@ -1,6 +1,7 @@
 """Operators are root, the daemon's own user and members of the group, as the kernel reports the peer."""
 
 import contextlib
+import errno
 import grp
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from mpsd.api.authority import peer_of
 from mpsd.host import peers, processes
 from mpsd.host.peers import caller_of, is_operator
+from mpsd.host.process_reader import Unanswered
 from mpsd.host.processes import process_id
 from mpsd.model.reach import EVERYTHING, NOTHING
 
@@ -93,7 +95,7 @@ def group() -> grp.struct_group:
 def test_root_and_the_daemons_own_user_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(0, 0, []) as made:
         assert peer_of(made, None).is_operator
-        assert caller_of(made, None).is_owner
+        assert caller_of(made, None)[1].is_owner
     with connected(ANOTHER, ANOTHER, []) as made:
         peer = peer_of(made, None)
         assert (peer.uid, peer.is_operator) == (ANOTHER, False)
@@ -176,11 +178,11 @@ def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
     with connected(0, group.gr_gid, [], "--pid") as made:
         peer = peer_of(made, group.gr_gid)
         assert (peer.uid, peer.is_operator) == (0, False)
-        assert not caller_of(made, group.gr_gid).is_owner
+        assert not caller_of(made, group.gr_gid)[1].is_owner
         assert not is_operator(made, group.gr_gid)
         assert is_operator(made, None, trusts_containers=True)
         assert peer_of(made, None, trusts_containers=True).is_operator
-        assert caller_of(made, None, trusts_containers=True).is_owner
+        assert caller_of(made, None, trusts_containers=True)[1].is_owner
 
 
 @pytest.mark.root
@@ -194,9 +196,33 @@ def test_root_of_a_container_is_no_operator_when_its_pid_becomes_a_host_process(
         return True
 
     monkeypatch.setattr(processes, "is_in_our_namespace", asked_too_late)
-    for finds_operator in (lambda made: peer_of(made, None).is_operator, lambda made: caller_of(made, None).is_owner):
+    for finds_operator in (lambda made: peer_of(made, None).is_operator, lambda made: caller_of(made, None)[1].is_owner):
         with connected_child() as made:
             assert not finds_operator(made)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["stat", "namespaces"])
+def test_an_operator_whose_process_cannot_be_read_is_not_taken_for_a_stranger(
+    monkeypatch: pytest.MonkeyPatch, group: grp.struct_group, way: str
+) -> None:
+    """Leases that are there do not exist for a stranger: Slurm's Epilog took its job's for released."""
+
+    def unread(pid: int, *_: object, **__: object) -> None:
+        raise Unanswered(errno.EBUSY, "its user's processes are not read for 5 s")
+
+    with connected(0, 0, []) as root, connected(ANOTHER, group.gr_gid, []) as member, connected(ANOTHER, 7, []) as other:
+        monkeypatch.setattr(processes, "process_id" if way == "stat" else "_status", unread)
+        monkeypatch.setattr(processes, "pid_namespaces", lambda pid: ())
+        for each in (root, member):
+            with pytest.raises(Unanswered):
+                caller_of(each, group.gr_gid)
+            assert not is_operator(each, group.gr_gid), "it only decides who is accepted first"
+            assert caller_of(each, group.gr_gid, trusts_containers=True)[1].is_owner
+        assert not caller_of(other, group.gr_gid)[1].is_owner
+        for each in (root, member, other):
+            with pytest.raises(Unanswered):
+                peer_of(each, group.gr_gid)
 
 
 @pytest.mark.root

@@ -1,5 +1,6 @@
 """Command sessions over a real socket."""
 
+import errno
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from mpsd.commands.sessions import GREETING, Sessions, SessionSettings
 from mpsd.host import descriptors, peers
 from mpsd.host.descriptors import MOST_CLOSINGS
 from mpsd.host.polling import is_readable
+from mpsd.host.process_reader import Unanswered
 from mpsd.model.authority import Caller
 from tests.container_flood import flood_of_a_container
 from tests.lingering import lingering
@@ -50,6 +52,25 @@ async def test_unread_descriptors_keep_no_place_of_a_session(short_dir: Path) ->
                     await sessions.settled()
 
 
+async def test_an_operator_that_cannot_be_read_learns_why_it_is_refused(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was answered as a user without rights."""
+
+    def unread(*_: object, **__: object) -> None:
+        raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+
+    monkeypatch.setattr(module, "caller_of", unread)
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
+    with listening(short_dir) as listener, _front_end(listener) as ours:
+        async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            with trio.fail_after(10):
+                await trio.lowlevel.wait_readable(ours)
+            await sessions.settled()
+        why = b"mpsd cannot tell whether an operator asks: processes of uid 0 are not read for 5 s\n"
+        assert [ours.recv(4096) for _ in range(3)] == [b"E" + why, b"X\1", b""]
+
+
 async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slow descriptors counted as those of root of the host, from whom mpsd took no command until they were closed."""
     may_close, close_all, is_inside = threading.Event(), descriptors.close_all, [False] * MOST_CLOSINGS + [True]
@@ -59,7 +80,7 @@ async def test_root_of_a_container_does_not_keep_operators_waiting(short_dir: Pa
         close_all(fds)
 
     monkeypatch.setattr(descriptors, "close_all", close)
-    monkeypatch.setattr(module, "caller_of", lambda *_, **__: Caller(0, 0, False, is_inside.pop(0)))
+    monkeypatch.setattr(module, "caller_of", lambda *_, **__: (None, Caller(0, 0, False, is_inside.pop(0))))
     sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
     with listening(short_dir) as listener, ExitStack() as opened:
         async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
@@ -192,7 +213,7 @@ async def test_commands_that_are_too_long_are_no_more_turns(short_dir: Path, mon
         escaped[rounds.number] += 1
         return ""
 
-    monkeypatch.setattr(module, "caller_of", lambda *_, **__: Caller(1000, 0))
+    monkeypatch.setattr(module, "caller_of", lambda *_, **__: (None, Caller(1000, 0)))
     monkeypatch.setattr(module, "printable", note)
     sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
     with listening(short_dir) as listener, ExitStack() as opened:

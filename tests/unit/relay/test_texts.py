@@ -1,5 +1,6 @@
 """Texts in a client's message that mpsd does not pass on: too long ones, and the commands of a container."""
 
+import errno
 import os
 import struct
 import time
@@ -10,6 +11,7 @@ import pytest
 from mpsd.commands.language.command_table import COMMANDS, CommandPrivilege
 from mpsd.errors import FatalMessage
 from mpsd.host import processes
+from mpsd.host.process_reader import Unanswered
 from mpsd.relay import message
 from mpsd.relay.forwarding import Forwarding
 from mpsd.relay.texts import CHANGES, change_in
@@ -85,6 +87,22 @@ def test_a_search_for_commands_takes_no_longer_where_many_bytes_look_like_them()
         return min(times)
 
     assert least_seconds(b"t" * 200_000) < 3 * least_seconds(b"\1" * 200_000)
+
+
+async def test_a_command_of_a_process_that_cannot_be_read_is_no_offence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted against root that any user had kept mpsd from reading root's processes."""
+
+    def unread(pid: int) -> bool:
+        raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+
+    monkeypatch.setattr(processes, "is_in_our_namespace", unread)
+    (client, link_client), (link_domain, domain) = pair(), pair()
+    with client, link_client, link_domain, domain:
+        client.send(b"shutdown_server 7 -f")
+        with pytest.raises(Unanswered):
+            await Forwarding(link_client, False, process=processes.find(os.getpid())).run(link_domain, PATIENCE, well)
+        with pytest.raises(BlockingIOError):
+            domain.recv(1)
 
 
 @pytest.mark.parametrize(("is_inside", "is_trusted"), [(True, False), (False, False), (False, True)])

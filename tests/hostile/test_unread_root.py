@@ -1,0 +1,108 @@
+"""A user keeps mpsd from reading root's processes: root is then refused, and not taken for a stranger, who sees no leases."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mpsd_client import Disconnected, MpsdError, Refused, Selector, calls
+from mpsd_kubernetes.leases import Leases
+from mpsd_kubernetes.shares import Part
+
+from tests.held_directory import held
+from tests.hostile.attacker import NOBODY
+from tests.hostile.test_slurm_leases import Node, node  # noqa: F401
+from tests.integration.machine import Machine
+from tests.integration.process import wait_for
+
+# It asks mpsd while a user holds its directory, as that of each program of root's that users can start (setuid).
+ASKS = """
+import socket, sys
+print("ready", flush=True)
+for _ in sys.stdin:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(sys.argv[1])
+    print("asked", flush=True)
+"""
+
+
+@contextmanager
+def held_program(place: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """Yield a program of root's, and hold its directory below /proc."""
+    words = (sys.executable, "-IS", "-c", ASKS, *words)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
+        try:
+            assert made.stdout is not None
+            assert made.stdout.readline() == "ready\n"
+            with held(f"/proc/{made.pid}", place):
+                yield made
+        finally:
+            made.kill()
+
+
+def is_read(machine: Machine) -> bool:
+    try:
+        with machine.mpsd() as mpsd:
+            return mpsd.hello.is_operator
+    except Disconnected:
+        return False
+
+
+@contextmanager
+def unread_root(machine: Machine, place: Path) -> Iterator[None]:
+    """Keep mpsd from reading root's processes for 5 s, and wait until it reads them again."""
+    with held_program(place, str(machine.pipe / "mpsd.sock")) as program:
+        assert program.stdin is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+        wait_for("mpsd to read no process of root's", lambda: not is_read(machine))
+        yield
+    wait_for("mpsd to read root's processes again", lambda: is_read(machine), 30)
+
+
+def test_an_epilog_forgets_no_lease_that_it_cannot_see(shared: Machine, node: Node) -> None:  # noqa: F811
+    """It took the lease for released, and removed its mark: no script released it any more."""
+    node.run("prolog", 5)
+    with unread_root(shared, node.place / "mount"):
+        node.run("epilog", 5)
+        assert (node.jobs / "5.left").exists()
+    assert len(node.leases(5)) == 1
+    node.run("prolog", 7)
+    assert node.leases(5) == []
+
+
+def test_a_prolog_that_mpsd_cannot_read_makes_no_lease(shared: Machine, node: Node) -> None:  # noqa: F811
+    """It made one for root's processes alone."""
+    with unread_root(shared, node.place / "mount"):
+        node.run("prolog", 5)
+        assert node.ticket(5).read_text().startswith("refused ")
+    assert node.leases(5) == []
+
+
+def test_the_device_plugin_makes_no_lease_that_it_would_not_see(shared: Machine, tmp_path: Path) -> None:
+    """It was for root's processes alone, and not taken for the plugin's when its container had ended."""
+    plugin = Leases(str(shared.pipe / "mpsd.sock"), 1, 0, 1.0, 1.0)
+    with unread_root(shared, tmp_path / "mount"), pytest.raises(MpsdError, match="are not read for 5 s"):
+        plugin.make(Part(shared.uuids()[0], frozenset({1, 2})))
+    with shared.mpsd() as mpsd:
+        assert list(mpsd.pages(calls.lease_list())) == []
+
+
+def test_operators_learn_why_mpsd_refuses_them(shared: Machine, tmp_path: Path) -> None:
+    """`mpsctl stop` found nothing to stop, and ended with 0."""
+    with unread_root(shared, tmp_path / "mount"):
+        stopped = shared.run("stop", "--cgroup", "job_5", program=Path(sys.executable).with_name("mpsctl"))
+        asked = shared.ask("get_server_list")
+    assert (stopped.returncode, "are not read for 5 s" in stopped.stderr) == (3, True), stopped
+    assert (asked.returncode, "are not read for 5 s" in asked.stderr) == (1, True), asked
+
+
+def test_no_user_makes_mpsd_read_a_process_by_naming_it(shared: Machine, tmp_path: Path) -> None:
+    """A lease for a pid of root's was refused only after mpsd had read it; the same with `stop`."""
+    with held_program(tmp_path / "mount") as program, shared.mpsd(uid=NOBODY) as user:
+        for call in (calls.lease_create("any", Selector.of_pid(program.pid)), calls.client_stop(pid=program.pid)):
+            with pytest.raises(Refused, match=r"another user's|no client has"):
+                user.ask(call)
+            assert is_read(shared)
