@@ -180,6 +180,27 @@ def test_the_mpsd_that_the_first_jobs_prolog_starts_serves_the_jobs_of_all_gpus(
         assert variable(machine.daemon_pid(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == "", "every client would be limited to it"
 
 
+def test_a_full_file_system_keeps_no_lease(node: Node) -> None:
+    """The Prolog could not make the mark, and made the lease all the same: no script released it."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=16", "none", node.jobs], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        node.run("prolog", 4)
+        fillers = (node.jobs / f"filler-{number}" for number in range(16))
+        with pytest.raises(OSError, match="No space left"):
+            list(map(Path.touch, fillers))
+        node.run("prolog", 5)
+        assert not node.ticket(5).exists(), "task-prolog refuses without it"
+        for each in node.jobs.glob("filler-*"):
+            each.unlink()
+        for job in (4, 5):
+            node.run("epilog", job)
+            assert node.leases(job) == []
+        node.wait_until_nothing_is_left()
+    finally:
+        subprocess.run(["umount", "--lazy", node.jobs], check=True)
+
+
 def test_no_user_can_keep_the_jobs_directory_locked(machine: Machine, tmp_path: Path) -> None:
     """Who may list a directory, or read a file, can keep it locked in the kernel: each Prolog then waited in state D."""
     with pipe_below_run(machine) as pipe:
