@@ -62,7 +62,8 @@ class Node:
         mpsctl = place / "mpsctl"
         mpsctl.write_text(SLOW.format(place=place, root=ROOT))
         mpsctl.chmod(0o755)
-        settings = {**machine.variables, "CUDA_MPS_PIPE_DIRECTORY": pipe, "MPSD_JOBS": self.jobs, "MPSCTL": mpsctl, **more}
+        settings = {**machine.variables, "CUDA_MPS_PIPE_DIRECTORY": pipe, "MPSD_JOBS": self.jobs, "MPSCTL": mpsctl,
+                    "MPSD_ASK_SECONDS": 30, **more}  # fmt: skip
         settings["PATH"] = f"{ROOT}/clients/control:$PATH"
         (self._scripts / "settings").write_text("".join(f"export {name}={value}\n" for name, value in settings.items()))
 
@@ -166,6 +167,21 @@ def test_what_a_job_left_is_its_own_again_when_it_is_requeued(shared: Machine, n
     assert node.leases(5) == [lease]
     node.run("epilog", 5)
     assert node.leases(5) == []
+
+
+def test_an_mpsctl_that_does_not_end_keeps_no_prolog_waiting(shared: Machine, tmp_path: Path) -> None:
+    """It runs under the lock of all Prologs of the node."""
+    with pipe_below_run(shared) as pipe:
+        node = Node(shared, tmp_path, pipe, MPSD_ASK_SECONDS="2")
+        for job in (1, 2, 3, 4, 5):
+            (node.jobs / f"{job}.left").touch()
+        try:
+            node.run("prolog", 6)
+            assert len(node.leases(6)) == 1
+            assert {f"{job}.left" for job in (1, 2, 3, 4, 5)} <= {path.name for path in node.jobs.iterdir()}
+        finally:
+            (node.place / "go").touch()
+            node.clear()
 
 
 def test_the_mpsd_that_the_first_jobs_prolog_starts_serves_the_jobs_of_all_gpus(machine: Machine, tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_a_requeued_job_whose_epilog_was_killed_gets_a_new_ticket(node: Node, op
     node.wait_until_nothing_is_left()
 
 
+def test_file_systems_one_over_the_other_leave_no_ticket(node: Node) -> None:  # noqa: F811
+    node.run("prolog", 5)
+    with hidden(node.ticket(5), ""), hidden(node.ticket(5), ""):
+        node.run("epilog", 5)
+        node.wait_until_nothing_is_left()
+
+
 def test_a_locked_ticket_delays_no_script(node: Node) -> None:  # noqa: F811
     """The kernel locks a file to remove it, with its directory locked already: the Prologs of all jobs waited in state D."""
     node.run("prolog", 5)

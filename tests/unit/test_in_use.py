@@ -3,7 +3,12 @@
 import mmap
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from tests.held_directory import MOST_SECONDS, held
 
 IN_USE = Path(__file__).resolve().parents[2] / "clients/debian/in-use"
 USER = """\
@@ -21,14 +26,35 @@ def test_the_name_of_a_process_does_not_control_roots_terminal(tmp_path: Path) -
     file = tmp_path / "file"
     file.write_bytes(bytes(mmap.PAGESIZE))
     words = [sys.executable, "-c", USER, str(file)]
-    (tmp_path / "bin").mkdir()
-    no_pause = tmp_path / "bin/sleep"  # between its ten looks
-    no_pause.write_text("#!/bin/sh\n")
-    no_pause.chmod(0o755)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "mapped\n"
-        environ = {"PATH": f"{no_pause.parent}:/usr/bin:/bin"}
-        found = subprocess.run([IN_USE, tmp_path], env=environ, capture_output=True, text=True, check=False, timeout=60)
+        found = run(tmp_path)
     assert (found.returncode, found.stdout) == (1, "")
     assert found.stderr == f"pid {user.pid} (?]0;it\\033[2J) uses {tmp_path}\n"
+
+
+@pytest.mark.root
+def test_a_held_process_keeps_no_removal_waiting(tmp_path: Path) -> None:
+    """Any user can hold its directory below /proc.  The shell waited there itself, for the names of `/proc/[0-9]*/maps`, and
+    SIGKILL ended neither grep nor the wait for its output."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            with held(f"/proc/{process.pid}", tmp_path / "mount"):
+                began = time.monotonic()
+                found = run(tmp_path)
+                assert time.monotonic() - began < MOST_SECONDS / 2
+        finally:
+            process.kill()
+    assert (found.returncode, "it is not known" in found.stderr) == (1, True), found
+
+
+def run(place: Path) -> "subprocess.CompletedProcess[str]":
+    """Ask who uses it, without the pauses between the ten looks, and with 2 s for each."""
+    commands = place / "bin"
+    commands.mkdir()
+    for name, text in (("sleep", ""), ("timeout", 'shift 3; exec /usr/bin/timeout -s KILL 2 "$@"\n')):
+        (commands / name).write_text(f"#!/bin/sh\n{text}")
+        (commands / name).chmod(0o755)
+    environ = {"PATH": f"{commands}:/usr/bin:/bin"}
+    return subprocess.run([IN_USE, place], env=environ, capture_output=True, text=True, check=False, timeout=60)
