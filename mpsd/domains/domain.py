@@ -333,6 +333,9 @@ class Domain:
 
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers
+        if self.is_adopted or trio.current_time() < self.adopts_until:
+            found = filter(None, map(processes.find, self.strangers))
+            self.admitted |= {each.pid: each for each in found if each.start_time <= self.made_ticks}
         self.guard.forget_servers_but(set(servers))
         if all(server.status != _STARTING for server in servers.values()):  # mpsd does not ask for the clients of such a server
             self.asked_at = asked_at
@@ -343,9 +346,6 @@ class Domain:
 
     def _forget_admitted(self) -> None:
         """Forget admitted processes that have ended, unless a server still lists them."""
-        if trio.current_time() < self.adopts_until:
-            found = filter(None, map(processes.find, self.strangers))
-            self.admitted |= {each.pid: each for each in found if each.start_time <= self.made_ticks}
         listed = self.client_pids
         self.admitted = {pid: each for pid, each in self.admitted.items() if pid in listed or processes.is_alive(each)}
         self.uids = {p: uid for p, uid in self.uids.items() if p in self.members or self.admitted.get(p.pid) == p}

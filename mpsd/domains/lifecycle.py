@@ -6,7 +6,6 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.listed import listed_process
 from mpsd.domains.log_follower import follow_logs, keep_log_room
 from mpsd.domains.pool import Pool
 from mpsd.domains.vendor_control import EXPOSED
@@ -77,6 +76,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         known = {process: uid for process, uid in pool.store.members(domain.name) if processes.is_alive(process)}
         for process in known.keys() & set(pool.store.left(domain.name)):
             del known[process]
+            domain.admit(process)
             domain.attach(process)
             pool.watch(domain, process)
         placed.update(known)
@@ -85,7 +85,6 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
             raise VendorFailed(why)  # at once: mpsd serves no client until each domain has answered, or failed
         await domain.sentinel.take_over()  # before its client could count as one
         domain.served_defaults = pool.defaults  # they were stored before its server got them
-        domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS
         if domain.control.is_exposed:
             log.error("domain.exposed", directory=str(domain.control.home.path),
                       why="an earlier mpsd left it so; it is replaced once it has no clients", effect=EXPOSED)  # fmt: skip
@@ -101,9 +100,9 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
             await domain.control.kill()  # it has no clients yet, and the next one may be better
         raise
     if not is_new:
-        listed = (found for pid in domain.client_pids if (found := listed_process(domain.admitted, pid)))
-        earlier = (each for each in listed if each not in placed and each.start_time <= domain.made_ticks)
-        _take_over_clients(pool, domain, {each: processes.real_uid(each.pid) for each in earlier})
+        domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS
+        listed = (each for pid, each in domain.admitted.items() if pid in domain.client_pids and processes.is_alive(each))
+        _take_over_clients(pool, domain, {each: processes.real_uid(each.pid) for each in listed if each not in placed})
     domain.is_adopted = False
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY

@@ -258,7 +258,8 @@ class Pool:
             self.watch(domain, process, uid)
 
     def take_over(self, domain: Domain, process: ProcessId, uid: int) -> None:
-        """Know again a client of an earlier mpsd, which may have a channel."""
+        """Know again a client that an earlier mpsd admitted, which may have a channel."""
+        domain.admit(process)
         domain.join(process, uid, domain.key)
         self.attach(domain, process, uid)
         self.client_adopted.emit(process, domain)

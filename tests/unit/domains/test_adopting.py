@@ -1,5 +1,6 @@
 """A restarted mpsd and a domain whose vendor daemon lives, but does not answer it."""
 
+import errno
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from mpsd.domains.settings import PoolSettings
 from mpsd.domains.store import SqliteStore
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Target, TargetKind, Way
 from mpsd.stop.stopper import Stopper
@@ -111,6 +112,30 @@ async def test_one_that_has_a_channel_in_two_domains_is_in_the_last_one_and_take
         assert domain.occupancy == 1
         assert [restart.pool.store.members(name) for name in ("d2", "d3")] == [[(client, OWNER)]] * 2
         assert restart.pool.store.left("d2") == ([] if is_back else [client])
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_its_clients_are_no_strangers_though_mpsd_could_not_read_them_for_a_while(
+    tmp_path: Path, client: ProcessId, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, has_left: bool
+) -> None:
+    """One process that a user holds in /proc keeps all of that user's from being read; mpsd ended the work of their clients."""
+    restart = Restart(tmp_path, client)
+    if has_left:
+        restart.pool.store.save_member("d3", client, OWNER)
+
+    def refuse(pid: int) -> list[bytes]:
+        raise TimeoutError(errno.ETIMEDOUT, "it does not answer")
+
+    async with trio.open_nursery() as nursery:
+        with monkeypatch.context() as held:
+            held.setattr(processes, "_stat", refuse)
+            await restart.begin(nursery)
+            await trio.sleep(5.0)
+        view = ServerView(77, OWNER, "ACTIVE", (client.pid,), "d2", GPUS)
+        restart.domain.is_adopted = False
+        restart.domain._believe({77: view}, trio.current_time())
+        assert restart.domain.strangers == frozenset()
         nursery.cancel_scope.cancel()
 
 

@@ -97,6 +97,10 @@ async def test_after_a_restart_who_is_listed_was_let_in_by_the_earlier_mpsd(
     domain.adopts_until = trio.current_time() + 3.0
     domain._believe(domain.servers, trio.current_time())
     assert domain.strangers == frozenset()
+    slow = domain_with(child.pid)
+    slow.is_adopted = True  # as long as its vendor daemon has not answered
+    slow._believe(slow.servers, trio.current_time())
+    assert slow.strangers == frozenset()
     late = domain_with(child.pid)
     late.adopts_until = trio.current_time() + 3.0
     await trio.sleep(3.1)
