@@ -78,6 +78,7 @@ class Shutdown(Struct):
         self.pool.notify()
         await self.refuser.open()
         await self._wait_for_clients()
+        self._deadline = min(self._deadline, trio.current_time())  # from here on it waits for no client
         failures: list[str] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.pool.outlived.end_all)
@@ -104,17 +105,22 @@ class Shutdown(Struct):
                 await self.pool.changed()
 
     async def _look(self, domain: Domain) -> None:
-        """Ask the domain's servers for their clients, unless an exception is contained there: then they answer no more."""
+        """Ask the domain's servers for their clients; others' commands may come first, so this takes no longer than they may.
+
+        If an exception is contained there, they answer no more.
+        """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._wait_contained, domain, nursery.cancel_scope)
+            nursery.start_soon(self._limit, domain, nursery.cancel_scope)
             try:
                 await domain.refresh()
             except VendorFailed as exc:
                 log.warning("domain.silent", domain=domain.name, why=str(exc))
             nursery.cancel_scope.cancel()
 
-    async def _wait_contained(self, domain: Domain, asking: trio.CancelScope) -> None:
+    async def _limit(self, domain: Domain, asking: trio.CancelScope) -> None:
+        silent_at = trio.current_time() + domain.control.silence_seconds
         while domain.state is not DomainState.CONTAINED:
+            asking.deadline = max(self._deadline, silent_at)
             await self.pool.changed()
         asking.cancel()
 
@@ -147,27 +153,25 @@ class Shutdown(Struct):
             log.error("domain.swept", domain=domain.name, processes=swept)
 
     async def _end_work(self, domain: Domain) -> None:
-        """End the GPU work of its clients; give up once the domain has answered nothing for as long as a busy one may.
+        """End the GPU work of its clients; give up after as long as a busy domain may leave everything unanswered.
 
-        A user can stop a server of theirs, and have so many clients there that quitting would take minutes.
+        A user can stop a server of theirs, or hold the cgroups of their clients, and have so many that quitting would take
+        minutes.
         """
-        answered_at = trio.current_time()
-        for server in list(domain.servers.values()):
-            for client in server.client_pids:
-                if trio.current_time() - answered_at >= domain.control.silence_seconds:
-                    log.error("domain.silent", domain=domain.name, why="it ended no client's GPU work for so long")
-                    return
-                if await self._terminate(domain, server.pid, client):
-                    answered_at = trio.current_time()
+        with trio.move_on_after(domain.control.silence_seconds) as ending:
+            async with trio.open_nursery() as nursery:  # the command for one waits for no look at another
+                for server in domain.servers.values():
+                    for client in server.client_pids:
+                        nursery.start_soon(self._terminate, domain, server.pid, client)
+        if ending.cancelled_caught:
+            log.error("domain.silent", domain=domain.name, why="it did not end the GPU work of all clients in time")
 
-    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> bool:
-        """End the client's GPU work; its process sees error 810 and lives on.  Return whether the domain answered."""
+    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> None:
+        """End the client's GPU work; its process sees error 810 and lives on."""
         try:
             await terminate_client(domain, server_pid, client_pid)
         except VendorFailed as exc:
             log.error("client.not_terminated", pid=client_pid, domain=domain.name, why=str(exc))
-            return False
-        return True
 
 
 async def _see_gone(process: ProcessId) -> None:

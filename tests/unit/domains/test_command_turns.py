@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import UNREAD
 from mpsd.domains.strangers import Strangers
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
@@ -34,11 +35,11 @@ class Queue:
         monkeypatch.setattr(control, "_run", self._run)
         self.domain = Domain("d1", 1, ("GPU-a",), control, 48, state=DomainState.READY)
         self.sent: list[bytes] = []
-        self._may_answer = trio.Event()
+        self.may_answer = trio.Event()
 
     async def _run(self, words: list[str], text: bytes, *facts: object) -> tuple[int, bytes]:
         self.sent.append(text)
-        await self._may_answer.wait()
+        await self.may_answer.wait()
         return 0, b"0\n"
 
     @asynccontextmanager
@@ -51,7 +52,7 @@ class Queue:
             while not self.domain.control._one_at_a_time.statistics().tasks_waiting:  # noqa: ASYNC110  a thread looks first
                 await trio.sleep(0.001)
             yield
-            self._may_answer.set()
+            self.may_answer.set()
 
 
 @pytest.fixture
@@ -149,3 +150,30 @@ async def test_no_later_process_is_ended_as_a_stranger(queue: Queue, child: "sub
     async with queue.wait(lambda: strangers._end(queue.domain, process)):
         end(child)
     assert queue.sent == [FIRST]
+
+
+@pytest.mark.parametrize("looks", [["", "late"], [UNREAD, "late"]], ids=["it can be read at first", "it can never be read"])
+async def test_a_look_at_a_client_keeps_no_other_command_waiting(
+    queue: Queue, child: "subprocess.Popen[bytes]", autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch, looks: list[str]
+) -> None:  # fmt: skip
+    """Its user held its cgroup, and each command about such a client kept all others of the domain waiting for a second."""
+    process = found(child)
+    queue.domain.admit(process)
+    queue.domain.uids[process] = os.geteuid()
+    queue.may_answer.set()
+    is_answered = trio.Event()
+
+    async def how_frozen(pid: int) -> str:
+        if (how := looks.pop(0) if looks else "") == "late":
+            await is_answered.wait()
+        return UNREAD if how == "late" else how
+
+    monkeypatch.setattr(queue.domain.control, "how_frozen", how_frozen)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(terminate_client, queue.domain, SERVER, child.pid)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(60):
+            await queue.domain.control.command(FIRST.decode().strip())
+        is_answered.set()
+    assert sorted(queue.sent) == [FIRST, f"terminate_client {SERVER} {child.pid}\n".encode()]

@@ -1,23 +1,30 @@
-"""What `quit` does where one of its steps fails by a bug in mpsd."""
+"""What `quit` does when a step fails by a bug in mpsd, and for how long users can delay it."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 import trio
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.frozen_clients import UNREAD
 from mpsd.domains.pool import Pool
-from mpsd.model.domain import DomainState
+from mpsd.errors import VendorFailed
+from mpsd.host import processes
+from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.process import ProcessId
 from mpsd.stop.quit import Shutdown
 
 BUG = RuntimeError("a bug")
+CLIENTS = range(5_000_000, 5_000_060)  # no processes
 
 
 class Vendor:
-    """A vendor daemon without servers.  bug: raised when it is told to quit, after the others were told."""
+    """A vendor daemon without servers.  bug: raised when mpsd asks it to quit, after it has asked the others."""
 
     process = None
     is_exposed = False
+    silence_seconds = 15.0
 
     def __init__(self, bug: Exception | None = None) -> None:
         self.bug = bug
@@ -38,6 +45,32 @@ class Vendor:
 
     async def sweep(self) -> int:
         return 0
+
+
+class Slow(Vendor):
+    """A vendor daemon that carries out one command at a time; others' commands come first."""
+
+    def __init__(self, command_seconds: float, look_seconds: float, others: int) -> None:
+        super().__init__()
+        self._command_seconds, self._look_seconds, self._others = command_seconds, look_seconds, others
+        self._turn = trio.Lock()
+        self.terminated = 0
+
+    async def how_frozen(self, pid: int) -> str:
+        await trio.sleep(self._look_seconds)
+        return UNREAD if self._look_seconds else ""
+
+    async def commands(self, lines: Sequence[str]) -> str:
+        async with self._turn:
+            await trio.sleep(self._others * self._command_seconds)
+        raise VendorFailed("it is busy")  # mpsd goes on with what it knows
+
+    async def command(self, line: str, check: Callable[[], Awaitable[None]]) -> str:
+        async with self._turn:
+            await check()
+            await trio.sleep(self._command_seconds)
+        self.terminated += 1
+        return "0\n"
 
 
 class NoRefuser:
@@ -74,3 +107,31 @@ async def test_a_quit_that_fails_ends_for_all_who_wait_for_it(autojump_clock: ob
         await ending.quit_all(0)
     with trio.fail_after(60):
         assert (ending.status, await ending.quit_all(0)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("slow", "is_all"),
+    [
+        pytest.param((0.01, 1.0, 0), True, id="their cgroups cannot be read"),
+        pytest.param((4.9, 0.0, 0), False, id="each command takes long"),
+        pytest.param((4.9, 0.0, 1000), False, id="commands of others come first"),
+    ],
+)
+async def test_one_user_cannot_delay_it_for_minutes(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch, slow: tuple[float, float, int], is_all: bool
+) -> None:
+    """With as many clients as a server takes."""
+    monkeypatch.setattr(processes, "find", lambda pid: ProcessId(pid, 1))
+    monkeypatch.setattr(processes, "state", lambda pid: "S")
+    monkeypatch.setattr(processes, "is_alive", lambda process: True)
+    vendor = Slow(*slow)
+    ending = shutdown(NoRefuser(), vendor)
+    domain = ending.pool.domains["domain-1"]
+    domain.servers = {7: ServerView(7, os.geteuid(), "ACTIVE", tuple(CLIENTS), "domain-1", ("GPU-a",))}
+    for client in (ProcessId(pid, 1) for pid in CLIENTS):
+        domain.admit(client)
+        domain.uids[client] = os.geteuid()
+    began = trio.current_time()
+    assert await ending.quit_all(0) == 0
+    assert trio.current_time() - began <= 2 * vendor.silence_seconds + 5.0
+    assert (vendor.terminated == len(CLIENTS)) is is_all
