@@ -63,7 +63,9 @@ def measure(directory: Path, size: int, times: int) -> dict[str, Seconds]:
     book = open_book(directory / f"{size}.db")
     made = _timed(_maker(book), size)
     clients, strangers = (_admitter(book, lease_of) for lease_of in (lambda pid: pid % size, lambda pid: None))
-    index = LeaseIndex(book.leases())
+    index = LeaseIndex()
+    for lease in book.leases():
+        index.put(lease)
     identities = (_identity(pid, pid % size) for pid in count())
     found = {
         "a lease is made": made,

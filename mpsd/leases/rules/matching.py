@@ -14,7 +14,7 @@ cannot see gets no lease: mpsd would not notice its end.  Prose: docs/leases.md,
 import hashlib
 import hmac
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from mpsd.model import sorted_numbers
 from mpsd.model.cgroup_path import parse_path
@@ -31,13 +31,8 @@ _ROOT = "/"
 class LeaseIndex:
     """Guards that every lease is found by its selector, in a time that does not grow with their number."""
 
-    def __init__(self, leases: Iterable[Lease] = ()) -> None:
+    def __init__(self) -> None:
         self._places: dict[Place, dict[int, Lease]] = {}
-        for lease in leases:
-            self.put(lease)
-
-    def __bool__(self) -> bool:
-        return bool(self._places)
 
     def put(self, lease: Lease) -> None:
         self._places.setdefault(place_of(lease), {})[lease.id] = lease
@@ -59,11 +54,6 @@ class LeaseIndex:
 
     def _newest(self, place: Place) -> Lease:
         return next(reversed(self._places[place].values()))  # ids rise, and a lease is put in once
-
-
-def match(identity: Identity, leases: Iterable[Lease]) -> Lease | None:
-    """Return the lease that this process gets."""
-    return LeaseIndex(sorted(leases, key=lambda lease: lease.id)).match(identity)
 
 
 def place_of(lease: Lease) -> Place:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.leases.rules.matching import LeaseIndex, is_among, match, place_of, places_of, why
+from mpsd.leases.rules.matching import LeaseIndex, is_among, place_of, places_of, why
 from mpsd.model.lease import Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.model.process import ProcessId
 
@@ -29,6 +29,17 @@ CLIENT = Identity(ProcessId(42, 7), ALICE, cgroups=(f"{SCOPE}/inner",), token=TO
 def lease(number: int, selector: Selector, owner: int = ROOT) -> Lease:
     spec = LeaseSpec("a lease", selector)
     return Lease(number, owner, spec, LeaseState.ACTIVE, 0.0, None, for_all_users=owner == ROOT)
+
+
+def index_of(*leases: Lease) -> LeaseIndex:
+    index = LeaseIndex()
+    for each in leases:
+        index.put(each)
+    return index
+
+
+def match(identity: Identity, leases: list[Lease]) -> Lease | None:
+    return index_of(*leases).match(identity)
 
 
 PRECISION = [PID, BY_TOKEN, DEEP, SLICE, USER]  # the most precise first
@@ -119,13 +130,13 @@ def test_why_says_neither_the_name_nor_the_token() -> None:
 
 
 def test_a_lease_that_was_taken_out_is_not_found() -> None:
-    index = LeaseIndex([lease(1, USER), lease(2, USER), lease(3, PID)])
+    index = index_of(lease(1, USER), lease(2, USER), lease(3, PID))
     index.take(lease(3, PID))
     index.take(lease(2, USER))
     index.take(lease(2, USER))  # again: nothing
     assert index.match(CLIENT) == lease(1, USER)
     index.take(lease(1, USER))
-    assert not index
+    assert not index._places
 
 
 SELECTORS = st.one_of(
