@@ -71,6 +71,16 @@ def listed_process(admitted: Mapping[int, ProcessId], pid: int) -> ProcessId | N
     return found if found is not None and is_meant(admitted, found) else None
 
 
+def may_live(admitted: Mapping[int, ProcessId], pid: int) -> bool:
+    """Return whether the client lives that the servers of a domain list with this pid; True if that is not known.
+
+    A later process with the pid of an ended client is none, and can live for as long as its user likes.  admitted: of the
+    domain.
+    """
+    client = admitted.get(pid)
+    return processes.lives(pid) if client is None else processes.is_alive(client)
+
+
 def pids_in_use(domain: Domain) -> set[int]:
     """Return the pids of the domain's servers, of the clients that they list, and of its sentinel's client."""
     return {*domain.servers, *domain.client_pids, *domain.sentinel.pids}

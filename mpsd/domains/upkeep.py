@@ -8,6 +8,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.handshake_gate import Entrant
+from mpsd.domains.listed import may_live
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.spares import SparePlan, plan_spares
 from mpsd.errors import MpsdError, VendorFailed
@@ -110,8 +111,10 @@ class Upkeep:
     @staticmethod
     def _lives(domain: Domain) -> bool:
         """Return whether a client of the domain lives; one that has left does not count."""
-        known, ours = domain.known_pids, os.getpid()  # ours stands for clients that mpsd does not see
-        return any(map(processes.lives, known - {ours})) or domain.unseen.may_live(is_listed=ours in known)
+        listed, ours = domain.client_pids, os.getpid()  # ours stands for clients that mpsd does not see
+        if any(map(processes.is_alive, domain.members)) or domain.unseen.may_live(is_listed=ours in listed):
+            return True
+        return any(may_live(domain.admitted, pid) for pid in listed - {ours})
 
     def _is_empty(self, domain: Domain) -> bool:
         """Return whether the domain has no clients.  A server that does not answer lists those that have ended, too."""
@@ -238,7 +241,7 @@ class Upkeep:
 
     async def _end_contained(self, domain: Domain) -> None:
         """End what is left of a domain with a contained exception: its server does not serve clients any more."""
-        left = [pid for pid in sorted(domain.client_pids) if processes.lives(pid)]
+        left = [pid for pid in sorted(domain.client_pids) if may_live(domain.admitted, pid)]
         why = "sentinel.drain_seconds are over" if left else "its clients have ended after a contained exception"
         log.warning("domain.kill", domain=domain.name, why=why, clients=len(left))
         if domain.number > 1:

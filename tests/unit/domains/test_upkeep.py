@@ -1,5 +1,6 @@
 """Upkeep while a vendor daemon, the disk or NVML fails."""
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from mpsd.domains.rules.spares import SparePlan
 from mpsd.domains.settings import PoolSettings
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import MpsdError, UnusablePath, VendorFailed
+from mpsd.host import processes
 from mpsd.model.device import Device
 from mpsd.model.domain import Defaults, DomainState, ServerView
+from mpsd.model.process import ProcessId
 from tests.unit.domains.test_ending_strangers import SERVER, Vendor
 
 GPUS = ("GPU-a",)
@@ -93,6 +96,19 @@ async def test_a_domain_that_cannot_be_recycled_is_restarted(
         upkeep._begin(nursery, domain, upkeep.recycle)
     assert vendor.is_killed
     assert "default" not in upkeep._busy
+
+
+@pytest.mark.parametrize("age", [0, -1], ids=["the client", "a later process with its pid"])
+async def test_a_later_process_with_the_pid_of_an_ended_client_keeps_no_domain_in_fault(
+    child: "subprocess.Popen[bytes]", age: int
+) -> None:
+    """Its vendor daemon hangs, and lists the ended client: a user could take that pid, and so keep the domain from others."""
+    servers = {SERVER: ServerView(SERVER, 0, "FAULT", (child.pid,), "default", GPUS)}
+    domain = Domain("default", 1, GPUS, Failing("nothing"), 48, state=DomainState.FAULT, servers=servers)  # type: ignore[arg-type]
+    process = processes.find(child.pid)
+    assert process is not None
+    domain.admit(ProcessId(process.pid, process.start_time + age))
+    assert Upkeep._lives(domain) is (age == 0)
 
 
 async def test_a_domain_that_can_be_recycled_is_ready() -> None:
