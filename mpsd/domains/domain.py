@@ -258,11 +258,11 @@ class Domain:
 
     def is_plausible(self, news: News) -> bool:
         """Return whether the line names a server of this domain: a listed one, or a child of the vendor daemon."""
-        server_pid = news.pid if isinstance(news, log_lines.Servers) else news.server_pid
-        if server_pid in self.servers or isinstance(news, log_lines.ServerExited):
+        pid = news.pid if isinstance(news, log_lines.Servers) else news.server_pid
+        if pid in self.servers or isinstance(news, log_lines.ServerExited):
             return True
-        vendor = self.control.process
-        return vendor is not None and processes.parent(server_pid) == vendor.pid
+        vendor = self.control.process  # with its children: the server's user may keep mpsd from reading the server
+        return vendor is not None and (processes.parent(pid) == vendor.pid or pid in processes.children(vendor.pid))
 
     def admit(self, process: ProcessId) -> None:
         """Admit a process as a client, before its first message reaches the vendor daemon.

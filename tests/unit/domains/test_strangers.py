@@ -144,6 +144,17 @@ def test_a_line_is_about_a_server_that_is_listed_or_a_child_of_the_vendor_daemon
     assert domain.is_plausible(ServerExited(1, 0))
 
 
+def test_a_line_is_believed_about_a_new_server_that_its_user_keeps_mpsd_from_reading(
+    child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpsd dropped its lines, and took it for one that is starting for 15 s."""
+    if child.pid not in processes.children(os.getpid()):
+        pytest.skip("this kernel does not show the children of a process")
+    monkeypatch.setattr(processes, "parent", lambda pid: None)
+    domain = domain_with()
+    assert [domain.is_plausible(ServerReady(pid)) for pid in (child.pid, 1)] == [True, False]
+
+
 def test_lines_about_clients_that_do_not_exist_take_bounded_memory() -> None:
     """Where every user can write to the log, each line named another pid, and mpsd kept them all."""
     domain = domain_with()
