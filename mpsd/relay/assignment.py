@@ -126,7 +126,7 @@ class Assignment(Struct):
             domain.unseen.note(caller.connection)
 
     async def find_place(self, caller: ClientConnection) -> tuple[Domain, Grant] | None:
-        """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused or Stopping."""
+        """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused, Stopping or OSError."""
         process = caller.process
         grant = self.admission.grant_of(process) if process else None
         is_free = process is None or not self._pause_of(process)
@@ -138,13 +138,13 @@ class Assignment(Struct):
                 return at_once, grant
             wish = ask.wish
         found: list[tuple[Domain, Grant]] = []
-        trouble: MpsdError | None = None
+        trouble: MpsdError | OSError | None = None
         async with trio.open_nursery() as nursery:
             if process is not None:
                 nursery.start_soon(self._cancel_when_gone, process, nursery.cancel_scope)
             try:
                 found.append(await self._wait_for_place(caller, unread, wish))
-            except (Stopping, Refused) as exc:
+            except (Stopping, Refused, OSError) as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
         if trouble:
@@ -220,14 +220,14 @@ class Assignment(Struct):
             unread = await self._read(caller)
 
     async def _unless_stopping(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of `act`, or raise Stopping once mpsd takes no new clients.  Raise Refused if `act` does."""
+        """Return the result of `act`, or raise Stopping once mpsd takes no new clients.  Raise what `act` raises."""
         found: list[_T] = []
-        trouble: Refused | None = None
+        trouble: Refused | OSError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_stopping, nursery.cancel_scope)
             try:
                 found.append(await act())
-            except Refused as exc:
+            except (Refused, OSError) as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
         if trouble:

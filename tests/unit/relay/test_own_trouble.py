@@ -30,6 +30,7 @@ from tests.unit.relay.test_conversation import HopefulPool, NobodyApart, OpenAdm
 from tests.unit.relay.test_forwarding import PATIENCE, pair, well
 from tests.unit.relay.test_linked_again import accepted
 from tests.unit.relay.test_overdue import VendorDaemon
+from tests.unit.relay.test_wishes import waiting
 
 LIVING = SimpleNamespace(is_alive=lambda: True)
 
@@ -224,6 +225,19 @@ async def test_an_error_while_a_client_is_answered_is_not_its_end(monkeypatch: p
     assert await link.run(link_domain, PATIENCE, well) is LinkSide.CLIENT
     for end in (link_client, link_domain, domain):
         end.close()
+
+
+@pytest.mark.parametrize("at", ["admit", "place"])
+async def test_such_an_error_is_known_also_where_the_client_waits_for_a_place(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """It came as a group of exceptions, which is no OSError, so mpsd held the client for ever instead of trying again."""
+
+    async def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with waiting(lambda pool: NobodyApart()) as (pool, assignment, caller):
+        monkeypatch.setattr(pool if at == "place" else assignment.admission, at, fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            await assignment.find_place(caller)
 
 
 async def test_a_client_that_mpsd_could_not_watch_is_served_once_it_can(
