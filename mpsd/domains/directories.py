@@ -7,6 +7,7 @@ directory above is closed on the host (0700), and the vendor's programs run in a
 Prose: docs/domains.md, "Private directories".
 """
 
+import errno
 import os
 import socket
 import stat
@@ -54,7 +55,8 @@ class DomainDirectories(Struct, frozen=True):
         try:
             self._make(mode, owner)
         except OSError as exc:
-            raise UnusablePath(f"{exc.filename or self.path} cannot be made: {exc.strerror}") from None
+            why = "the disk of the state directory is full" if exc.errno == errno.ENOSPC else exc.strerror
+            raise UnusablePath(f"{exc.filename or self.path} cannot be made: {why}") from None
 
     def _make(self, mode: int, owner: int | None) -> None:
         self.path.parent.mkdir(mode=OPEN, parents=True, exist_ok=True)
@@ -66,8 +68,8 @@ class DomainDirectories(Struct, frozen=True):
         for directory in (self.pipe, self.log):
             if owner is not None:
                 os.chown(directory, owner, owner)
-        for leftover in (self.pipe / PID_FILE, self.path / _RECORD):
-            leftover.unlink(missing_ok=True)
+        (self.pipe / PID_FILE).unlink(missing_ok=True)
+        self._write_record("")  # room for the record: without one the next mpsd knows no daemon that it cannot read
 
     def open_to_servers(self) -> None:
         """Open the directory where servers run as their users without a namespace: then all users can pass it."""
@@ -84,20 +86,17 @@ class DomainDirectories(Struct, frozen=True):
     # -- identity of the vendor daemon -------------------------------------------------------------------------------
 
     def record(self, process: ProcessId) -> None:
-        """Record the daemon for the next mpsd, and make the vendor's pid file 0600, which is 0666.  Call it in a thread.
-
-        A full disk costs the record; then find_by_pid_file finds the process, and checks the contents of the file.
-        """
-        new = self.path / f".{_RECORD}.new"
+        """Record the daemon for the next mpsd, and make the vendor's pid file 0600, which is 0666.  Call it in a thread."""
         with suppress(OSError):
             os.chmod(self.pipe / PID_FILE, 0o600)
-        try:
-            new.unlink(missing_ok=True)
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-                file.write(f"{process.pid} {process.start_time}\n")
-            os.replace(new, self.path / _RECORD)
-        except OSError:
-            new.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._write_record(f"{process.pid} {process.start_time}")
+
+    def _write_record(self, text: str) -> None:
+        """Write it in place, where the disk has room for it already.  Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self.path / _RECORD, flags, 0o600), "w") as file:
+            file.write(f"{text:<{_READ_BYTES}}")
 
     def recorded(self) -> ProcessId | None:
         """Return the process that an earlier mpsd recorded; None if it did not, or that process has gone."""

@@ -86,6 +86,23 @@ def test_a_record_of_before_a_reboot_names_no_other_program(home: DomainDirector
 
 
 @pytest.mark.root
+def test_a_disk_that_is_full_by_then_costs_no_record(tmp_path: Path) -> None:
+    """Without one, an mpsd that could not read the daemon as it was started again removed the directories of its domain."""
+    command = (
+        "mount -t tmpfs -o size=64k none $0 && exec $1 -c 'import sys; from pathlib import Path; "
+        "from mpsd.domains.directories import CLOSED, DomainDirectories; from mpsd.model.process import ProcessId\n"
+        'home = DomainDirectories(Path(sys.argv[1], "d1"))\n'
+        "home.make(CLOSED, None)\n"
+        'try: Path(sys.argv[1], "filled").write_bytes(b"x" * (64 << 10))\n'
+        "except OSError as exc: print(exc.strerror)\n"
+        "home.record(ProcessId(7, 8))\n"
+        'print((home.path / "daemon").read_text())\' $0'
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command, tmp_path, sys.executable], capture_output=True, text=True)
+    assert done.stdout.split() == ["No", "space", "left", "on", "device", "7", "8"], done.stderr
+
+
+@pytest.mark.root
 def test_a_disk_that_became_read_only_is_told_in_words(tmp_path: Path) -> None:
     """Of directories that exist: `quit` opens the refuser's, and an OSError ended mpsd there."""
     command = (
