@@ -15,7 +15,7 @@ from mpsd.host.peers import PeerEnded, peer_process
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.forwarding import Forwarding
 
-_LOOK_SECONDS = 1.0  # between looks at a client that has sent what is not read
+_LOOK_SECONDS = 1.0  # between looks at a client that mpsd cannot watch
 
 
 def client_id(number: int, door: str) -> str:
@@ -99,13 +99,15 @@ async def has_ended_when_it_sends(connection: socket.socket, seconds: float) -> 
 async def until_ended(connection: socket.socket) -> None:
     """Wait until the client sends no more, without reading what it has sent.
 
-    Reading would close the last copies of the descriptors in it on the event loop, for as long as the client likes.  If the
-    kernel lets mpsd watch nothing more (epoll_ctl(2): ENOSPC, ENOMEM), it looks from time to time.
+    Reading would close the last copies of the descriptors in it on the event loop, for as long as the client likes.  An
+    unread message keeps the connection readable, so a separate epoll asks for the end alone.  If the kernel lets mpsd watch
+    nothing more (ENOSPC, ENOMEM, EMFILE), it looks from time to time.
     """
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     while not poll.poll(0):
-        with suppress(OSError):
-            await trio.lowlevel.wait_readable(connection)
+        with suppress(OSError), select.epoll() as ends:
+            ends.register(connection, select.EPOLLRDHUP)
+            await trio.lowlevel.wait_readable(ends.fileno())
         if not poll.poll(0):
             await trio.sleep(_LOOK_SECONDS)

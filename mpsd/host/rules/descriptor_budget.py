@@ -8,7 +8,7 @@ Prose: docs/operating.md, "Open files".
 from msgspec import Struct
 
 BESIDE = 160  # measured: 63 of an idle mpsd, 6 of each of 8 domains; and some sessions and connections of mpsd.sock
-OF_A_CONNECTION = 3  # its socket, its process, its domain
+OF_A_CONNECTION = 3  # its socket, its process, its domain or, of a held one, an epoll
 OF_A_CLIENT = 7  # measured: its process twice, its UVM descriptors
 LEAST = 224  # 10 connections and 4 clients
 MOST_SPACES = 4  # UVM descriptors that mpsd holds of one client: CUDA opens two
