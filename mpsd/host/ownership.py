@@ -13,6 +13,7 @@ from mpsd.model.reach import EVERYTHING
 from mpsd.model.stop import Asker
 
 ANOTHERS = "it is another user's by now"
+USER_UNREAD = "its user could not be read"
 _ROOT, _NO_USER = 0, -1  # the latter is the uid of none
 
 
@@ -31,6 +32,16 @@ def has_uid_of(asker: Asker, pid: int) -> bool:
     user's process could otherwise keep mpsd from reading all of that user's.
     """
     return asker.uid is None or (processes.owner(pid) or (_NO_USER,))[0] == asker.uid
+
+
+def is_ones_own(asker: Asker, pid: int) -> bool | None:
+    """Return whether the caller may end the process as it is now; None if that is not known, as while a user holds its /proc."""
+    if not has_uid_of(asker, pid):
+        return False
+    if may_end(asker, pid):
+        return True
+    is_known = processes.uids(pid) and (asker.bound is EVERYTHING or processes.pid_namespaces(pid))
+    return False if is_known else None
 
 
 def on_account_of(uid: int | None) -> Asker:

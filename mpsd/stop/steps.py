@@ -15,7 +15,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.terminate_client import terminate_client
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
-from mpsd.host.ownership import ANOTHERS
+from mpsd.host.ownership import ANOTHERS, USER_UNREAD
 from mpsd.host.polling import is_readable, until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
@@ -33,13 +33,13 @@ _END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, f
 class StopCase(Struct):
     """One process that is being ended.  servers: those with work of the process; None if the domain does not answer.
 
-    may_end: whether the caller may still end it; checked at each step, since a grace period can be long.
+    may_end: whether the caller may still end it; None: not known.  Checked at each step, since a grace period can be long.
     """
 
     process: ProcessId
     pidfd: int
     servers: Servers
-    may_end: Callable[[], Awaitable[bool]]
+    may_end: Callable[[], Awaitable[bool | None]]
     steps: list[Step] = field(default_factory=list)
     why: str = ""
 
@@ -68,9 +68,9 @@ class StopCase(Struct):
         return self.has_ended()
 
     async def check(self) -> bool:
-        """Leave the process if it has become another user's since the request; return whether to continue."""
-        if not self.why and not await self.may_end() and not self.has_ended():
-            self.leave(ANOTHERS)
+        """Leave the process if it has become another user's since the request, or may have; return whether to continue."""
+        if not self.why and not (may_end := await self.may_end()) and not self.has_ended():
+            self.leave(ANOTHERS if may_end is False else USER_UNREAD)
         return not self.why
 
     async def send(self, step: Step, number: signal.Signals) -> None:

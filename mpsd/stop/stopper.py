@@ -17,7 +17,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.listed import is_meant
 from mpsd.domains.pool import Pool
 from mpsd.errors import TooMany, VendorFailed
-from mpsd.host import processes
+from mpsd.host import process_reader, processes
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
 from mpsd.stop.steps import Servers, Steps, StopCase
@@ -26,7 +26,7 @@ from mpsd.stop.targets import Targets
 log = structlog.get_logger()
 _OTHERS_SECONDS = 1.0  # as commands that only read have for a domain that hangs
 _MOST_AT_ONCE = 2  # stops of one process by its user, such as one with a grace and one without: each holds a descriptor
-_UNREAD = "its cgroups could not be read: whether it was meant is not known. Stop it by its pid"
+_UNREAD = "its cgroups or its user could not be read: whether it was meant is not known. Stop it by its pid"
 _ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
 
 
@@ -45,26 +45,30 @@ class Stopper:
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
         """End the processes of the target that the caller may end, and new ones in its cgroup.
 
-        Raises NoSuchClient, BadRequest.
+        Raises NoSuchClient, BadRequest, TooMany.
         """
         target = await self._targets.resolve(target, asker)
         found = await self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
         done: dict[ProcessId, Stopped] = {}
-        for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
+        left: dict[ProcessId, str] = {}
+        for number in range(1 if target.kind is TargetKind.PID else _ROUNDS):
+            if number and (left or found.unread):  # others of the same users, too, were not read for so long
+                await trio.sleep(process_reader.UNREAD_SECONDS)
             silent = await self._look(found.mine)
             if target.kind is TargetKind.PID:
                 self._targets.check_not_needed(found.mine)  # again: a server may have been listed since
             else:
                 found = await self._targets.find(target, asker)
-            left = [each for each in found.mine if each not in done]
-            whole = await self._targets.freezer(target, asker, left) if manner.way is Way.DRAIN else None
-            if not (cases := self._open_all(left, silent, asker)):
+            wanted = [each for each in found.mine if each not in done]
+            whole = await self._targets.freezer(target, asker, wanted) if manner.way is Way.DRAIN else None
+            cases, left = self._open_all(wanted, silent, asker)
+            if not (cases or left or found.unread):
                 break
             with self._counted(cases):
                 await Steps(manner, whole, self._servers_now, self.release, self._pool.store).run(cases)
             done |= {case.process: case.result for case in cases}
-        unread = [Stopped(each, None, (), _UNREAD) for each in found.unread if each not in done]
-        return Report([*done.values(), *unread], found.others)
+        left |= {each: _UNREAD for each in found.unread if each not in done}
+        return Report([*done.values(), *(_left(process, why) for process, why in left.items())], found.others)
 
     async def _look(self, wanted: Collection[ProcessId]) -> set[str]:
         """Ask every domain for its clients; return the names of the domains that do not answer."""
@@ -89,18 +93,31 @@ class Stopper:
         silent = await self._look(wanted)
         return [self._servers(process, silent) for process in wanted]
 
-    def _open_all(self, wanted: Sequence[ProcessId], silent: set[str], asker: Asker) -> list[StopCase]:
-        """Open the processes that have not ended; the caller closes their pidfds.  Raises TooMany; then none is open."""
+    def _open_all(
+        self, wanted: Sequence[ProcessId], silent: set[str], asker: Asker
+    ) -> tuple[list[StopCase], dict[ProcessId, str]]:
+        """Open the processes that have not ended; the caller closes their pidfds.  Return too why others cannot be opened.
+
+        Any user can hold the /proc of a process; then mpsd does not read its user's other processes for some seconds.
+
+        Raises TooMany; then none is open.
+        """
         cases: list[StopCase] = []
+        left: dict[ProcessId, str] = {}
         try:
             for process in wanted:
-                if case := self._open(process, silent, asker):
+                try:
+                    case = self._open(process, silent, asker)
+                except OSError as exc:
+                    left[process] = f"it cannot be stopped now: {exc.strerror}"
+                    continue
+                if case is not None:
                     cases.append(case)
         except TooMany:
             for case in cases:
                 os.close(case.pidfd)
             raise
-        return cases
+        return cases, left
 
     @contextmanager
     def _counted(self, cases: Sequence[StopCase]) -> Iterator[None]:
@@ -112,12 +129,10 @@ class Stopper:
             self._running = +self._running
 
     def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> StopCase | None:
+        """Return None if the process has ended.  Raises TooMany, OSError."""
         if asker.uid is not None and not asker.is_mpsd and self._running[process] >= _MOST_AT_ONCE:
             raise TooMany(f"pid {process.pid} is being ended by {_MOST_AT_ONCE} requests already: cancel one of them")
-        try:
-            pidfd = processes.open_pidfd(process)
-        except OSError as exc:
-            raise TooMany(f"pid {process.pid} cannot be stopped now: {exc.strerror}") from None
+        pidfd = processes.open_pidfd(process)
         may_end = partial(self._targets.may_still_end, process, asker)
         return None if pidfd is None else StopCase(process, pidfd, self._servers(process, silent), may_end)
 
@@ -133,6 +148,11 @@ class Stopper:
             is_unknown = not listed and domain.name in silent and process in domain.members
             found += [(domain, None)] if is_unknown else listed
         return found
+
+
+def _left(process: ProcessId, why: str) -> Stopped:
+    log.warning("client.left", pid=process.pid, domain=None, why=why)
+    return Stopped(process, None, (), why)
 
 
 def _patience(domain: Domain, wanted: Collection[ProcessId]) -> float:

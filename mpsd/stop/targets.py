@@ -6,6 +6,8 @@ Prose: docs/ending.md, "client.stop".
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,11 +17,11 @@ from msgspec.structs import replace
 
 from mpsd.domains.listed import listed_process
 from mpsd.domains.pool import Pool
-from mpsd.errors import BadRequest, NoSuchClient
+from mpsd.errors import BadRequest, NoSuchClient, TooMany
 from mpsd.host import cgroups, processes
 from mpsd.host.cgroup_directory import CgroupDirectory
 from mpsd.host.inspector import Inspector
-from mpsd.host.ownership import has_uid_of, may_end
+from mpsd.host.ownership import USER_UNREAD, has_uid_of, is_ones_own, may_end
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Target, TargetKind
@@ -35,10 +37,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class _Place(Enum):
+    """Where a process belongs in `Found`."""
+
+    MINE = auto()
+    OTHERS = auto()
+    UNREAD = auto()
+
+
 class Found(Struct):
     """The processes of a target that the caller may end, and how many of its clients belong to others.
 
-    unread: processes that the caller may end too, and whose cgroups could not be read: they may be in the target.
+    unread: processes that may be the caller's and in the target: their user or their cgroups could not be read.
     """
 
     mine: list[ProcessId]
@@ -90,24 +100,32 @@ class Targets:
         own = rules.territory(cgroups.parsed(await self._text_of(asker)))
         texts: dict[int, str] = {}
 
-        def is_mine(process: ProcessId) -> bool | None:
-            """Return whether the caller may end the process; None if it is not in the target."""
-            if (text := texts.get(process.pid)) is not None:
+        def place_of(process: ProcessId) -> _Place | None:
+            """Return None for a process that is not in the target, or cannot be if it is the caller's."""
+            text = texts.get(process.pid)
+            if text is not None:
                 top = rules.branch(cgroups.parsed(text), target, asker)
                 if top is None or not asker.may_name(top, own):
                     return None
-            return may_end(asker, process.pid) if processes.is_alive(process) else None
+            if not processes.is_alive(process):
+                return None
+            match is_ones_own(asker, process.pid):
+                case True:
+                    return _Place.UNREAD if text is None else _Place.MINE
+                case False:
+                    return None if text is None else _Place.OTHERS
+            return _Place.UNREAD
 
         found, clients = Found([]), sorted(await self._clients())
         until = trio.current_time() + _READ_SECONDS
         for at in range(0, len(clients), _MOST_READ):
             some = clients[at : at + _MOST_READ]
             texts = await self._texts([each.pid for each in some], asker, until - trio.current_time())
-            for process, is_own in zip(some, await self._in_turns(some, is_mine), strict=True):
-                is_read = process.pid in texts
-                if is_own:
-                    (found.mine if is_read else found.unread).append(process)
-                found.others += is_read and is_own is False
+            for process, place in zip(some, await self._in_turns(some, place_of), strict=True):
+                if place is _Place.OTHERS:
+                    found.others += 1
+                elif place is not None:
+                    (found.mine if place is _Place.MINE else found.unread).append(process)
         return found
 
     async def freezer(self, target: Target, asker: Asker, members: Sequence[ProcessId]) -> CgroupFreezer | None:
@@ -140,12 +158,12 @@ class Targets:
             return None
         return found if all(await self._in_turns(list(pids), lambda pid: may_end(asker, pid))) else None
 
-    async def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
-        """Return whether the caller may still end the process.
+    async def may_still_end(self, process: ProcessId, asker: Asker) -> bool | None:
+        """Return whether the caller may still end the process; None if that is not known.
 
         Check it before each signal: the process may run another user's program by now (setuid).
         """
-        [is_theirs] = await self._in_turns([process.pid], lambda pid: may_end(asker, pid))
+        [is_theirs] = await self._in_turns([process.pid], partial(is_ones_own, asker))
         return is_theirs
 
     def check_not_needed(self, found: Iterable[ProcessId]) -> None:
@@ -156,9 +174,16 @@ class Targets:
                 raise BadRequest(f"pid {process.pid} is mpsd's own or one that clients need; `quit` ends those")
 
     async def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
-        process = processes.find(pid) if has_uid_of(asker, pid) else None
-        is_it = process is not None and start_time in (0, process.start_time)
-        if process is None or not is_it or not await self.may_still_end(process, asker):
+        """Return the process.  Raises NoSuchClient, BadRequest; TooMany if it may be the caller's, and cannot be read now."""
+        process, why = None, ""
+        try:
+            process = processes.process_id(pid) if has_uid_of(asker, pid) else None
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+        [is_own] = await self._in_turns([pid], partial(is_ones_own, asker))
+        if is_own is None or (is_own and why):
+            raise TooMany(f"pid {pid} cannot be stopped now: {why or USER_UNREAD}")
+        if not is_own or process is None or start_time not in (0, process.start_time):
             raise NoSuchClient(f"no client has pid {pid}")
         self.check_not_needed([process])
         return process
