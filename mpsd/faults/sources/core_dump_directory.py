@@ -123,16 +123,18 @@ class CoreDirectory:
 
         closed: names of files that their writers closed since the last look.
         """
-        self._closed.update(islice(closed, _MOST_FILES))
+        self._closed.update(filter(_NAME.fullmatch, closed))
         end = time.monotonic() + _LOOK_SECONDS
         dumps = []
-        files = list(_files(self._directory, self._closed))
-        self._closed &= {file.name for file in files}
-        for file in self._in_turns(filter(self._is_complete, files), lambda file: file.changed_at):
+        files = _files(self._directory, self._closed)
+        complete = self._in_turns(filter(self._is_complete, files), lambda file: file.changed_at)
+        for file in complete:
             if time.monotonic() > end:
                 break
             if dump := self._read(file):
                 dumps.append(dump)
+        unread = (file.name for file in complete if file.name in self._closed)
+        self._closed = set(islice(unread, _MOST_FILES))  # in turns: no user's push out another's
         self._tidy()
         return dumps
 
