@@ -123,14 +123,13 @@ class FileWriters:
                 self._is_behind = False
                 return
             try:
-                self._read(os.read(self.descriptor, _READ_BYTES))
+                self._read(os.read(self.descriptor, _READ_BYTES), end)
             except OSError:
-                self._lose()
-            if time.monotonic() > end:
                 self._lose()
         self._lose()
 
-    def _read(self, events: bytes) -> None:
+    def _read(self, events: bytes, end: float) -> None:
+        """Note these events.  After `end`, of time.monotonic(), look up no writer: the event loop waits for the same reader."""
         at = 0
         while at < len(events):
             size, _, _, head_bytes, mask, _, pid = _EVENT.unpack_from(events, at)
@@ -140,6 +139,8 @@ class FileWriters:
                 self._lose()
             elif not self._is_behind:
                 self._note(handle, name, mask, pid, pidfd)
+                if time.monotonic() > end:
+                    self._lose()
             if pidfd >= 0:
                 os.close(pidfd)
 

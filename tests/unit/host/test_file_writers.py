@@ -245,7 +245,10 @@ def no_descriptor():
 
 
 def test_a_flood_of_one_user_does_not_take_all_the_time(tmp_path, writers, monkeypatch):
-    """16,000 events took 8 s, in which no dump of another user was judged."""
+    """16,000 events took 8 s, in which no dump of another user was judged.
+
+    A look-up can take 40 ms for each user whose processes are held, and a read brings 40 events.
+    """
     looked_up = []
 
     def look_up(pid, pidfd):
@@ -258,7 +261,7 @@ def test_a_flood_of_one_user_does_not_take_all_the_time(tmp_path, writers, monke
     before = descriptors()
     close_many(tmp_path, 500)
     writers.drain()
-    assert len(looked_up) <= 128
+    assert len(looked_up) <= 11
     assert descriptors() <= before  # a thread may still be closing those of an earlier test
 
 
