@@ -51,6 +51,7 @@ class Watcher:
         self._hear, self._ended = hear, ended
         self._process: ProcessId | None = None
         self.added: set[ProcessId] = set()  # the clients that it knows
+        self._unnamed: set[ProcessId] = set()  # those that mpsd could not name, once logged
         self._sending = trio.Lock()
 
     async def run(self) -> None:
@@ -67,6 +68,7 @@ class Watcher:
     def forget_gone(self) -> None:
         """Forget clients that have ended, as the program itself does."""
         self.added = {each for each in self.added if processes.is_alive(each)}
+        self._unnamed = {each for each in self._unnamed if processes.is_alive(each)}
 
     @property
     def pids(self) -> frozenset[int]:
@@ -77,11 +79,18 @@ class Watcher:
         return self.pids | ({self._process.pid} if self._process else set())
 
     async def add(self, process: ProcessId) -> bool:
-        """Name a client of the server to it, once while it lives; return whether that was done, and so has taken time."""
+        """Name a client of the server to it, once while it lives; return whether that was done, and so has taken time.
+
+        False too if the process cannot be read, as while a user holds its /proc: the next call tries again.
+        """
         if process in self.added or not processes.is_alive(process):
             return False
-        self.added.add(process)
-        return await self._send_process(SentinelOp.ADD, process)
+        self.added.add(process)  # before the wait, in which another call may come
+        if is_named := await self._send_process(SentinelOp.ADD, process):
+            self._unnamed.discard(process)
+        else:
+            self.added.discard(process)
+        return is_named
 
     async def attach(self, server: ProcessId) -> None:
         """Name the server to it: they end together."""
@@ -129,7 +138,9 @@ class Watcher:
         try:
             pidfd = processes.open_pidfd(process)
         except OSError as exc:
-            log.error("sentinel.not_told", gpu=self.gpu, pid=process.pid, why=exc.strerror)
+            if process not in self._unnamed:
+                self._unnamed.add(process)
+                log.error("sentinel.not_told", gpu=self.gpu, pid=process.pid, why=exc.strerror)
             return False
         if pidfd is None:
             return False

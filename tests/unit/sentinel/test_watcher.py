@@ -1,5 +1,6 @@
 """What mpsd tells a running sentinel."""
 
+import errno
 import os
 import socket
 import struct
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from mpsd.host import processes
 from mpsd.model.process import ProcessId
@@ -62,6 +64,29 @@ async def test_a_client_that_has_ended_is_not_named(
     os.close(descriptors[0])
     with pytest.raises(BlockingIOError):
         end.recv(64, socket.MSG_DONTWAIT)
+
+
+async def test_a_client_that_was_unread_for_a_moment_is_named_later(
+    program: tuple[Watcher, socket.socket],
+    client: tuple[subprocess.Popen[bytes], ProcessId],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any user can hold its /proc at its first connection: after an exception the sentinel then did not hold its memory."""
+    watcher, end = program
+    opened = [OSError(errno.ETIMEDOUT, "was not read"), OSError(errno.ETIMEDOUT, "was not read"), os.pidfd_open(client[1].pid)]
+
+    def open_pidfd(process: ProcessId) -> int:
+        if isinstance(found := opened.pop(0), OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr("mpsd.sentinel.watcher.processes.open_pidfd", open_pidfd)
+    with capture_logs() as logs:
+        assert [await watcher.add(client[1]) for _ in range(3)] == [False, False, True]
+    assert [each["event"] for each in logs] == ["sentinel.not_told"]
+    assert watcher.added == {client[1]}
+    _, descriptors, _, _ = socket.recv_fds(end, 64, 4, socket.MSG_DONTWAIT)
+    os.close(descriptors[0])
 
 
 REPORT = struct.Struct("=IIIiQQIIIIQ")
