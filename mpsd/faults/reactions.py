@@ -15,11 +15,11 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.listed import is_meant
 from mpsd.domains.pool import Pool
-from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault, NotAllowed
+from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault, NotAllowed, TooMany
 from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
 from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
-from mpsd.host import processes
-from mpsd.host.ownership import ANOTHERS, is_anothers, on_account_of
+from mpsd.host import process_reader, processes
+from mpsd.host.ownership import ANOTHERS, USER_UNREAD, is_anothers, is_ones_own, on_account_of
 from mpsd.host.polling import until_ended
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
@@ -30,6 +30,10 @@ from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
 _MOST = 256  # running reactions, waiting reactions, and remembered incidents
+
+
+class _Unread(Exception):
+    """mpsd cannot read the process now: its user may hold its /proc at any moment, for any time."""
 
 
 class Reactions:
@@ -51,6 +55,7 @@ class Reactions:
         self._publish, self._release, self._holds = publish, release, holds
         self._done: dict[int, set[Act]] = {}
         self._strangers: dict[ProcessId, int | None] = {}  # not met before their faults: their uids then
+        self._unread: set[tuple[int, Act]] = set()  # that are tried again
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
         self._revised = Changed()  # any incident
@@ -85,6 +90,7 @@ class Reactions:
 
     async def _do(self, incident: Incident, act: Act) -> None:
         """Carry out one reaction.  Its failure ends no other reaction."""
+        why = ""
         try:
             match act:
                 case End(process):
@@ -96,10 +102,29 @@ class Reactions:
                     await self._finish(incident, process)
                 case Drain(gpu):
                     self._drain(incident, gpu)
+        except _Unread as exc:
+            why = str(exc)
         except Exception:
             log.exception("faults.bug", source="reactions", number=incident.number, act=repr(act))
         finally:
             self._room.release()
+        if why:
+            await self._try_again(incident, act, why)
+        else:
+            self._unread.discard((incident.number, act))
+
+    async def _try_again(self, incident: Incident, act: Act, why: str) -> None:
+        """Try again until the process can be read or has ended, while other reactions have the room."""
+        key = incident.number, act
+        if key not in self._unread:
+            has_room = len(self._unread) < _MOST
+            effect = "it is tried again" if has_room else f"{_MOST} others are tried again"
+            log.error("fault.not_ended", number=incident.number, act=repr(act), why=why, effect=effect)
+            if not has_room:
+                return
+            self._unread.add(key)
+        await trio.sleep(process_reader.UNREAD_SECONDS)
+        await self._send.send((incident, act))
 
     def _drain(self, incident: Incident, gpu: str) -> None:
         xids = f"Xid {', '.join(map(str, incident.xids))} (fault {incident.number})"
@@ -111,7 +136,7 @@ class Reactions:
 
     async def _end(self, incident: Incident, process: ProcessId) -> None:
         """End the culprit after culprit_seconds, unless it ends before: it can clean up in that time."""
-        pidfd = _open(incident, process)
+        pidfd = _open(process)
         if pidfd is None:
             return
         try:
@@ -134,7 +159,7 @@ class Reactions:
         GPU work may still run when the channels are stopped.  If the process's GPU address space is destroyed first, that work
         ends every client of the domain.  So mpsd either holds the address space for a while, or ends the work first.
         """
-        pidfd = _open(incident, process)
+        pidfd = _open(process)
         if pidfd is None:
             return
         try:
@@ -198,7 +223,10 @@ class Reactions:
     async def _stop(self, process: ProcessId) -> Report:
         self._check_theirs(process)
         target = Target(TargetKind.PID, str(process.pid), process.start_time)
-        return await self._stopper.stop(target, Manner(), on_account_of(self._uid(process)))
+        try:
+            return await self._stopper.stop(target, Manner(), on_account_of(self._uid(process)))
+        except TooMany as exc:
+            raise _Unread(str(exc)) from None
 
     def _uid(self, process: ProcessId) -> int | None:
         """Return the uid of a client when it connected, or of another process when its fault was heard of; None: not known."""
@@ -213,15 +241,20 @@ class Reactions:
 
     def _check_theirs(self, process: ProcessId) -> None:
         """Raise NotAllowed if the process runs another user's program by now: no fault of a user's ends that."""
-        if is_anothers(process, self._uid(process)):
-            raise NotAllowed(ANOTHERS)
+        is_own = is_ones_own(on_account_of(self._uid(process)), process.pid)
+        if not is_own and processes.is_alive(process):
+            raise NotAllowed(ANOTHERS) if is_own is False else _Unread(USER_UNREAD)
 
     def _freeze(self, incident: Incident, process: ProcessId) -> bool:
         """Send SIGSTOP now; the process may have ended.  Returns False if the process is left running."""
         if is_anothers(process, self._uid(process)):
             log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=ANOTHERS)
             return False
-        _freeze(incident, process)
+        try:
+            _freeze(incident, process)
+        except _Unread as exc:
+            log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=str(exc))
+            return False
         return True
 
     async def _end_now(self, process: ProcessId, pidfd: int) -> str:
@@ -260,18 +293,17 @@ class Reactions:
             return incident
 
 
-def _open(incident: Incident, process: ProcessId) -> int | None:
-    """Open a pidfd; None if the process has ended.  None and a line in the log if mpsd has no free descriptor."""
+def _open(process: ProcessId) -> int | None:
+    """Open a pidfd; None if the process has ended.  Raises _Unread, also if mpsd has no free descriptor."""
     try:
         return processes.open_pidfd(process)
     except OSError as exc:
-        log.error("fault.not_ended", number=incident.number, pid=process.pid, why=exc.strerror)
-        return None
+        raise _Unread(exc.strerror) from None
 
 
 def _freeze(incident: Incident, process: ProcessId) -> None:
-    """Send SIGSTOP now; the process may have ended."""
-    pidfd = _open(incident, process)
+    """Send SIGSTOP now; the process may have ended.  Raises _Unread."""
+    pidfd = _open(process)
     if pidfd is None:
         return
     try:

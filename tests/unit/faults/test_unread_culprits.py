@@ -1,0 +1,95 @@
+"""A culprit whose user holds its /proc for a moment, when mpsd wants to end it."""
+
+import errno
+import signal
+import subprocess
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from mpsd.errors import TooMany
+from mpsd.faults import reactions
+from mpsd.faults.rules.response import End
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
+from tests.running import running
+from tests.unit.faults.test_reactions import Reacting, scene
+
+__all__ = ["scene"]  # a fixture
+HELD = OSError(errno.EBUSY, "it keeps a reader waiting in the kernel")
+
+
+class Held:
+    """The process can be read from this trio time on."""
+
+    def __init__(self, until: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._until, self._open, self._is_own = until, processes.open_pidfd, reactions.is_ones_own
+        monkeypatch.setattr(reactions.processes, "open_pidfd", self._open_pidfd)
+        monkeypatch.setattr(reactions, "is_ones_own", self._is_ones_own)
+
+    def _open_pidfd(self, process: ProcessId) -> int | None:
+        if trio.current_time() < self._until:
+            raise HELD
+        return self._open(process)
+
+    def _is_ones_own(self, asker, pid: int) -> bool | None:
+        return None if trio.current_time() < self._until else self._is_own(asker, pid)
+
+
+async def test_a_held_culprit_is_ended_when_it_is_let_go(
+    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch
+) -> None:
+    """It counted as ended, so that no later revision of the incident ended it."""
+    Held(12.0, monkeypatch)
+    scene.accuse(child)
+    with capture_logs() as logs:
+        async with running(scene.reactions.run):
+            await trio.sleep(12.0)
+            assert child.poll() is None
+            await trio.sleep(10.1)  # the next look, and its time to clean up
+            assert child.wait(5) == -signal.SIGKILL
+    assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by SIGKILL, 5 s after it was known"]
+    assert [each["why"] for each in logs if each["event"] == "fault.not_ended"] == [HELD.strerror]
+    assert scene.reactions._unread == set()
+
+
+async def test_one_that_is_held_when_its_time_is_over_is_ended_too(
+    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch
+) -> None:
+    """It counted as another user's by then."""
+    scene.accuse(child)
+    async with running(scene.reactions.run):
+        await trio.sleep(4.0)
+        Held(8.0, monkeypatch)
+        await trio.sleep(3.0)
+        assert child.poll() is None
+        await trio.sleep(9.0)
+        assert child.wait(5) == -signal.SIGKILL
+
+
+async def test_one_that_the_stopper_could_not_read_is_stopped_again(
+    scene: Reacting, child: subprocess.Popen, autojump_clock
+) -> None:
+    scene.accuse(child, DomainState.READY)
+    scene.stopper.fails = TooMany(f"pid {child.pid} cannot be stopped now")
+    async with running(scene.reactions.run):
+        await trio.sleep(6.0)
+        scene.stopper.fails = None
+        await trio.sleep(10.0)
+    assert len(scene.stopper.asked) == 2
+    assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by sigkill, 5 s after it was known"]
+
+
+async def test_those_that_are_tried_again_are_bounded(
+    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch
+) -> None:
+    others = {(number, End(ProcessId(1, 1))) for number in range(1000, 1256)}
+    scene.reactions._unread = set(others)
+    Held(1.0, monkeypatch)
+    scene.accuse(child)
+    async with running(scene.reactions.run):
+        await trio.sleep(20)
+    assert child.poll() is None
+    assert scene.reactions._unread == others
