@@ -25,9 +25,13 @@ _AGAIN_SECONDS = 10.0  # until the work of a stranger that is still listed is en
 
 
 class Stranger(Struct):
-    """A process in a domain's list.  since: its first listing; ended_at: when its work was last ended (trio times)."""
+    """A process in a domain's list.  since: its first listing; ended_at: when its work was last ended (trio times).
+
+    process: None as long as it cannot be read, as while a user holds its /proc: then it is reported only.
+    """
 
     since: float
+    process: ProcessId | None = None
     is_told: bool = False
     ended_at: float | None = None
 
@@ -41,7 +45,7 @@ class Strangers(Struct):
     pool: Pool
     is_ended: Callable[[Domain], bool]
     publish: Callable[[str, Mapping[str, Any]], None]
-    _known: dict[tuple[str, ProcessId], Stranger] = field(default_factory=dict)
+    _known: dict[tuple[str, int], Stranger] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Run as long as mpsd."""
@@ -54,9 +58,9 @@ class Strangers(Struct):
                     if domain.state is DomainState.READY and domain.name not in busy:
                         busy.add(domain.name)
                         nursery.start_soon(self._look_apart, domain, busy)
-                for name, process in list(self._known):
-                    if name not in self.pool.domains or not processes.is_alive(process):
-                        del self._known[name, process]
+                for name, pid in list(self._known):
+                    if name not in self.pool.domains or not processes.lives(pid):
+                        del self._known[name, pid]
 
     async def _look_apart(self, domain: Domain, busy: set[str]) -> None:
         """Look at a domain while others are looked at too: its daemon may not answer."""
@@ -68,25 +72,34 @@ class Strangers(Struct):
     async def look(self, domain: Domain) -> None:
         """Handle the strangers that the domain lists now; mpsd acts only on a second answer, some time after the first."""
         now = trio.current_time()
-        listed = {process for pid in domain.strangers if (process := processes.find(pid))}
-        for process in [each for name, each in self._known if name == domain.name and each not in listed]:
-            del self._known[domain.name, process]
-        for process in listed:
-            stranger = self._known.setdefault((domain.name, process), Stranger(now))
+        listed = {pid for pid in domain.strangers if processes.lives(pid)}
+        for pid in [pid for name, pid in self._known if name == domain.name and pid not in listed]:
+            del self._known[domain.name, pid]
+        for pid in listed:
+            stranger = self._meet(domain, pid, now)
             if domain.asked_at < stranger.since + _SURE_SECONDS:
                 domain.mark_stale()
                 continue
             if not stranger.is_told:
                 stranger.is_told = True
-                self._tell(domain, process)
-            if self.is_ended(domain) and (stranger.ended_at is None or now - stranger.ended_at > _AGAIN_SECONDS):
+                self._tell(domain, pid)
+            is_due = stranger.ended_at is None or now - stranger.ended_at > _AGAIN_SECONDS
+            if stranger.process is not None and self.is_ended(domain) and is_due:
                 stranger.ended_at = now
-                await self._end(domain, process)
+                await self._end(domain, stranger.process)
 
-    def _tell(self, domain: Domain, process: ProcessId) -> None:
-        owner = processes.owner(process.pid)
-        facts = {"pid": process.pid, "uid": owner[0] if owner else None, "domain": domain.name}
-        log.error("client.stranger", **facts, program=processes.command(process.pid), is_exposed=domain.is_exposed)
+    def _meet(self, domain: Domain, pid: int, now: float) -> Stranger:
+        """Return what is known of the process; begin anew if another one has the pid now."""
+        process, known = processes.find(pid), self._known.get((domain.name, pid))
+        if known is None or (process is not None and known.process not in (None, process)):
+            known = self._known[domain.name, pid] = Stranger(now)
+        known.process = process or known.process
+        return known
+
+    def _tell(self, domain: Domain, pid: int) -> None:
+        owner = processes.owner(pid)
+        facts = {"pid": pid, "uid": owner[0] if owner else None, "domain": domain.name}
+        log.error("client.stranger", **facts, program=processes.command(pid), is_exposed=domain.is_exposed)
         self.publish("client.stranger", facts)
 
     async def _end(self, domain: Domain, process: ProcessId) -> None:

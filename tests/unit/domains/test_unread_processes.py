@@ -6,7 +6,9 @@ Nothing is known of them then, and they count as alive.  An error of such a read
 import errno
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -23,7 +25,7 @@ from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.host import processes
-from mpsd.host.process_reader import Unanswered
+from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
 from mpsd.services.server_watch import Servers
@@ -77,12 +79,36 @@ async def test_the_next_client_gets_the_server_that_was_ready() -> None:
     assert found.pid == SERVER
 
 
-async def test_strangers_are_looked_at_again_later() -> None:
+async def test_an_unread_stranger_is_reported_once_and_ended_when_it_can_be_read(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a domain that all users reach, a client past mpsd held its own /proc, and was neither reported nor ended."""
     domain = a_domain()
+    domain.control = SimpleNamespace(is_exposed=True)  # type: ignore[assignment]
     assert domain.strangers == {CLIENT}
-    strangers = Strangers(a_pool(domain), lambda domain: True, print)
-    await strangers.look(domain)
-    assert not strangers._known
+    events: list[str] = []
+    ended: list[int] = []
+    strangers = Strangers(a_pool(domain), lambda domain: True, lambda topic, facts: events.append(topic))
+
+    async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> None:
+        ended.append(client_pid)
+
+    monkeypatch.setattr("mpsd.domains.strangers.terminate_client", terminate_client)
+
+    async def look() -> None:
+        await trio.sleep(1.1)
+        domain.asked_at = trio.current_time()
+        await strangers.look(domain)
+
+    await look()
+    assert events == []
+    for _ in range(2):
+        await look()
+    assert (events, ended) == (["client.stranger"], [])
+    monkeypatch.setattr(processes.reader, "stat", partial(ProcessReader.stat, processes.reader))
+    for _ in range(2):
+        await look()
+    assert (events, ended) == (["client.stranger"], [CLIENT])
 
 
 async def test_a_server_of_members_is_not_taken_for_lost() -> None:
