@@ -25,7 +25,8 @@ log = structlog.get_logger()
 _FREEZE_SECONDS, _THAW_SECONDS = 2.0, 5.0
 _LOOK_SECONDS = 0.02
 _AGAIN_SECONDS = 1.0
-_EARLIER_SHARE, _EARLIER_SHARES = 0xFFFF0000, 8  # in place of users, whom an mpsd that starts does not know; no uids in use
+_EARLIER_SHARE, _EARLIER_SHARES = 0xFFFF0000, 64  # in place of users, whom an mpsd that starts does not know; no uids in use
+_OWN_PARTS = 7  # of /sys/fs/cgroup/system.slice/slurmstepd.scope/job_1/step_0: below them a user makes cgroups of any names
 _NONE_OURS = {errno.ENOENT, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EROFS}  # removed, or never frozen
 _STOPPED = "tT"
 
@@ -45,7 +46,7 @@ class LeftFrozen:
         self._notes = notes
         self._draining: set[str] = set()  # frozen by a stop that is in progress
         self._frozen = {  # by their paths, each with its inode number
-            name: (CgroupDirectory(Path(name), _EARLIER_SHARE + len(name) % _EARLIER_SHARES, inspector), mark)
+            name: (CgroupDirectory(Path(name), _earlier_share(name), inspector), mark)
             for name, mark in notes.frozen() if name.startswith("/")
         }  # fmt: skip
         self._has_more = Changed()
@@ -199,6 +200,15 @@ async def thaw_earlier(notes: FrozenNotes, left: LeftFrozen) -> None:
     await left.thaw_left()
     for name, _ in notes.frozen():
         log.warning("stop.not_thawed", what=name, why="its files cannot be read yet: mpsd tries again every second")
+
+
+def _earlier_share(name: str) -> int:
+    """Return the number against which looks at a cgroup of an earlier mpsd count.
+
+    It is one for all cgroups of a job or a container.  No user can choose the number of another's: each start of Python salts
+    the hashes of texts.
+    """
+    return _EARLIER_SHARE + hash(Path(name).parts[:_OWN_PARTS]) % _EARLIER_SHARES
 
 
 def _why(error: OSError | Unreadable) -> str:

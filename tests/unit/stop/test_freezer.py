@@ -282,3 +282,13 @@ async def test_the_cgroups_of_one_user_hold_no_more_than_the_users_share(held: P
             nursery.cancel_scope.cancel()
     finally:
         patient.close()
+
+
+def test_no_user_can_choose_the_share_of_anothers_cgroup_of_an_earlier_mpsd(store: SqliteStore) -> None:
+    """It was the length of the path: a user with held cgroups of each length kept those of all others frozen."""
+    jobs = [Path(f"/sys/fs/cgroup/system.slice/slurmstepd.scope/job_{number}") for number in range(100, 200)]
+    for path in (*jobs, *(jobs[0] / ("x" * length) for length in range(1, 20))):
+        store.save_frozen(str(path), 1)
+    shares = {Path(name): cgroup.share for name, (cgroup, _) in LeftFrozen(INSPECTOR, store)._frozen.items()}
+    assert len({shares[job] for job in jobs}) > 10
+    assert len({share for path, share in shares.items() if path.is_relative_to(jobs[0])}) == 1
