@@ -23,6 +23,7 @@ from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
 from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
 from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
 from mpsd.host import processes
+from mpsd.host.descriptors import FULL
 from mpsd.host.file_writers import FileWriters, Lineage
 from mpsd.host.inotify import COMPLETE, DirectoryWatch
 from mpsd.host.polling import until_readable
@@ -80,6 +81,7 @@ class CoreDumps:
         self._clients_of, self._share_of = clients_of, share_of
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
         self._writers: FileWriters | None = None
+        self._is_full = False  # no descriptor was free for the writers: mpsd tries again
         self._judged = Rates(_JUDGED)
         self._looks, self._drains = trio.CapacityLimiter(1), trio.CapacityLimiter(1)
 
@@ -107,8 +109,7 @@ class CoreDumps:
         self.absent = ""
         try:
             async with trio.open_nursery() as nursery:
-                if self._writers is not None:
-                    nursery.start_soon(self._read_events, self._writers)
+                nursery.start_soon(self._follow_writers, directory.place)
                 await self._follow(directory, watch, publish)
         finally:
             self.absent = "stopped"
@@ -173,12 +174,20 @@ class CoreDumps:
             with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
                 closed = await watch.names()
 
-    async def _read_events(self, writers: FileWriters) -> None:
-        """Read the events of the files at once: until then mpsd does not see what a process does with a file elsewhere."""
+    async def _follow_writers(self, place: Path) -> None:
+        """Read the events of the files at once: until then mpsd does not see what a process does with a file elsewhere.
+
+        Return if the kernel does not report them.
+        """
+        while self._writers is None:
+            if not self._is_full:
+                return
+            await trio.sleep(_LOOK_SECONDS)
+            self._writers = await self._in_thread(self._open_writers, place)
         while True:
-            await until_readable(writers.descriptor)
+            await until_readable(self._writers.descriptor)
             began = trio.current_time()
-            await run_in_thread(writers.drain, abandon_on_cancel=True, limiter=self._drains)
+            await run_in_thread(self._writers.drain, abandon_on_cancel=True, limiter=self._drains)
             await trio.sleep(trio.current_time() - began)  # as long as it took, however many come
 
     def _writers_of(self, file: int) -> frozenset[Lineage]:
@@ -213,7 +222,9 @@ class CoreDumps:
         try:
             return FileWriters(place)
         except OSError as exc:
-            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear no client")
+            if not self._is_full:
+                log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear no client")
+            self._is_full = exc.errno in FULL
             return None
 
     def _note_absent(self, why: str, effect: str = "culprits of SM exceptions are suspected") -> None:
