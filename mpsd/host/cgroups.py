@@ -14,6 +14,7 @@ from mpsd.host import processes
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import CgroupLook
 from mpsd.host.mounts import mounted
+from mpsd.host.process_stat import parse_stat
 from mpsd.model.cgroup_path import describe
 from mpsd.model.lease import Identity
 from mpsd.model.process import Credentials, ProcessId
@@ -91,8 +92,8 @@ def read_cgroup(pid: int) -> CgroupLook:
 
 
 def _lacked_first_thread(look: CgroupLook) -> bool:
-    fields = processes.fields_of(look.stat)
-    return fields is None or processes.is_over(fields)
+    stat = parse_stat(look.stat)
+    return stat is None or stat.is_over
 
 
 def parsed(text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """How a process ended: by itself or by a signal, for processes that are not mpsd's children.
 
-While a process is ending, and as a zombie, /proc/PID/stat has it (proc(5), field 52); once its parent has taken its status, its
-pidfd has it, from Linux 6.15 on.  Before that, an end that was not seen in time stays unknown.
+While a process is ending, and as a zombie, /proc/PID/stat has it; once its parent has taken its status, its pidfd has it, from
+Linux 6.15 on.  Before that, an end that was not seen in time stays unknown.
 """
 
 import fcntl
@@ -16,8 +16,6 @@ from mpsd.host import processes
 from mpsd.host.polling import until_ended
 from mpsd.model.process import ProcessId
 
-_START_TIME, _FLAGS, _EXIT_CODE = 22, 9, 52  # fields of /proc/PID/stat
-_PF_EXITING = 0x4  # linux/sched.h
 _INFO = struct.Struct("<QQIIIIIIIIIIIi")  # struct pidfd_info, its first version: mask, cgroup, eleven ids, exit code
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # PIDFD_GET_INFO of linux/pidfd.h
 _INFO_EXIT = 1 << 3
@@ -43,23 +41,8 @@ def how_it_is_ending(process: ProcessId) -> ProcessExit | None:
     """Return the ending from /proc; None if the process is not ending yet, or has gone."""
     if processes.is_alive(process):  # also one of which only the first thread has ended
         return None
-    text = processes.read_stat(process.pid)
-    return parse_stat(text, process.start_time) if text else None
-
-
-def parse_stat(text: bytes, start_time: int) -> ProcessExit | None:
-    """Parse the contents of /proc/PID/stat; None if they are another process's, or the process is not ending."""
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) <= _EXIT_CODE - 3 or not fields[0] or not all(_is_number(each) for each in fields[1:]):
-        return None
-    is_ending = fields[0] == b"Z" or int(fields[_FLAGS - 3]) & _PF_EXITING
-    if int(fields[_START_TIME - 3]) != start_time or not is_ending:
-        return None
-    return decode(int(fields[_EXIT_CODE - 3]))
-
-
-def _is_number(field: bytes) -> bool:
-    return field.removeprefix(b"-").isdigit() and len(field) <= 21  # a number of 64 bits; int() raises on thousands of digits
+    stat = processes.read_stat(process.pid)
+    return decode(stat.exit_code) if stat and stat.start_time == process.start_time and stat.is_over else None
 
 
 def decode(wait_status: int) -> ProcessExit:

@@ -20,13 +20,11 @@ from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.host.inspector_messages import LinkedFile
 from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.process_reader import ProcessReader
+from mpsd.host.process_stat import Stat, parse_stat
 from mpsd.model.process import ProcessId
 
-_FLAGS, _THREADS, _START_TIME, _PENDING = 9, 20, 22, 31  # fields of /proc/PID/stat, proc(5)
-_KILLED = 1 << signal.SIGKILL - 1  # of _PENDING
 _MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive, unlisted
 _LOOKS = 4  # at all of them; if some came or went each time, it counts as alive
-_PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 _T = TypeVar("_T")
 GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
@@ -38,14 +36,14 @@ def process_id(pid: int, *, even_ending: bool = False) -> ProcessId | None:
     even_ending: also one that is ending, until it is reaped.  Raises OSError if it is not known.
     """
     try:
-        fields = _stat(pid)
+        stat = _stat(pid)
     except OSError as exc:
         if exc.errno in _HIDDEN:
             return None
         raise
-    if fields is None or (not even_ending and _is_ending(pid, fields)):
+    if stat is None or (not even_ending and _is_ending(pid, stat)):
         return None
-    return ProcessId(pid, int(fields[_START_TIME - 3]))
+    return ProcessId(pid, stat.start_time)
 
 
 def find(pid: int, *, even_ending: bool = False) -> ProcessId | None:
@@ -78,12 +76,10 @@ def lives(pid: int) -> bool:
 def is_alive(process: ProcessId) -> bool:
     """Return whether the process lives; True if unknown: its resources may be reused only after it has certainly ended."""
     try:
-        fields = _stat(process.pid)
-        if fields is None or _is_ending(process.pid, fields):
-            return False
+        stat = _stat(process.pid)
+        return stat is not None and stat.start_time == process.start_time and not _is_ending(process.pid, stat)
     except OSError:
         return True
-    return int(fields[_START_TIME - 3]) == process.start_time
 
 
 def lacks_first_thread(process: ProcessId) -> bool:
@@ -92,19 +88,19 @@ def lacks_first_thread(process: ProcessId) -> bool:
     True if unknown: with some kernels its user prevents the read, and could so hide a token or a cgroup.
     """
     try:
-        fields = _stat(process.pid)
+        stat = _stat(process.pid)
     except OSError:
         return True
-    return fields is None or is_over(fields)
+    return stat is None or stat.is_over
 
 
 def state(pid: int) -> str:
     """Return the letter of proc(5); X for a process that has gone, ? if that is not known, as without a free descriptor."""
     try:
-        found = _status(pid)
+        stat = _stat(pid)
     except OSError:
         return "?"
-    return _value(found, b"State")[:1].decode() if found else "X"
+    return stat.state if stat else "X"
 
 
 def has_ended(pid: int) -> bool:
@@ -114,11 +110,8 @@ def has_ended(pid: int) -> bool:
 
 def parent(pid: int) -> int | None:
     """Return its parent's pid, 0 if that is in another pid namespace; None if the process has gone, or that is not known."""
-    try:
-        found = _status(pid)
-    except OSError:
-        return None
-    return int(_value(found, b"PPid")) if found else None
+    stat = read_stat(pid)
+    return stat.parent if stat else None
 
 
 def owner(pid: int) -> tuple[int, int] | None:
@@ -225,11 +218,11 @@ def open_pidfd(process: ProcessId) -> int | None:
             return None
         raise
     try:
-        fields = _stat(process.pid)
+        stat = _stat(process.pid)
     except BaseException:
         os.close(pidfd)
         raise
-    if fields and int(fields[_START_TIME - 3]) == process.start_time:  # not a later process with the same pid
+    if stat and stat.start_time == process.start_time:  # not a later process with the same pid
         return pidfd
     os.close(pidfd)
     return None
@@ -284,37 +277,29 @@ def numbers(pid: int, links: Sequence[str]) -> set[int]:
     return searcher.numbers(pid, links)
 
 
-def read_stat(pid: int) -> bytes:
-    """Return the contents of /proc/PID/stat; empty if it has gone or cannot be seen."""
+def read_stat(pid: int) -> Stat | None:
+    """Return its stat; None if it has gone, or that is not known."""
     try:
-        return reader.stat(pid)
+        return _stat(pid)
     except OSError:
-        return b""
+        return None
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat from the third on; None if it has gone.  Raises OSError."""
-    text = _unless_gone(partial(reader.stat, pid))
-    return None if text is None else fields_of(text)
+def _stat(pid: int) -> Stat | None:
+    """Return its stat; None if it has gone.  Raises OSError."""
+    return parse_stat(_unless_gone(partial(reader.stat, pid)) or b"")
 
 
-def fields_of(text: bytes) -> list[bytes] | None:
-    """Return the fields of the contents of /proc/PID/stat from the third on; None if they are not whole."""
-    fields = text[text.rfind(b")") + 2 :].split()  # the command name may contain spaces and parentheses
-    return fields if len(fields) > _PENDING - 3 else None
-
-
-def _is_ending(pid: int, fields: list[bytes]) -> bool:
-    """Return whether the process is ending, of which these are the fields.  Raises OSError if that is not known.
+def _is_ending(pid: int, stat: Stat) -> bool:
+    """Return whether the process with this stat is ending.  Raises OSError if that is not known.
 
     Its first thread may end alone, and the others go on.  Then mpsd looks at each, and lists them again: one can begin another
     and end, or execute a program and so become the first, before its turn.
     """
-    if not is_over(fields):
+    if not stat.is_over or stat.threads > _MOST_THREADS:
         return False
-    count = int(fields[_THREADS - 3])
-    if count == 1 or count > _MOST_THREADS:
-        return count == 1
+    if stat.threads == 1:
+        return True
     before: list[int] = []
     for _ in range(_LOOKS):
         numbers = _threads(pid)
@@ -333,13 +318,8 @@ def _threads(pid: int) -> list[int]:
 
 def _goes_on(thread: int) -> bool:
     """Return whether a thread neither ends nor was killed.  Raises OSError."""
-    fields = _stat(thread)
-    return fields is not None and not is_over(fields) and not int(fields[_PENDING - 3]) & _KILLED
-
-
-def is_over(fields: list[bytes]) -> bool:
-    """Return whether the thread with these fields has ended, or is ending."""
-    return fields[0] in (b"Z", b"X") or bool(int(fields[_FLAGS - 3]) & _PF_EXITING)
+    stat = _stat(thread)
+    return stat is not None and not stat.is_over and not stat.is_killed
 
 
 def _status(pid: int, by: ProcessReader | None = None) -> bytes | None:

@@ -25,7 +25,8 @@ from mpsd.faults.sources import kernel_log_lines, kmod_records
 from mpsd.faults.sources.core_dump_file import parse_core
 from mpsd.host import inspector_messages as inspector_wire
 from mpsd.host.cgroups import parse_cgroups
-from mpsd.host.process_exit import parse_stat
+from mpsd.host.process_exit import decode as decode_exit
+from mpsd.host.process_stat import parse_stat
 from mpsd.images.rules.block_hash import KEY_BYTES, BlockHash
 from mpsd.images.rules.manifest import BLOCK_BYTES, BODY_AT, MAJOR, MINOR, ArenaFacts, decode
 from mpsd.images.rules.refusals import ImageDamaged
@@ -260,9 +261,10 @@ def kmod_channel(data: bytes) -> None:
             pass
 
 
-@reads("mpsd/host/process_exit.py", "mpsd/host/processes.py", "mpsd/host/file_writers.py")
+@reads("mpsd/host/process_stat.py", "mpsd/host/process_exit.py", "mpsd/host/processes.py", "mpsd/host/file_writers.py")
 def proc_stat(data: bytes) -> None:
-    parse_stat(data, 5)
+    if (found := parse_stat(data)) is not None:
+        assert len(str(decode_exit(found.exit_code))) < 20
 
 
 @reads("mpsd/uvm/rules/memory_maps.py", "mpsd/uvm/holding.py")

@@ -52,7 +52,7 @@ async def test_a_client_is_read_where_no_hierarchy_is_mounted(client: ProcessId,
     """The kernel shows no cgroup of any process there, as in a small virtual machine; each client waited for ever."""
 
     async def nothing(pid: int) -> CgroupLook:
-        return CgroupLook("", processes.read_stat(pid))
+        return CgroupLook("", processes.reader.stat(pid))
 
     monkeypatch.setattr(INSPECTOR, "cgroup", nothing)
     facts = ClientFacts(INSPECTOR)
@@ -66,7 +66,7 @@ async def test_a_client_is_read_where_no_hierarchy_is_mounted(client: ProcessId,
 async def test_a_client_of_many_long_cgroups_is_identified_by_them(client: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
     """Version 1 with Kubernetes: over 1,024 characters were read again on the event loop, and a wait there held the client."""
     paths = tuple(f"/kubepods/{each}/{'0' * 64}" for each in range(30))
-    look = CgroupLook("".join(f"{each}:memory:{path}\n" for each, path in enumerate(paths)), processes.read_stat(client.pid))
+    look = CgroupLook("".join(f"{each}:memory:{path}\n" for each, path in enumerate(paths)), processes.reader.stat(client.pid))
 
     async def many(pid: int) -> CgroupLook:
         return look

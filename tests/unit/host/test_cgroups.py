@@ -271,7 +271,7 @@ def test_a_process_that_shows_no_cgroup_as_it_is_read_is_in_no_known_one(monkeyp
     the kernel shows no cgroup, or the root.  Four of 2,100 that tried were admitted without the lease of their cgroup."""
     process = processes.process_id(os.getpid())
     assert process is not None
-    stat = processes.read_stat(process.pid)
+    stat = processes.reader.stat(process.pid)
     looks = iter([CgroupLook("", stat), CgroupLook("1:memory:/a\n", b""), CgroupLook("1:memory:/a\n", stat)])
     monkeypatch.setattr(processes.cgroup_reader, "cgroup", lambda pid: next(looks))
     monkeypatch.setattr(cgroups, "_ARE_SHOWN", True)

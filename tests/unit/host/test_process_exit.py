@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsd.host import processes
-from mpsd.host.process_exit import ProcessExit, decode, how_ended, how_it_is_ending, parse_stat
+from mpsd.host.process_exit import ProcessExit, decode, how_ended, how_it_is_ending
+from mpsd.host.process_stat import parse_stat
 from mpsd.model.process import ProcessId
 from tests.leaderless import crowded, leaderless
-
-STAT = "4711 (a) b)) {state} 1 2 3 0 -1 {flags} " + "0 " * 12 + "777 " + "0 " * 29 + "{code}\n"
-PF_EXITING = 4
 
 
 def a_child(code: str) -> tuple[subprocess.Popen[bytes], ProcessId, int]:
@@ -84,9 +82,9 @@ def test_the_end_is_not_that_of_the_first_thread_alone() -> None:
 
 def of_all_threads(process: ProcessId) -> ProcessExit:
     """Return the ending in the stat of the whole process; with older kernels it is that of the first thread."""
-    found = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes(), process.start_time)
+    found = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes())
     assert found is not None
-    return found
+    return decode(found.exit_code)
 
 
 def test_of_one_whose_status_its_parent_has_taken() -> None:
@@ -104,34 +102,6 @@ def test_of_one_whose_status_its_parent_has_taken() -> None:
 
 def kernel() -> tuple[int, ...]:
     return tuple(int(word) for word in os.uname().release.split("-")[0].split(".")[:2])
-
-
-@pytest.mark.parametrize(
-    ("state", "flags", "code", "expected"),
-    [
-        pytest.param("R", 0, 0, None, id="it runs"),
-        pytest.param("D", PF_EXITING, 9, ProcessExit(9, 0), id="killed, on its way"),
-        pytest.param("R", PF_EXITING, 256, ProcessExit(0, 1), id="ends by itself"),
-        pytest.param("Z", PF_EXITING, 139, ProcessExit(11, 0), id="with a core dump"),
-        pytest.param("Z", 0, 15, ProcessExit(15, 0), id="a zombie"),
-    ],
-)
-def test_stat(state: str, flags: int, code: int, expected: ProcessExit | None) -> None:
-    text = STAT.format(state=state, flags=flags, code=code).encode()
-    assert parse_stat(text, 777) == expected
-    assert parse_stat(text, 778) is None
-
-
-@given(st.integers(0, len(STAT)))
-def test_half_a_line_tells_nothing(length: int) -> None:
-    whole = STAT.format(state="Z", flags=4, code=9).encode()
-    found = parse_stat(whole[:length], 777)
-    assert found is None or length >= len(whole) - len("\n")
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_read_or_not(text: bytes) -> None:
-    parse_stat(b"1 (x) " + text, 777)
 
 
 @given(st.integers(0, 0xFFFF))

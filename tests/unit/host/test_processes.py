@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from mpsd.host import processes
 from mpsd.host.descriptors import SPARE_DESCRIPTORS
@@ -118,10 +119,9 @@ def test_a_process_lives_whose_last_thread_becomes_the_first(monkeypatch: pytest
 def test_a_process_lives_whose_last_thread_has_begun_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracer keeps those that have ended, so none of those that mpsd had listed was missing."""
     lists = iter([[7, 8], [7, 8, 9]])
-    lives = processes._stat(os.getpid())
+    lives = processes.read_stat(os.getpid())
     assert lives is not None
-    over = [b"Z", *lives[1:]]
-    over[processes._THREADS - 3] = b"2"
+    over = replace(lives, state="Z", threads=2)
     monkeypatch.setattr(processes, "_threads", lambda pid: next(lists))
     monkeypatch.setattr(processes, "_stat", {7: over, 8: over, 9: lives}.__getitem__)
     assert not processes._is_ending(7, over)
@@ -227,6 +227,12 @@ def test_where_a_process_is_takes_no_longer_with_many_groups(monkeypatch: pytest
     """The kernel takes 20 ms for the status of one with 65,536 groups, and every connection was asked about twice."""
     monkeypatch.setattr(processes, "_status", lambda *_: pytest.fail("its status was read"))
     assert processes.is_in_our_namespace(os.getpid())
+
+
+def test_its_state_and_its_parent_take_no_longer_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients of a domain are looked at, and the processes of one user could have 65,536 groups each."""
+    monkeypatch.setattr(processes, "_status", lambda *_: pytest.fail("its status was read"))
+    assert (processes.state(os.getpid()), processes.parent(os.getpid())) == ("R", os.getppid())
 
 
 _WITH_GROUPS = """
