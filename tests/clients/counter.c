@@ -1,14 +1,17 @@
 /* counter: counts on the device, one line a second; ends with the CUDA error that stops it.
  *
  *   counter [--seconds S] [--until-release] [--ms MS] [--kernel-us US] [--grid BLOCKS] [--mem MiB] [--json]
- *           [--start-ns NS]
+ *           [--start-ns NS] [--leave-first]
  *
  * --until-release: ends when its standard input does, after S seconds at the latest.  --grid: so many blocks of 1024 threads.
+ * --leave-first: another thread counts; the first one ends when the standard input does.
  */
 #include "client.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { CYCLES_PER_US = 1755 };
@@ -23,6 +26,8 @@ struct run {
 	double worst_ms;
 	CUdeviceptr count;
 	CUfunction spin;
+	size_t mem_bytes;
+	struct client client;
 };
 
 static uint64_t read_count(struct client *client, struct run *run)
@@ -46,7 +51,7 @@ static void step(struct client *client, struct run *run)
 	run->kernels++;
 }
 
-static void prepare(struct client *client, struct run *run, size_t mem_bytes)
+static void prepare(struct client *client, struct run *run)
 {
 	CUdeviceptr extra;
 
@@ -54,8 +59,8 @@ static void prepare(struct client *client, struct run *run, size_t mem_bytes)
 	run->spin = client_kernel(client, "spin");
 	CLIENT_CHECK(client, cuMemAlloc(&run->count, 4096), EXIT_WORK);
 	CLIENT_CHECK(client, cuMemsetD8(run->count, 0, 4096), EXIT_WORK);
-	if (mem_bytes)
-		CLIENT_CHECK(client, cuMemAlloc(&extra, mem_bytes), EXIT_WORK);
+	if (run->mem_bytes)
+		CLIENT_CHECK(client, cuMemAlloc(&extra, run->mem_bytes), EXIT_WORK);
 	step(client, run);
 	run->worst_ms = 0; /* the first one loads the kernel */
 	client_say(client, "ready", "first kernel done %.1f ms after the start (init %.1f ms, context %.1f ms), %d SMs",
@@ -87,23 +92,44 @@ static void count(struct client *client, struct run *run)
 		   (unsigned long long)run->kernels, run->worst_ms);
 }
 
+static void *work(void *argument)
+{
+	struct run *run = argument;
+
+	prepare(&run->client, run);
+	count(&run->client, run);
+	exit(0);
+}
+
+static void leave(struct run *run)
+{
+	char byte;
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, work, run) != 0)
+		exit(EXIT_START);
+	while (read(STDIN_FILENO, &byte, 1) > 0)
+		continue;
+	syscall(SYS_exit, 0); /* of this thread alone */
+}
+
 int main(int argc, char **argv)
 {
-	struct client client;
-	struct run run = { 0 };
-	size_t mem_bytes;
+	static struct run run;
+	bool leaves_first;
 
-	client_options(&client, "counter", &argc, argv);
+	client_options(&run.client, "counter", &argc, argv);
 	run.until_release = client_flag(&argc, argv, "--until-release");
+	leaves_first = client_flag(&argc, argv, "--leave-first");
 	run.seconds = atof(client_option(&argc, argv, "--seconds", "10"));
 	run.tick_ms = atof(client_option(&argc, argv, "--ms", "1000"));
 	run.cycles = (uint64_t)(atof(client_option(&argc, argv, "--kernel-us", "100")) * CYCLES_PER_US);
 	run.grid = (unsigned)strtoul(client_option(&argc, argv, "--grid", "0"), NULL, 10);
-	mem_bytes = strtoull(client_option(&argc, argv, "--mem", "0"), NULL, 10) << 20;
+	run.mem_bytes = strtoull(client_option(&argc, argv, "--mem", "0"), NULL, 10) << 20;
 	if (argc > 1 || run.tick_ms <= 0)
 		client_usage("counter [--seconds S] [--until-release] [--ms MS] [--kernel-us US] [--grid BLOCKS] [--mem MiB] [--json] "
-			     "[--start-ns NS] [--device N]");
-	prepare(&client, &run, mem_bytes);
-	count(&client, &run);
-	return 0;
+			     "[--start-ns NS] [--device N] [--leave-first]");
+	if (leaves_first)
+		leave(&run);
+	work(&run);
 }

@@ -177,7 +177,7 @@ class Machine:
         process = subprocess.Popen(
             [CLIENTS / name, *arguments, "--json"],
             env=self.library_environment(**more),
-            stdin=subprocess.PIPE if {"--gate", "--until-release"} & {*arguments} else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if {"--gate", "--until-release", "--leave-first"} & {*arguments} else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",

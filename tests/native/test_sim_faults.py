@@ -134,6 +134,19 @@ def test_terminate_client_of_a_stopped_process_waits_until_it_goes_on(mps: Machi
     assert waiting.communicate(timeout=10)[0] == "0\n"
 
 
+def test_nor_is_it_answered_of_a_stopped_process_whose_first_thread_has_ended(mps: Machine) -> None:
+    """/proc/PID/stat shows that thread alone.  Of the vendor's server it is believed: it needs another one."""
+    stopped = mps.client("counter", "--seconds", "60", "--ms", "20", "--leave-first")
+    stopped.wait_for("ready")
+    stopped.open_gate()
+    eventually(lambda: state_of(stopped.pid) == "Z")
+    stopped.goes_on()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    waiting = stays_silent(mps, f"terminate_client {mps.server()} {stopped.pid}")
+    os.kill(stopped.pid, signal.SIGCONT)
+    assert waiting.communicate(timeout=10)[0] == "0\n"
+
+
 def test_terminate_client_beside_a_fault_knows_strangers_at_once(mps: Machine) -> None:
     culprit = mps.client("faulter", "trap", "--linger", "60")
     culprit.wait_for("result")

@@ -2,6 +2,7 @@
  * process that is stopped, or frozen with its cgroup, until the process continues. */
 #include "server.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -98,19 +99,55 @@ static bool is_frozen(pid_t pid)
 	return found;
 }
 
+/* The letter of proc(5) of a process, or of its thread; X if it has gone. */
+static char state_of(const char *path)
+{
+	char state = 'X';
+	FILE *stat = fopen(path, "re");
+
+	if (!stat)
+		return 'X';
+	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+		state = 'X';
+	fclose(stat);
+	return state;
+}
+
+static bool is_over(char state)
+{
+	return state == 'Z' || state == 'X';
+}
+
+/* The letter of a thread that has not ended, where one has not; the first may end alone. A stopped one comes first. */
+static char state_of_threads(pid_t pid)
+{
+	char path[64], found = 'Z';
+	struct dirent *entry;
+	DIR *threads;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	threads = opendir(path);
+	while (threads && found != 'T' && found != 't' && (entry = readdir(threads))) {
+		char state;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%.20s/stat", (int)pid, entry->d_name);
+		state = state_of(path);
+		found = is_over(state) ? found : state;
+	}
+	if (threads)
+		closedir(threads);
+	return found;
+}
+
 bool process_is_stopped(pid_t pid)
 {
-	char path[32], state = 0;
-	FILE *stat;
+	char path[32], state;
 
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	stat = fopen(path, "re");
-	if (!stat)
-		return false;
-	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
-		state = 0;
-	fclose(stat);
-	if (state == 'Z' || state == 'X') /* it was killed, and its cgroup is frozen still */
+	state = state_of(path);
+	if (is_over(state))
+		state = state_of_threads(pid);
+	if (is_over(state)) /* it was killed, and its cgroup is frozen still */
 		return false;
 	return state == 'T' || state == 't' || is_frozen(pid); /* t: of a debugger */
 }
