@@ -120,7 +120,7 @@ async def _run(
         opened.callback(public.close)
         _announce(public, config)
         devices = await find_devices(config)
-        drop_locks(claim.state_directory, processes.has_ended)
+        drop_locks(claim.state_directory, processes.has_thread_ended)
         store = SqliteStore(claim.state_directory / "mpsd.db")
         opened.callback(store.close)
         lease_store = LeaseStore(claim.state_directory / "leases.db", read_boot_id())

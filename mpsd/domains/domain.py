@@ -123,7 +123,7 @@ class Domain:
     @property
     def _is_deserted(self) -> bool:
         """Whether a server with clients has died, and the vendor daemon still lists it: newcomers get 805 (measured)."""
-        return any(server.client_pids and processes.has_ended(server.pid) for server in self.servers.values())
+        return any(server.client_pids and not processes.lives(server.pid) for server in self.servers.values())
 
     @property
     def connected(self) -> set[ProcessId]:
@@ -320,7 +320,7 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
-            for gone in [pid for pid in known - self.servers.keys() if processes.has_ended(pid)]:  # others come later
+            for gone in [pid for pid in known - self.servers.keys() if not processes.lives(pid)]:  # others come later
                 self.contexts.pop(gone, None)
                 self._ready_since.pop(gone, None)
             self.unanswered_since = math.inf

@@ -55,7 +55,7 @@ def _left_threads(daemon: ProcessId) -> list[str] | None:
     except OSError:
         return None
     try:
-        names = thread_names(daemon.pid) if processes.has_ended(daemon.pid) else None
+        names = thread_names(daemon.pid) if processes.has_thread_ended(daemon.pid) else None
         return [] if is_readable(pidfd) else names  # if it has ended by now, the names may be another process's
     except OSError:
         return None
@@ -68,7 +68,7 @@ def thread_names(pid: int) -> list[str]:
     threads = processes.reader.threads(pid)
     if len(threads) == MOST_THREADS:
         raise OSError(errno.E2BIG, "it has too many threads to list")
-    names = [processes.command(each) for each in threads if not processes.has_ended(each)]
+    names = [processes.command(each) for each in threads if not processes.has_thread_ended(each)]
     if processes.reader.threads(pid) != threads:  # one ended meanwhile: the kernel may have left out those after it
         raise OSError(errno.EAGAIN, "its threads are ending")
     return names

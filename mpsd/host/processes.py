@@ -103,9 +103,13 @@ def state(pid: int) -> str:
     return stat.state if stat else "X"
 
 
-def has_ended(pid: int) -> bool:
-    """Return whether the process has gone, or is a zombie; False if that is not known."""
-    return state(pid) in "ZX"
+def has_thread_ended(number: int) -> bool:
+    """Return whether this thread has ended, the first one if it is a pid; others may go on.  False if that is not known."""
+    try:
+        stat = _stat(number)
+    except OSError:
+        return False
+    return stat is None or stat.state in ("Z", "X")
 
 
 def parent(pid: int) -> int | None:

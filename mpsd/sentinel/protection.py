@@ -117,7 +117,7 @@ class Protection(Struct):
     def is_ready(self) -> bool:
         """Whether each GPU has a sentinel, and all of them are in a server that lives."""
         armed = [each for each in self.watchers.values() if each.is_armed]
-        return len(armed) == len(self.domain.gpus) and self.server is not None and processes.state(self.server.pid) not in "ZX"
+        return len(armed) == len(self.domain.gpus) and self.server is not None and processes.lives(self.server.pid)
 
     @property
     def is_armed(self) -> bool:
@@ -145,7 +145,7 @@ class Protection(Struct):
 
         A failure delays only that user's: the stopped client is the user's, who can end it while it starts.
         """
-        is_gone = self._yielded_to is not None and processes.state(self._yielded_to) in "ZX"
+        is_gone = self._yielded_to is not None and not processes.lives(self._yielded_to)
         is_due = trio.current_time() >= self._retry_at or is_gone or self._retry_uid not in (None, uid)
         return self.settings.is_on and not self._asides and is_due and self.domain.state is DomainState.READY
 
@@ -261,7 +261,7 @@ class Protection(Struct):
 
     def _is_cut_off(self, watcher: Watcher) -> bool:
         """Return whether it ended before its clients, or with its server; it ends by itself after the last client."""
-        is_gone = not self._ends and self.server is not None and processes.state(self.server.pid) in "ZX"
+        is_gone = not self._ends and self.server is not None and not processes.lives(self.server.pid)
         return is_gone or any(map(processes.is_alive, watcher.added))
 
     def _hear(self, watcher: Watcher, report: SentinelReport) -> None:

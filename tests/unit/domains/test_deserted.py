@@ -7,6 +7,7 @@ import pytest
 
 from mpsd.domains.domain import Domain
 from mpsd.model.domain import DomainState, ServerView
+from tests.leaderless import leaderless
 
 GPUS = ("GPU-a",)
 
@@ -26,3 +27,9 @@ async def test_a_domain_is_ill_from_the_death_of_a_server_with_clients(
     child.kill()
     child.wait()
     assert domain.is_ill == is_ill
+
+
+async def test_nor_is_it_by_the_end_of_its_first_thread_alone() -> None:
+    """The others go on, and serve; its domain got no newcomers."""
+    with leaderless() as made:
+        assert not serving(made, 101).is_ill

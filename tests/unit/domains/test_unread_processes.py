@@ -133,4 +133,4 @@ async def test_nothing_ends_while_mpsd_has_no_descriptor_for_a_look(monkeypatch:
     (domain.control.pipe_directory / "control").touch()
     assert not look_now(domain)
     assert not domain.is_plausible(ServerFault(CLIENT))
-    assert (processes.state(CLIENT), processes.has_ended(CLIENT), processes.parent(CLIENT)) == ("?", False, None)
+    assert (processes.state(CLIENT), processes.has_thread_ended(CLIENT), processes.parent(CLIENT)) == ("?", False, None)

@@ -78,7 +78,7 @@ def main(place: str, control: str, case: str, seconds: str) -> None:
         assert found is not None
         if case != "serving":
             os.kill(daemon, signal.SIGKILL)
-            wait_for("all but the thread to end", lambda: processes.state(daemon) == "Z" and len(threads(daemon)) == 1)
+            wait_for("all but the thread to end", lambda: processes.has_thread_ended(daemon) and len(threads(daemon)) == 1)
         print("closed" if trio.run(is_closed, found, float(seconds)) else "open", flush=True)
     finally:
         server.end()  # all waits for it end, and with the first process of this namespace all others

@@ -73,7 +73,6 @@ def test_a_held_directory_of_a_process_delays_no_read(tmp_path: Path, below: str
                 read(pid)
             assert processes.state(others) == "S"
             assert processes.lives(pid)
-            assert not processes.has_ended(pid)
             assert (processes.owner(pid), processes.real_uid(pid)) == ((USER, os.getegid()), USER)
 
 

@@ -119,9 +119,9 @@ def test_locks_of_a_process_that_has_ended_hold_nothing_up(path: Path, statement
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ends\n"
-        wait_for("its first thread to end", lambda: processes.has_ended(process.pid))
+        wait_for("its first thread to end", lambda: processes.has_thread_ended(process.pid))
         before.close()  # this process's locks are not in question
-        drop_locks(path.parent, processes.has_ended)
+        drop_locks(path.parent, processes.has_thread_ended)
         after = opened(path)
         write(after, [("INSERT INTO words VALUES (?)", ("two",))])
         assert open_beside(path).execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
@@ -135,7 +135,7 @@ def test_those_of_one_that_lives_stay(path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", lives, str(path), "BEGIN IMMEDIATE"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        drop_locks(path.parent, processes.has_ended)
+        drop_locks(path.parent, processes.has_thread_ended)
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             write(opened(path), [("INSERT INTO words VALUES (?)", ("one",))])
         process.kill()
