@@ -27,8 +27,8 @@ log = structlog.get_logger()
 
 
 async def how_stopped_now(domain: Domain, client_pid: int, state: str) -> str:
-    """Return how the client in this state is kept from running; "" if it is not.  UNREAD: it may run, or be frozen."""
-    return how_stopped(state) or await domain.control.how_frozen(client_pid)
+    """Return how the client in this state is kept from running; "" if it is not.  UNREAD: it may run, or not."""
+    return how_stopped(state) or await domain.control.how_frozen(client_pid) or (UNREAD if state == "?" else "")
 
 
 async def command_about(domain: Domain, client: ProcessId | None, line: str, check: Callable[[], Awaitable[None]]) -> str:

@@ -95,12 +95,21 @@ def lacks_first_thread(process: ProcessId) -> bool:
 
 
 def state(pid: int) -> str:
-    """Return the letter of proc(5); X for a process that has gone, ? if that is not known, as without a free descriptor."""
+    """Return the letter of proc(5); X for a process that has gone, ? if that is not known, as without a free descriptor.
+
+    If its first thread has ended and others go on, it is T or t if any of them shows it, and ? for more than _MOST_THREADS.
+    """
     try:
         stat = _stat(pid)
+        if stat is None or not stat.is_over or stat.threads == 1:
+            return stat.state if stat else "X"
+        threads = _threads(pid, stat)
+        if threads is None:
+            return "?"
+        found = {each.state for each in map(_stat, threads) if each}
     except OSError:
         return "?"
-    return stat.state if stat else "X"
+    return max(found - {"X", "Z"}, default="Z")  # of the kernel's letters T and t are the last
 
 
 def has_thread_ended(number: int) -> bool:
@@ -300,24 +309,25 @@ def _is_ending(pid: int, stat: Stat) -> bool:
     Its first thread may end alone, and the others go on.  Then mpsd looks at each, and lists them again: one can begin another
     and end, or execute a program and so become the first, before its turn.
     """
-    if not stat.is_over or stat.threads > _MOST_THREADS:
-        return False
-    if stat.threads == 1:
-        return True
+    if not stat.is_over or stat.threads == 1:
+        return stat.is_over
     before: list[int] = []
     for _ in range(_LOOKS):
-        numbers = _threads(pid)
+        numbers = _threads(pid, stat)
         if numbers == before:
             return True
-        if len(numbers) > _MOST_THREADS or any(map(_goes_on, numbers)):
+        if numbers is None or any(map(_goes_on, numbers)):
             return False
         before = numbers
     return False
 
 
-def _threads(pid: int) -> list[int]:
-    """Return its threads, the first 1,024; none if it has gone.  Raises OSError."""
-    return _unless_gone(partial(reader.threads, pid)) or []
+def _threads(pid: int, stat: Stat) -> list[int] | None:
+    """Return the threads of the process with this stat; none if it has gone, None for too many to look at.  Raises OSError."""
+    if stat.threads > _MOST_THREADS:
+        return None
+    found = _unless_gone(partial(reader.threads, pid)) or []
+    return found if len(found) <= _MOST_THREADS else None
 
 
 def _goes_on(thread: int) -> bool:

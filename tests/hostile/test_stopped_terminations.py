@@ -75,6 +75,30 @@ def test_the_work_of_a_stopped_client_is_not_ended(machine: Machine) -> None:
     victim.goes_on()
 
 
+def test_nor_is_that_of_one_whose_first_thread_has_ended(machine: Machine) -> None:
+    """mpsd looked at that thread alone, and took the client for one that runs: the others there stood still as long as its user
+    liked."""
+    machine.start("-multiuser-server")
+    words = ("--seconds", "600", "--ms", "50", "--kernel-us", "3000", "--leave-first")
+    own = machine.client("counter", *words, uid=NOBODY, stdin=subprocess.PIPE).ready()
+    victim = machine.counter(uid=UIDS[0]).ready()
+    assert machine.domain_of(own) == machine.domain_of(victim)
+    assert own.process.stdin is not None
+    own.process.stdin.close()
+    wait_for("the end of its first thread", lambda: state_of(own.pid) == "Z")
+    own.goes_on()
+    os.kill(own.pid, signal.SIGSTOP)
+    wait_for("the stop of its other thread", lambda: os.waitid(os.P_PID, own.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
+    with machine.mpsd(uid=NOBODY) as mpsd, pytest.raises(Refused, match="is stopped"):
+        mpsd.ask(calls.client_terminate(own.pid))
+    victim.goes_on()
+    with machine.mpsd(uid=NOBODY) as mpsd:
+        [stopped] = mpsd.ask(calls.client_stop(own.pid)).processes
+    assert stopped.steps[:2] == ("thaw", "terminate")
+    assert not machine.journal("domain.hindered")
+    victim.goes_on()
+
+
 @pytest.mark.parametrize("method", ["terminate", "stop"])
 def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str) -> None:
     """Its user needs no help for that in a cgroup of their own; /proc shows it like any process that waits."""

@@ -80,6 +80,18 @@ async def test_one_that_sigcont_does_not_continue_is_killed(child: Child) -> Non
     assert child.returncode == -signal.SIGKILL
 
 
+async def test_one_that_may_be_stopped_is_killed(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its first thread, and with very many others."""
+    states = iter("SS")  # two looks before the command
+    monkeypatch.setattr(processes, "state", lambda pid: next(states, "?"))
+
+    async def answer() -> None:
+        await until(lambda: child.poll() is not None)
+
+    await terminate_client(domain_of(child, answer), 7, child.pid)
+    assert child.returncode == -signal.SIGKILL
+
+
 async def test_it_is_continued_also_when_the_caller_has_gone(child: Child) -> None:
     """Its user asked, closed the connection, and stopped the client then."""
     with trio.CancelScope() as caller:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,18 @@ async def test_a_process_lives_without_its_first_thread() -> None:
         assert not processes.is_alive(process)
 
 
+def test_a_process_is_stopped_without_its_first_thread() -> None:
+    """That one counted for the whole process: a client that mpsd took for one that runs kept its co-runners waiting."""
+    with leaderless() as made:
+        assert processes.state(made.pid) == "S"
+        made.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, made.pid, os.WSTOPPED)
+        assert processes.state(made.pid) == "T"
+        made.kill()
+        os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.state(made.pid) == "Z"
+
+
 def test_a_process_lives_whose_last_thread_becomes_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """It executed a program after mpsd had looked at the first thread, and before it looked at that one.  125 of 444 such
     processes, asked for all the time, counted as ended; a client that does so as it is admitted had no lease of its cgroup."""
@@ -122,7 +135,7 @@ def test_a_process_lives_whose_last_thread_has_begun_another(monkeypatch: pytest
     lives = processes.read_stat(os.getpid())
     assert lives is not None
     over = replace(lives, state="Z", threads=2)
-    monkeypatch.setattr(processes, "_threads", lambda pid: next(lists))
+    monkeypatch.setattr(processes, "_threads", lambda *_: next(lists))
     monkeypatch.setattr(processes, "_stat", {7: over, 8: over, 9: lives}.__getitem__)
     assert not processes._is_ending(7, over)
 
@@ -140,9 +153,10 @@ def test_ended_threads_take_little_of_the_event_loop(monkeypatch: pytest.MonkeyP
 
 def test_very_many_threads_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel took 3 ms for the first thousand of 10,000."""
-    monkeypatch.setattr(processes, "_threads", lambda pid: pytest.fail("they were listed"))
+    monkeypatch.setattr(processes.reader, "threads", lambda pid: pytest.fail("they were listed"))
     with crowded(40) as pid:
         assert processes.find(pid) is not None
+        assert processes.state(pid) == "?"
 
 
 def test_a_living_process_has_its_first_thread(child) -> None:

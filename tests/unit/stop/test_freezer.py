@@ -23,6 +23,7 @@ from mpsd.model.process import ProcessId
 from mpsd.stop import freezer
 from mpsd.stop.freezer import CgroupFreezer, FrozenNotes, LeftFrozen, SignalFreezer, thaw_earlier
 from tests.inspecting import INSPECTOR
+from tests.leaderless import leaderless
 from tests.unit.vault.machine import until
 
 
@@ -133,6 +134,16 @@ async def test_what_a_killed_mpsd_stopped_is_continued_by_the_next(store: Sqlite
     assert processes.state(child.pid) not in "tT"
     assert [(line["event"], line["what"]) for line in logs] == [("stop.thawed", str(child.pid))]
     assert store.frozen() == []
+
+
+async def test_so_is_one_whose_first_thread_has_ended(store: SqliteStore) -> None:
+    """The next mpsd looked at that thread alone, let the process stay frozen, and forgot it."""
+    with leaderless() as made:
+        process = processes.find(made.pid)
+        assert process is not None
+        stop(process, store)
+        await thaw(store)
+        assert processes.state(made.pid) == "S"
 
 
 def test_what_mpsd_continued_is_not_continued_again(store: SqliteStore, child: ProcessId) -> None:
