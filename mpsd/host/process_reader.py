@@ -61,11 +61,18 @@ class _Wait(Struct):
         return "they have too many descriptors, or with links too long" if self.searched >= MOST_SEARCH_SECONDS else ""
 
 
-class _Stuck(Struct, frozen=True, eq=False):
-    """A reader that mpsd killed, and whose process of which user it waits for."""
+class _Asked(Struct, frozen=True):
+    """A process that was asked about.  directory: the inode of its directory, which no later process with this pid has."""
 
     share: int
-    pid: int
+    pid: int = 0
+    directory: int = 0
+
+
+class _Stuck(Struct, frozen=True, eq=False):
+    """A reader that mpsd killed, and the process that it waits for."""
+
+    of: _Asked
     process: InspectorProcess
 
 
@@ -182,6 +189,9 @@ class ProcessReader:
     def _share_of(self, pid: int) -> int:
         return self._ranges.share_of(self._uid_of(pid))
 
+    def _asked(self, pid: int) -> _Asked:
+        return _Asked(self._share_of(pid), pid, _directory(pid))
+
     # -- the reader ------------------------------------------------------------------------------------------------------
 
     def _send(self, request: bytes) -> InspectorProcess:
@@ -214,16 +224,16 @@ class ProcessReader:
 
     def _started(self) -> InspectorProcess:
         """Start a reader.  Raises OSError; Unanswered if its own directory was held before it had looked up its status."""
-        if time.monotonic() < self._rest_until or self._unread_of(_NO_SHARE) is None:
+        if time.monotonic() < self._rest_until or self._has_most_stuck(_NO_SHARE):
             raise Unanswered(errno.EBUSY, "no process is read now: a new reader of processes did not start")
         process = self._start()
         try:
             if process.take_status(_START_SECONDS):
                 return process
         except BaseException:
-            self._give_up(process, _NO_SHARE, 0)
+            self._give_up(process, _Asked(_NO_SHARE))
             raise
-        self._give_up(process, _NO_SHARE, 0)
+        self._give_up(process, _Asked(_NO_SHARE))
         self._rest_until = time.monotonic() + UNREAD_SECONDS
         raise Unanswered(errno.ETIMEDOUT, "the reader of processes does not start")
 
@@ -234,35 +244,34 @@ class ProcessReader:
             with suppress(BlockingIOError):
                 return self._received(process, pid)
         until = time.monotonic() + _DEADLINE_SECONDS
-        wait = None
+        asked = wait = None
         while not is_readable(process.requests, LOOK_SECONDS):
             if process.waits():
-                wait = self._wait_of(self._share_of(pid))
+                asked = asked or self._asked(pid)  # once: by the next look it can be another user's, or have gone
+                wait = self._wait_of(asked.share)
                 wait.seconds += LOOK_SECONDS
                 if wait.seconds < MOST_WAIT_SECONDS:
                     continue
             elif time.monotonic() < until:
                 continue
-            self._give_up(process, self._share_of(pid), pid)
+            self._give_up(process, asked or self._asked(pid))
             raise Unanswered(errno.ETIMEDOUT, f"pid {pid} was not read: its reader {'waits' if wait else 'does not run'}")
         return self._received(process, pid)
 
     def _received(self, process: InspectorProcess, pid: int) -> bytes:
         if not (answer := process.requests.recv(wire.DATAGRAM_BYTES)):
-            self._give_up(process, self._share_of(pid), pid)
+            self._give_up(process, self._asked(pid))
             raise Unanswered(errno.EPIPE, f"pid {pid} was not read: its reader died")
         return answer
 
-    def _give_up(self, process: InspectorProcess, share: int, pid: int) -> None:
+    def _give_up(self, process: InspectorProcess, asked: _Asked) -> None:
         """Kill the reader.  Until it has ended, mpsd does not read the process again: any user can hold its directory."""
         process.kill()
         self._process = None
-        self._stuck.append(_Stuck(share, pid, process))
+        self._stuck.append(_Stuck(asked, process))
 
-    def _unread_of(self, share: int) -> list[int] | None:
-        """Return the processes of this user that are not read, since a killed reader waits for them; None: all."""
-        found = [each.pid for each in self._stuck if each.share == share]
-        return found if len(found) < _MOST_STUCK else None
+    def _has_most_stuck(self, share: int) -> bool:
+        return sum(each.of.share == share for each in self._stuck) >= _MOST_STUCK
 
     def _wait_of(self, share: int) -> _Wait:
         if len(self._waits) >= _MOST_WAITS and share not in self._waits:
@@ -280,13 +289,21 @@ class ProcessReader:
 
     def _check(self, pid: int) -> None:
         """Raise Unanswered if mpsd does not read this process now, or none of its user's."""
-        share = self._share_of(pid)
-        unread = self._unread_of(share)
-        if unread is not None and pid in unread:
+        asked = self._asked(pid)
+        same = (pid, asked.directory)  # of another user by now, perhaps
+        if any((each.of.pid, each.of.directory) == same for each in self._stuck):
             raise Unanswered(errno.EBUSY, f"pid {pid} is not read: it keeps a reader waiting in the kernel")
-        wait = self._waits.get(share)
+        wait = self._waits.get(asked.share)
         why = wait.why_unread if wait else ""
-        if unread is None:
+        if self._has_most_stuck(asked.share):
             why = f"{_MOST_STUCK} of them keep readers waiting in the kernel"
         if why:
-            raise Unanswered(errno.EBUSY, f"processes of uid {share} are not read for {UNREAD_SECONDS:.0f} s: {why}")
+            raise Unanswered(errno.EBUSY, f"processes of uid {asked.share} are not read for {UNREAD_SECONDS:.0f} s: {why}")
+
+
+def _directory(pid: int) -> int:
+    """Return the inode of /proc/PID; 0 if the process has gone.  The kernel keeps it as long as a user holds its lock."""
+    try:
+        return os.stat(f"/proc/{pid}").st_ino
+    except OSError:
+        return 0

@@ -101,6 +101,23 @@ def test_others_of_its_user_are_read_soon_again(tmp_path: Path, monkeypatch: pyt
             assert processes.state(neighbour) == "?"
 
 
+def test_a_wait_counts_against_one_user_and_is_not_repeated_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was reaped meanwhile, or changed its user, charged root or many users, and kept the next reader too."""
+    uids = [USER, OTHER]
+    reader = ProcessReader(lambda pid: uids.pop(0) if uids[1:] else uids[0])
+    with sleeping(USER, USER, USER) as pid, held(f"/proc/{pid}", tmp_path / "mount"), quick():
+        with pytest.raises(Unanswered, match="its reader waits"):
+            reader.text(pid, "uid_map")
+        assert list(reader._waits) == [USER]
+        with pytest.raises(Unanswered, match=f"pid {pid} is not read"):
+            reader.text(pid, "uid_map")
+        monkeypatch.setattr(process_reader, "_directory", lambda pid: 1)
+        reader._check(pid)  # a later process with this pid, of the other user
+    reader.close()
+
+
 def test_a_held_directory_of_the_reader_delays_nothing(tmp_path: Path) -> None:
     """It has looked up what it needs of itself, and mpsd sees its state by a descriptor."""
     with sleeping(USER, USER, USER) as pid, sleeping(OTHER, OTHER, OTHER) as others:
