@@ -55,7 +55,8 @@
  *   CGROUP nothing                                    the contents of cgroup, NUL, and those of task/PID/stat, read between
  *                                                     two reads of cgroup.  -EAGAIN: those differ
  *   FROZEN pairs: processes; a word: where cgroup v2  a byte each, enum mpsd_inspector_frozen: is cgroup.freeze of the
- *          is mounted                                 process's cgroup, or of one above it, 1?
+ *          is mounted                                 process's cgroup, or of one above it, 1?  Without its first
+ *                                                     thread, of the cgroup of another that goes on
  *   FREEZER a word: the directory of a cgroup         struct mpsd_inspector_freezer
  *   FREEZE, words: the directory of a cgroup, and     FREEZE: none. The child writes 1 to cgroup.freeze, and 0 again
  *   THAW   its inode, in decimal                      if mpsd has closed the socket by then. THAW: a byte: was it 1?

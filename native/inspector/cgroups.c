@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define FREEZE "/cgroup.freeze"
-enum { PATH_BYTES = 2 * MPSD_INSPECTOR_CGROUP_BYTES };
+enum { PATH_BYTES = 2 * MPSD_INSPECTOR_CGROUP_BYTES, NAME_BYTES = 64 };
 
 /* Find the path in the unified hierarchy, and end it by NUL.  NULL without one. */
 static char *unified_path(char *text)
@@ -66,12 +66,53 @@ static enum mpsd_inspector_frozen look_at(char *path, size_t length)
 	return found;
 }
 
+/* Write the name of a thread's file below /proc/PID, unless the thread is over or has gone.  1 if so, 0 otherwise. */
+static int name_unless_over(uint32_t pid, const char *thread, void *out)
+{
+	static char stat[MPSD_INSPECTOR_STAT_BYTES + 1];
+	char name[64];
+	ssize_t size;
+	long threads;
+
+	snprintf(name, sizeof(name), "task/%.10s/stat", thread);
+	size = read_file(pid, name, stat, sizeof(stat) - 1);
+	if (size < 0)
+		return 0;
+	stat[size] = '\0';
+	if (stat_is_over(stat, &threads))
+		return 0;
+	snprintf(out, NAME_BYTES, "task/%.10s/cgroup", thread);
+	return 1;
+}
+
+/* Read the cgroups of a process. The kernel moves no thread that has ended: without the first one, they are those of another.
+ * How many bytes, or -errno; -EAGAIN if it cannot be known. */
+static ssize_t read_cgroups(uint32_t pid, char *out, size_t size)
+{
+	char name[NAME_BYTES] = "cgroup";
+	ssize_t stat_size = read_file(pid, "stat", out, size - 1);
+	long threads;
+	int rc;
+
+	if (stat_size >= 0) {
+		out[stat_size] = '\0';
+		if (stat_is_over(out, &threads)) {
+			rc = for_threads(pid, name_unless_over, name);
+			if (rc < 0)
+				return rc;
+			if (rc == 0)
+				return threads < MPSD_INSPECTOR_THREADS ? -ESRCH : -EAGAIN;
+		}
+	}
+	return read_file(pid, name, out, size);
+}
+
 /* Look at the process's cgroup and at those above it, below `root`. cgroup.events would not do: it says 0 as long as one process
  * of the cgroup waits for a file system of its user. */
 static enum mpsd_inspector_frozen look_at_process(const char *root, uint32_t pid)
 {
 	static char text[MPSD_INSPECTOR_CGROUP_BYTES], path[PATH_BYTES];
-	ssize_t size = read_file(pid, "cgroup", text, sizeof(text));
+	ssize_t size = read_cgroups(pid, text, sizeof(text));
 	size_t root_size = strlen(root), length;
 	enum mpsd_inspector_frozen found = MPSD_INSPECTOR_IS_THAWED;
 	const char *below;

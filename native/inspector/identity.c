@@ -29,28 +29,28 @@ static ssize_t read_thread(uint32_t pid, char *out)
 	return read_file(pid, name, out, MPSD_INSPECTOR_STAT_BYTES);
 }
 
-/* Whether a thread with this stat has ended or is ending, in a process of few threads. */
-static int may_be_last(const char *stat)
+bool stat_is_over(const char *stat, long *threads)
 {
 	const char *fields = strrchr(stat, ')'); /* the name before it may contain some */
 	unsigned int flags;
-	long threads;
 	char state;
 
+	*threads = 0;
 	return fields &&
 	       sscanf(fields, ") %c %*s %*s %*s %*s %*s %u %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %ld", &state, &flags,
-		      &threads) == 3 &&
-	       (state == 'Z' || state == 'X' || flags & PF_EXITING) && threads <= FEW_THREADS;
+		      threads) == 3 &&
+	       (state == 'Z' || state == 'X' || flags & PF_EXITING);
 }
 
 /* If the first thread ended before the others, only the stat of the whole process has its exit code. */
 int stat_read(const struct question *question, struct reply *out)
 {
 	ssize_t size = read_thread(question->head.pid, out->payload);
+	long threads;
 
 	if (size >= 0) {
 		out->payload[size] = '\0';
-		if (may_be_last(out->payload))
+		if (stat_is_over(out->payload, &threads) && threads <= FEW_THREADS)
 			size = read_file(question->head.pid, "stat", out->payload, MPSD_INSPECTOR_STAT_BYTES);
 	}
 	if (size < 0)

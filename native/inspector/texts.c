@@ -52,7 +52,7 @@ static int append_numbers(struct reply *out, char *text)
 }
 
 /* Append the children of a thread; none if it has ended, or the kernel does not list them (CONFIG_PROC_CHILDREN). */
-static int append_children(uint32_t pid, const char *thread, struct reply *out)
+static int append_children(uint32_t pid, const char *thread, void *out)
 {
 	static char text[MPSD_INSPECTOR_DATAGRAM];
 	char name[64];
@@ -68,14 +68,13 @@ static int append_children(uint32_t pid, const char *thread, struct reply *out)
 	return append_numbers(out, text);
 }
 
-static int append_thread(uint32_t pid, const char *thread, struct reply *out)
+static int append_thread(uint32_t pid, const char *thread, void *out)
 {
 	(void)pid;
 	return append_number(out, atol(thread));
 }
 
-/* Call `append` for the first MPSD_INSPECTOR_THREADS threads.  0, or -errno. */
-static int for_threads(uint32_t pid, int (*append)(uint32_t, const char *, struct reply *), struct reply *out)
+int for_threads(uint32_t pid, int (*each)(uint32_t, const char *, void *), void *out)
 {
 	char path[64 + sizeof(PROC)];
 	struct dirent *entry;
@@ -88,7 +87,7 @@ static int for_threads(uint32_t pid, int (*append)(uint32_t, const char *, struc
 		return -errno;
 	while (rc == 0 && left && (entry = readdir(folder))) {
 		if (entry->d_name[0] != '.') {
-			rc = append(pid, entry->d_name, out);
+			rc = each(pid, entry->d_name, out);
 			left--;
 		}
 	}

@@ -13,6 +13,7 @@ from mpsd_client import Refused, calls
 
 from tests.hostile.attacker import NOBODY
 from tests.integration.cgroup import freeze, open_cgroup
+from tests.integration.client import Client
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import state_of, wait_for
 
@@ -75,18 +76,25 @@ def test_the_work_of_a_stopped_client_is_not_ended(machine: Machine) -> None:
     victim.goes_on()
 
 
+def a_counter(machine: Machine, *, is_leaving: bool = True) -> Client:
+    """Return a client of the user that counts.  is_leaving: without its first thread."""
+    if not is_leaving:
+        return machine.counter(uid=NOBODY).ready()
+    words = ("--seconds", "600", "--ms", "50", "--kernel-us", "3000", "--leave-first")
+    client = machine.client("counter", *words, uid=NOBODY, stdin=subprocess.PIPE).ready()
+    assert client.process.stdin is not None
+    client.process.stdin.close()
+    wait_for("the end of its first thread", lambda: state_of(client.pid) == "Z")
+    client.goes_on()
+    return client
+
+
 def test_nor_is_that_of_one_whose_first_thread_has_ended(machine: Machine) -> None:
     """mpsd looked at that thread alone, and took the client for one that runs: the others there stood still as long as its user
     liked."""
     machine.start("-multiuser-server")
-    words = ("--seconds", "600", "--ms", "50", "--kernel-us", "3000", "--leave-first")
-    own = machine.client("counter", *words, uid=NOBODY, stdin=subprocess.PIPE).ready()
-    victim = machine.counter(uid=UIDS[0]).ready()
+    own, victim = a_counter(machine), machine.counter(uid=UIDS[0]).ready()
     assert machine.domain_of(own) == machine.domain_of(victim)
-    assert own.process.stdin is not None
-    own.process.stdin.close()
-    wait_for("the end of its first thread", lambda: state_of(own.pid) == "Z")
-    own.goes_on()
     os.kill(own.pid, signal.SIGSTOP)
     wait_for("the stop of its other thread", lambda: os.waitid(os.P_PID, own.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
     with machine.mpsd(uid=NOBODY) as mpsd, pytest.raises(Refused, match="is stopped"):
@@ -99,11 +107,15 @@ def test_nor_is_that_of_one_whose_first_thread_has_ended(machine: Machine) -> No
     victim.goes_on()
 
 
+@pytest.mark.parametrize("is_leaving", [False, True], ids=["whole", "without its first thread"])
 @pytest.mark.parametrize("method", ["terminate", "stop"])
-def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str) -> None:
-    """Its user needs no help for that in a cgroup of their own; /proc shows it like any process that waits."""
+def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str, is_leaving: bool) -> None:
+    """Its user needs no help for that in a cgroup of their own; /proc shows it like any process that waits.
+
+    The kernel moves no thread that has ended, and mpsd looked at the cgroup of the first one.
+    """
     machine.start("-multiuser-server")
-    own, victim = machine.counter(uid=NOBODY).ready(), machine.counter(uid=UIDS[0]).ready()
+    own, victim = a_counter(machine, is_leaving=is_leaving), machine.counter(uid=UIDS[0]).ready()
     assert machine.domain_of(own) == machine.domain_of(victim)
     with open_cgroup() as cgroup, machine.mpsd(uid=NOBODY) as mpsd:
         freeze(cgroup, own)

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const mounts[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified" }; /* of cgroup v2, alone or beside v1 */
@@ -119,7 +120,7 @@ static bool is_over(char state)
 }
 
 /* The letter of a thread that has not ended, where one has not; the first may end alone. A stopped one comes first. */
-static char state_of_threads(pid_t pid)
+static char state_of_threads(pid_t pid, pid_t *thread)
 {
 	char path[64], found = 'Z';
 	struct dirent *entry;
@@ -132,7 +133,10 @@ static char state_of_threads(pid_t pid)
 
 		snprintf(path, sizeof(path), "/proc/%d/task/%.20s/stat", (int)pid, entry->d_name);
 		state = state_of(path);
-		found = is_over(state) ? found : state;
+		if (is_over(state))
+			continue;
+		found = state;
+		*thread = (pid_t)atoi(entry->d_name);
 	}
 	if (threads)
 		closedir(threads);
@@ -142,14 +146,15 @@ static char state_of_threads(pid_t pid)
 bool process_is_stopped(pid_t pid)
 {
 	char path[32], state;
+	pid_t thread = pid;
 
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
 	state = state_of(path);
 	if (is_over(state))
-		state = state_of_threads(pid);
+		state = state_of_threads(pid, &thread);
 	if (is_over(state)) /* it was killed, and its cgroup is frozen still */
 		return false;
-	return state == 'T' || state == 't' || is_frozen(pid); /* t: of a debugger */
+	return state == 'T' || state == 't' || is_frozen(thread); /* t: of a debugger */
 }
 
 static bool must_wait(struct server *server, pid_t pid)

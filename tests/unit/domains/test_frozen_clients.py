@@ -20,9 +20,13 @@ from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import watch_vital_signs
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
+from mpsd.host.cgroups import unified_hierarchy
 from mpsd.host.inspector import Inspector
 from mpsd.model.domain import DomainState, ServerView
 from tests.cgroup_files import CgroupFiles
+from tests.inspecting import INSPECTOR
+from tests.integration.cgroup import open_cgroup
+from tests.leaderless import leaderless
 from tests.unit.conftest import child
 from tests.unit.domains.test_ending_strangers import GPUS, SERVER, Vendor
 from tests.unit.vault.machine import until
@@ -72,6 +76,15 @@ async def test_a_frozen_cgroup(files: CgroupFiles, patient: Inspector, frozen: d
         files.make(f"{case}/{name}", state)
     files.put(os.getpid(), "/a/b")
     assert (await how_frozen(patient, files.root / case, [os.getpid()])).get(os.getpid()) == expected
+
+
+async def test_a_process_without_its_first_thread_is_in_the_cgroup_of_another() -> None:
+    """The kernel moves no thread that has ended."""
+    with open_cgroup() as cgroup, leaderless() as made:
+        (cgroup / "cgroup.procs").write_text(str(made.pid))
+        assert await how_frozen(INSPECTOR, unified_hierarchy(), [made.pid]) == {}
+        (cgroup / "cgroup.freeze").write_text("1")
+        assert await how_frozen(INSPECTOR, unified_hierarchy(), [made.pid]) == {made.pid: FROZEN}
 
 
 async def test_a_cgroup_outside_of_mpsds_namespace_is_not_read(files: CgroupFiles, patient: Inspector) -> None:
