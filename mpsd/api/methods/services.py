@@ -206,9 +206,9 @@ async def move(call: Call[MoveService]) -> Map:
     arena = find_named(arenas_of(call.services), ask.name)
     gpu = find_device(call.services.board.devices, ask.gpu).uuid
     view = failover.view(arena.id) if arena.id in failover.ids() else None
-    replica = None if view is None else view.replica
+    replica = failover.replicas.on(arena.id, gpu)
     _check_reach(call, arena, *(() if replica is None else (replica.process,)))  # one that does not serve in time is ended
-    if view is not None and replica is not None and replica.gpu == gpu:
+    if view is not None and replica is not None:
         _check_share(call, replica.process, view, gpu)
     return service_results.service(failover.move(arena.id, gpu, ask.wait_seconds))
 

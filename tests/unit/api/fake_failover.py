@@ -31,7 +31,13 @@ from tests.unit.api.fake_arenas import FakeArenas
 NOW = 1_700_000_000.0
 
 
+@dataclass
 class FakeReplicas:
+    by_gpu: dict[str, ReplicaView] = field(default_factory=dict)  # of each service
+
+    def on(self, arena_id: int, gpu: str) -> ReplicaView | None:
+        return self.by_gpu.get(gpu)
+
     async def follow(
         self, arena_id: int, generation: int, process: ProcessId, of: Arena, report: ReplicaReport, wait_seconds: float
     ) -> ReplicaOrder:

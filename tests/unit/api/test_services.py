@@ -214,9 +214,12 @@ async def test_a_container_ends_no_member_outside_by_its_service(
 
 
 async def test_a_container_moves_no_service_to_a_process_outside(tmp_path: Path) -> None:
-    """If that does not serve in time, mpsd ends it."""
+    """If that does not serve in time, mpsd ends it.  The replica that is behind least, on another GPU, is the container's."""
     async with open_daemon(tmp_path) as daemon:
-        daemon.fakes.namespaces |= {586: (77, 1), 587: (1,)}
+        daemon.fakes.namespaces |= {586: (77, 1), 587: (77, 1), 588: (1,)}
+        replica = daemon.fakes.failover.views[1].replica
+        assert replica is not None
+        daemon.fakes.failover.replicas.by_gpu[UUIDS[1]] = replace(replica, process=ProcessId(588, 1))
         caller = await daemon.call_as(replace(OWNER, bound=77))
         assert await caller.refusal("service.move", name="weights", gpu="1") == "NOT_ALLOWED"
         assert daemon.fakes.failover.said == []
@@ -264,13 +267,17 @@ async def test_who_waits_for_a_service_gets_the_arena_that_has_its_name_then(
 async def test_a_service_moves_only_to_a_process_with_what_each_member_is_to_have(
     tmp_path: Path, grant: Grant | None, why: str
 ) -> None:
-    """Its lease there is the room: a service would serve with less after the move than before."""
+    """Its lease there is the room: a service would serve with less after the move than before.
+
+    Another replica, on another GPU, is behind less.
+    """
     async with open_daemon(tmp_path) as daemon:
         fakes = daemon.fakes
         view = fakes.failover.views[1]
         assert view.replica is not None
         settings = ServiceSettings(sm_percent=30.0, memory_bytes=4 << 30)
-        fakes.failover.views[1] = replace(view, settings=settings, replica=replace(view.replica, gpu=UUIDS[1]))
+        fakes.failover.views[1] = replace(view, settings=settings, replica=replace(view.replica, process=ProcessId(588, 1)))
+        fakes.failover.replicas.by_gpu[UUIDS[1]] = view.replica
         if grant is not None:
             fakes.leases.admit(587, 1000, grant, view.replica.process)
         caller = await daemon.call_as(OWNER)
@@ -299,8 +306,8 @@ async def test_an_elastic_service_moves_to_a_process_with_the_share_that_it_was_
         view = fakes.failover.views[1]
         assert view.replica is not None
         settings, share = ServiceSettings(sm_percent=50.0, elastic=Elasticity.BATCH), Share(20.0)
-        replica = replace(view.replica, gpu=UUIDS[1])
-        fakes.failover.views[1] = replace(view, settings=settings, share=share, replica=replica)
+        fakes.failover.views[1] = replace(view, settings=settings, share=share)
+        fakes.failover.replicas.by_gpu[UUIDS[1]] = view.replica
         fakes.leases.admit(587, 1000, Grant("lease 1", sm_percent=20.0), view.replica.process)
         caller = await daemon.call_as(OWNER)
         assert (await caller.ask("service.move", name="weights", gpu="1"))["move"]["state"] == "done"
