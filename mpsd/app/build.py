@@ -103,7 +103,7 @@ def build(found: Startup) -> Daemon:
     relayed = _build_relay(found, pool, admission, faults.incidents, refuser, facts, metrics, sentinels)
     ending = Shutdown(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    health = _build_health(found, pool, book, relayed and relayed[1], faults, sentinels)
+    health = _build_health(found, pool, book, relayed and relayed[1], vault, faults, sentinels)
     services = Ports(
         leases=book,
         domains=DomainOperations(pool, upkeep, _wish(relayed), attachments.standing, book.uid_of),
@@ -186,14 +186,15 @@ def _open_book(found: Startup, pool: Pool, facts: ClientFacts, events: EventBus)
     )  # fmt: skip
 
 
-def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults,
-                  sentinels: Sentinels | None) -> Health:
+def _build_health(found: Startup, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, vault: Vault,
+                  faults: Faults, sentinels: Sentinels | None) -> Health:
     return Health(
         pool,
         book,
         StateDirectory(found.claim.state_directory),
         lambda: found.claim.pipe.missing,
         lambda: keeper.is_there if keeper else None,
+        vault.view,
         lambda: found.store.trouble,
         lambda: faults.sources.lost_gpus,
         lambda: sentinels.warnings() if sentinels else (),

@@ -13,6 +13,7 @@ from mpsd.health.rules import problems as health
 from mpsd.health.rules.problems import HealthFacts, Storage
 from mpsd.health.state_directory import StateDirectory
 from mpsd.leases.lease_book import LeaseBook
+from mpsd.model.arena import KeeperView
 from mpsd.threads import run_in_thread
 
 SECONDS = 0.5
@@ -22,8 +23,9 @@ class Health(Struct):
     """Guards that an answer is at most as old as the last look.
 
     missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.
-    unwritten: why mpsd's facts about its domains could not be stored.  lost_gpus: whose errors NVML no longer reports, and why.
-    unprotected: which domains lack the sentinel that is configured, and why.  barred: why no client gets the one that it needs.
+    vault: the keepers of arenas.  unwritten: why mpsd's facts about its domains could not be stored.  lost_gpus: whose errors
+    NVML no longer reports, and why.  unprotected: which domains lack the sentinel that is configured, and why.  barred: why no
+    client gets the one that it needs.
     """
 
     pool: Pool
@@ -31,6 +33,7 @@ class Health(Struct):
     state_directory: StateDirectory
     missing: Callable[[], Sequence[str]]
     has_keeper: Callable[[], bool | None]
+    vault: Callable[[], KeeperView]
     unwritten: Callable[[], str]
     lost_gpus: Callable[[], Mapping[str, str]]
     unprotected: Callable[[], Sequence[str]] = tuple
@@ -63,6 +66,7 @@ class Health(Struct):
             seen_seconds=trio.current_time() - self._seen_at,
             unwritten=self.unwritten(),
             has_keeper=self.has_keeper(),
+            vault=self.vault(),
             missing=self.missing(),
             queued=self.book.queued,
             places=self.book.settings.max_queue,

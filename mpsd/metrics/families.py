@@ -167,9 +167,8 @@ def _of_arenas(source: MetricsSource) -> Iterator[Metric]:
     yield _histogram("mpsd_fence_seconds", "From the end of a process that held an arena to the end of the process's GPU work.",
                      tallies.fence)  # fmt: skip
     keeper = services.keeper()
-    works = keeper is None or keeper.state == "works" or not (keeper.held or keeper.pids)  # none is needed without memory
-    yield GaugeMetricFamily("mpsd_keeper_works", "Whether all keepers of arenas answer.",
-                            float(works))  # fmt: skip
+    works = keeper is None or keeper.works
+    yield GaugeMetricFamily("mpsd_keeper_works", "Whether all keepers of arenas answer.", float(works))
     held, count = (keeper.held, len(keeper.pids)) if keeper else (0, 0)
     yield GaugeMetricFamily("mpsd_keeper_descriptors", "Descriptors that the keepers of the arenas hold.", held)
     yield GaugeMetricFamily("mpsd_keeper_processes", "Keepers of the arenas: as many as their descriptors take.", count)

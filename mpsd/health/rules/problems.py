@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from mpsd.domains.rules.placement import Create, Join, Wait
+from mpsd.model.arena import KeeperView
 from mpsd.model.domain import DomainState, DomainView
 
 LEAST_FREE_BYTES = 256 << 10  # a database takes up to 50 KiB at its first writes, a vendor daemon's files up to 20
@@ -34,13 +35,14 @@ class Storage(Struct, frozen=True):
 class HealthFacts(Struct, frozen=True):
     """The facts at the time of a request.
 
-    placement: the place of a client of a user without a domain. storage: None before its first check. seen_seconds: the age of
-    that check. unwritten: why mpsd's facts about its domains could not be stored; "": they could. has_keeper: None if mpsd
-    needs none. missing: files by which clients find mpsd, and that do not exist. queued, places: of the queue. waiting,
-    waited_seconds, waits_for: the number of clients that wait for a fault domain, the wait of the first one, and its reason;
-    without those that wait for their own user's clients, since a user must not make mpsd look ill. clients, most_clients:
-    running or starting clients, and their limit. lost_gpus: GPUs whose errors NVML no longer reports, with the reason.
-    unprotected: domains without the sentinel that is configured, in words. barred: why no client gets the one that it needs.
+    placement: the place of a client of a user without a domain. storage: None before its first check. seen_seconds: the age
+    of that check. unwritten: why mpsd's facts about its domains could not be stored; "": they could. has_keeper: None if mpsd
+    needs none. vault: the keepers of arenas. missing: files by which clients find mpsd, and that do not exist. queued,
+    places: of the queue. waiting, waited_seconds, waits_for: the number of clients that wait for a fault domain, the wait of
+    the first one, and its reason; without those that wait for their own user's clients, since a user must not make mpsd look
+    ill. clients, most_clients: running or starting clients, and their limit. lost_gpus: GPUs whose errors NVML no longer
+    reports, with the reason. unprotected: domains without the sentinel that is configured, in words. barred: why no client
+    gets the one that it needs.
     """
 
     domains: Sequence[DomainView]
@@ -50,6 +52,7 @@ class HealthFacts(Struct, frozen=True):
     seen_seconds: float = 0.0
     unwritten: str = ""
     has_keeper: bool | None = None
+    vault: KeeperView = KeeperView("works")
     missing: Sequence[str] = ()
     queued: int = 0
     places: int = 1
@@ -125,6 +128,9 @@ def _of_doors(facts: HealthFacts) -> Iterator[str]:
         yield f"clients cannot find mpsd: {names} is missing; mpsd makes it again, or mpsd.log has the reason"
     if facts.has_keeper is False:
         yield "no keeper runs, so clients that are starting would notice a restart of mpsd; mpsd.log has the reason"
+    if not facts.vault.works:
+        pids = ", ".join(map(str, facts.vault.pids)) or "not known"
+        yield f"the vault's keepers (pid {pids}): {facts.vault.state}, and arenas with memory there are refused; is it stopped?"
 
 
 def _of_storage(facts: HealthFacts) -> Iterator[str]:

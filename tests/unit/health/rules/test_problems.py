@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from mpsd.domains.rules.placement import Create, Join, Wait
 from mpsd.health.rules.problems import LEAST_FREE_BYTES, LEAST_FREE_FILES, HealthFacts, Storage, problems, warnings
+from mpsd.model.arena import KeeperView
 from mpsd.model.domain import DomainState, DomainView
 
 GPUS = frozenset({"GPU-1"})
@@ -22,6 +23,7 @@ WELL = HealthFacts((view(DomainState.READY),), Join("d1"), storage=STORAGE, has_
 def test_all_is_well() -> None:
     assert problems(WELL) == []
     assert problems(replace(WELL, placement=Create(GPUS))) == []
+    assert problems(replace(WELL, vault=KeeperView("none runs, since the vault is empty"))) == []
     assert problems(replace(WELL, waiting=3, waited_seconds=4.0, waits_for="its fault domain is starting")) == []
 
 
@@ -40,6 +42,8 @@ def test_all_is_well() -> None:
         ),
         (replace(WELL, missing=("/tmp/nvidia-mps/control",)), "/tmp/nvidia-mps/control is missing"),
         (replace(WELL, has_keeper=False), "no keeper"),
+        (replace(WELL, vault=KeeperView("it does not answer", (4711,))), "keepers (pid 4711): it does not answer, and arenas"),
+        (replace(WELL, vault=KeeperView("1 of 2 do not answer", (4711, 4712), 7)), "(pid 4711, 4712): 1 of 2 do not answer"),
         (replace(WELL, seen_seconds=60.0), "has not answered for 60 s"),
         (replace(WELL, storage=Storage("/run/mpsd/x", "was removed")), "/run/mpsd/x was removed"),
         (replace(WELL, storage=replace(STORAGE, is_read_only=True)), "/run/mpsd/x is read-only"),
