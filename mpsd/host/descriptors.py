@@ -143,9 +143,9 @@ def close_beside(
     """
     files = [fd for fd in fds if is_file(fd)]
     others = [fd for fd in fds if fd not in files]
-    works = [partial(_close_file, fd, share) for fd in files]
+    works = [partial(_close_named, [fd], share) for fd in files]
     if others or not files:
-        works.append(partial(close_all, others))
+        works.append(partial(_close_named, others, share))
     left = len(works)
 
     def end_one() -> None:
@@ -160,9 +160,9 @@ def close_beside(
     return len(works)
 
 
-def _close_file(fd: int, share: int) -> None:
-    with closing(fd, share):
-        close_all([fd])
+def _close_named(fds: Collection[int], share: int) -> None:
+    with closing(share):
+        close_all(fds)
 
 
 def _start(close: Callable[[], None], ended: Callable[[], None]) -> None:

@@ -3,9 +3,9 @@
 The kernel drops a descriptor with the last copy of its message, and may then wait for
 
 - a socket that lingers: a signal every 50 ms ends that wait;
-- a FUSE server that has a writeback cache, for written pages.  Only an answer, the end of that server, or an abort of the FUSE
-  connection ends that wait.  So where a user keeps more than MOST_STUCK connections waiting, mpsd aborts the FUSE connections
-  of this user that have files in them (file_servers.py): else a user could use up mpsd's descriptors.
+- a FUSE server with a writeback cache, for written pages, or because its mount ends with the file.  Only an answer, the end of
+  that server, or an abort of the FUSE connection ends that wait.  So where a user keeps more than MOST_STUCK connections
+  waiting, mpsd aborts the silent FUSE servers of this user (file_servers.py): else a user could use up mpsd's descriptors.
 
 Prose: docs/security.md, "What no boundary promises"; decision 019.
 """
@@ -25,14 +25,11 @@ from msgspec import Struct, field
 
 from mpsd.host import file_servers
 from mpsd.host.bare_threads import INTERRUPT, MOST_DESCRIPTORS, BareThreads
-from mpsd.host.descriptors import ANCILLARY_BYTES, close_all, received
 from mpsd.host.peers import peer_credentials
-from mpsd.host.syscalls import file_system_of
 
 log = structlog.get_logger()
 MOST_STUCK = 8  # connections of a user; a client of an honest one leaves no file in its connection
 STUCK_SECONDS = 3.0
-_ROOM_FOR_IDS = socket.CMSG_SPACE(12)  # SCM_CREDENTIALS
 _ABORTS_SECONDS = 1.0  # between two, while a user's connections stay stuck
 _SHAKE_SECONDS = 0.05
 _NO_UID = 0xFFFFFFFF  # of a TCP connection
@@ -40,22 +37,11 @@ _NO_SHARE = -1  # of root and of TCP connections: root's mounts serve the whole 
 
 
 class _Drain(Struct, eq=False):
-    """What a thread closes: whose connection it is at, since when, and how many connections of that share it has left.
-
-    file_systems: of the files that were found in it.
-    """
+    """What a thread closes: the share of its connection, since when, and how many connections of that share it has left."""
 
     share: int
     left: int
     since: float = field(default_factory=time.monotonic)
-    file_systems: set[int] = field(default_factory=set)
-
-
-class _Stuck(Struct):
-    """The connections of a share that wait to be closed, and the file systems of the files in them."""
-
-    count: int = 0
-    file_systems: set[int] = field(default_factory=set)
 
 
 _lock = threading.Lock()  # protects the next three; no other lock is taken while it is held
@@ -71,7 +57,7 @@ _bare: BareThreads | None = None
 def begin(share_of: Callable[[int], int], bare: BareThreads | None) -> None:
     """Count the connections of a uid against this share from now on (UidRanges.share_of).  Call it before clients connect.
 
-    bare: the threads that close them; None: threads of trio, which drop messages unseen.
+    bare: the threads that close them; None: threads of trio, which keep mpsd's other descriptors open too while they wait.
     """
     global _share_of, _bare
     _share_of, _bare = share_of, bare
@@ -100,9 +86,9 @@ def _hand_over(socks: list[socket.socket]) -> None:
     _count(shares, 1)
     try:
         if _bare is not None:
-            _bare.start(descriptors, partial(_drain, shares=shares, are_given=are_given, may_look=True))
+            _bare.start(descriptors, partial(_drain, shares=shares, are_given=are_given))
         else:
-            work = partial(_drain, descriptors, shares=shares, are_given=are_given, may_look=False)
+            work = partial(_drain, descriptors, shares=shares, are_given=are_given)
             trio.lowlevel.start_thread_soon(work, lambda outcome: None)
     except (OSError, RuntimeError):
         _count(shares, -1)
@@ -124,12 +110,11 @@ def _count(shares: list[int], change: int) -> None:
                 del _under_way[each]
 
 
-def _drain(descriptors: list[int], shares: list[int], are_given: threading.Event, *, may_look: bool) -> None:
+def _drain(descriptors: list[int], shares: list[int], are_given: threading.Event) -> None:
     """Close connections, after the descriptors queued in them.
 
     Closing a socket does not drop them if the keeper holds it too.  The kernel drops them as their messages are read, and asks
     no file server, which could keep them open here, but for unwritten pages.  The peers see the end first.
-    may_look: this thread shares its table of descriptors with no other.
     """
     are_given.wait()
     for place, (descriptor, share) in enumerate(zip(descriptors, shares, strict=True)):
@@ -139,11 +124,8 @@ def _drain(descriptors: list[int], shares: list[int], are_given: threading.Event
         try:
             with suppress(OSError), socket.socket(fileno=descriptor) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
-                while True:
-                    if may_look and _is_crowded(share):
-                        _look(sock, drain)
-                    if not _discard_next(sock):
-                        break
+                while _discard_next(sock):
+                    pass
         finally:
             with _lock:
                 del _draining[threading.get_ident()]
@@ -186,40 +168,20 @@ def _shake() -> None:
                 _aborting.release()
 
 
-def _stuck(now: float) -> dict[int, _Stuck]:
-    """Return the shares of which more than MOST_STUCK connections wait to be closed."""
-    found: dict[int, _Stuck] = {}
+def _stuck(now: float) -> dict[int, int]:
+    """Return how many connections wait to be closed, by share, of the shares with more than MOST_STUCK."""
+    found: Counter[int] = Counter()
     for each in _draining.values():
         if each.share != _NO_SHARE and now - each.since > STUCK_SECONDS:
-            stuck = found.setdefault(each.share, _Stuck())
-            stuck.count += each.left
-            stuck.file_systems |= each.file_systems
-    return {share: stuck for share, stuck in found.items() if stuck.count > MOST_STUCK}
+            found[each.share] += each.left
+    return {share: count for share, count in found.items() if count > MOST_STUCK}
 
 
-def _abort_servers(stuck: dict[int, _Stuck]) -> None:
-    """Abort the FUSE connections of these users that have files there.  Their files then fail."""
-    for share, found in stuck.items():
-        aborted = file_servers.abort(found.file_systems, share, _share_of)
-        log.warning("connections.stuck", uid=share, connections=found.count, aborted_file_servers=aborted)
-
-
-# -- looks -----------------------------------------------------------------------------------------------------------------
-
-
-def _is_crowded(share: int) -> bool:
-    """Return whether so many connections of this share are being closed that mpsd may have to abort a file server."""
-    with _lock:
-        return share != _NO_SHARE and _under_way[share] > MOST_STUCK
-
-
-def _look(sock: socket.socket, drain: _Drain) -> None:
-    """Note the file systems of the files in the next message.  To close its copies of them may wait for their server."""
-    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-    with suppress(OSError):
-        found = received(sock.recvmsg(1, _ROOM_FOR_IDS + ANCILLARY_BYTES, flags)[1]).take()
-        drain.file_systems |= set(map(file_system_of, found))
-        close_all(found)
+def _abort_servers(stuck: dict[int, int]) -> None:
+    """Abort the silent FUSE servers of these users.  Their files then fail."""
+    for share, count in stuck.items():
+        aborted = file_servers.abort(share, _share_of)
+        log.warning("connections.stuck", uid=share, connections=count, aborted_file_servers=aborted)
 
 
 def _discard_next(sock: socket.socket) -> bool:

@@ -75,8 +75,6 @@ def thread_names(pid: int) -> list[str]:
 
 
 def _abort(names: list[str], share_of: Callable[[int], int]) -> int:
-    """Abort the file servers for which threads with these names wait; return how many were aborted."""
-    found: dict[int, set[int]] = {}
-    for number, share in filter(None, map(file_servers.named, names)):
-        found.setdefault(share, set()).add(number)
-    return sum(file_servers.abort(numbers, share, share_of) for share, numbers in found.items())
+    """Abort the silent file servers of the users whose descriptors threads with these names close; return how many."""
+    shares = {share for share in map(file_servers.named, names) if share is not None}
+    return sum(file_servers.abort(share, share_of) for share in shares)

@@ -1,5 +1,5 @@
-"""The type and the file system of a file by statx(2), from what the kernel has cached: the file system of a user may never
-answer.  And for a thread: a table of descriptors of its own, and a name."""
+"""The type of a file by statx(2), from what the kernel has cached: the file system of a user may never answer.  And for a
+thread: a table of descriptors of its own, and a name."""
 
 import errno
 import os
@@ -33,15 +33,6 @@ def device_of(descriptor: int) -> tuple[int, int, int]:
     return stat.S_IFMT(found.stx_mode), found.stx_rdev_major, found.stx_rdev_minor
 
 
-def file_system_of(descriptor: int) -> int:
-    """Return the kernel's number of the file system of an open file, without asking it; 0 if it is unknown.
-
-    The directory of a FUSE connection in /sys/fs/fuse/connections has this name (Linux, fs/fuse/control.c).
-    """
-    found = _statx(descriptor, b"", lib.AT_EMPTY_PATH, wanted=0)  # more is refused where it is for its user alone
-    return found.stx_dev_major << 20 | found.stx_dev_minor if found is not None else 0
-
-
 def is_on_tmpfs(descriptor: int) -> bool:
     """Return whether an open file is on a tmpfs.  It asks the file system, which must not be a user's.  Raises OSError."""
     found = ffi.new("struct statfs *")
@@ -69,7 +60,7 @@ def name_thread(name: bytes) -> None:
     lib.prctl(lib.PR_SET_NAME, int(ffi.cast("uintptr_t", text)), 0, 0, 0)
 
 
-def _statx(directory: int, path: bytes, flags: int, wanted: int = lib.STATX_TYPE) -> Any:
+def _statx(directory: int, path: bytes, flags: int) -> Any:
     """Return the struct statx, or None, and the reason in ffi.errno."""
     found = ffi.new("struct statx *")
-    return None if lib.statx(directory, path, flags | lib.AT_STATX_DONT_SYNC, wanted, found) else found
+    return None if lib.statx(directory, path, flags | lib.AT_STATX_DONT_SYNC, lib.STATX_TYPE, found) else found

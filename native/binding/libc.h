@@ -10,7 +10,7 @@
 static const int AT_EMPTY_PATH, AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE;
 struct statx {
 	uint16_t stx_mode;
-	uint32_t stx_rdev_major, stx_rdev_minor, stx_dev_major, stx_dev_minor;
+	uint32_t stx_rdev_major, stx_rdev_minor;
 	...;
 };
 int statx(int directory, const char *path, int flags, unsigned int wanted, struct statx *found);

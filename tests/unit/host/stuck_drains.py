@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from mpsd.host import draining, file_servers
@@ -21,7 +22,8 @@ from mpsd.host.bare_threads import BareThreads
 from mpsd.model.process import Credentials
 from tests.unit.api.file_server import WRITE, open_as, serve
 
-UID, ROOT = 4711, 0
+UID = 100_000 + (os.stat("/proc/self/ns/pid").st_ino & 0xFFFFF)  # tests that run beside this one abort another user's servers
+ROOT = 0
 PAGE = 4096
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -32,9 +34,15 @@ class Server:
     """A process that serves until it is told to be silent; `said` gives what it reports."""
 
     def __init__(
-        self, place: str, awaited: int | None = None, *, keeps_writes: bool = False, is_for_all: bool = True
+        self,
+        place: str,
+        awaited: int | None = None,
+        *,
+        keeps_writes: bool = False,
+        is_for_all: bool = True,
+        memory: int = 0,
     ) -> None:
-        """awaited: the request that it reports once it is silent; None: any."""
+        """awaited: the request that it reports once it is silent; None: any.  memory: as of FileServer, once it is silent."""
         silence, self._silent = os.pipe()
         self.said, said = os.pipe()
         self.pid = os.fork()
@@ -42,7 +50,7 @@ class Server:
             with serve(Path(place), 0o100666, UID, keeps_writes=keeps_writes, is_for_all=is_for_all) as server:
                 os.write(said, b"serving ")
                 os.read(silence, 1)
-                server.is_silent = True
+                server.memory, server.is_silent = memory, not memory
                 os.write(said, b"silent ")
                 while awaited not in server.asked if awaited else not server.asked:
                     server.heard.wait(0.01)
@@ -60,10 +68,9 @@ class Server:
         os.waitpid(self.pid, 0)
 
 
-def connection_with(place: Path, uid: int = UID) -> socket.socket:
-    """Return a connection whose peer has left, with the file in it, which is open nowhere else."""
+def connection_with(descriptor: int) -> socket.socket:
+    """Return a connection whose peer has left, with the descriptor in it, which is closed here."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptor = open_as(place, uid, os.O_RDONLY if uid == ROOT else os.O_RDWR)
     socket.send_fds(theirs, [b"x"], [descriptor])
     os.close(descriptor)
     theirs.close()
@@ -101,12 +108,13 @@ def main(place: str, other: str, control: str, count: str, whom: str) -> None:
         os.stat(other)  # after that it has begun
         servers[1].fall_silent()
         if not os.fork():
-            os.stat(other)  # until its server ends
+            with suppress(OSError):
+                os.stat(other)  # until its server ends, or is aborted
             os._exit(0)
         assert os.read(servers[1].said, 64) == b"asked "
         page = map_to_write(Path(place))
-        seen, uid = (overlay_of(place), ROOT) if whom == "overlay" else (place, UID)
-        made = [connection_with(Path(seen), uid) for _ in range(int(count))]
+        seen = (Path(overlay_of(place)), ROOT, os.O_RDONLY) if whom == "overlay" else (Path(place), UID, os.O_RDWR)
+        made = [connection_with(open_as(*seen)) for _ in range(int(count))]
         ctypes.memmove(page, b"written", 7)
         servers[0].fall_silent()
         for each in made:

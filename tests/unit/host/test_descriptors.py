@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from mpsd.host.descriptors import Closings, close_all, close_apart, close_beside, is_file, is_prompt
-from mpsd.host.syscalls import file_system_of
 from tests.lingering import lingering
 from tests.unit.api.file_server import open_as, serve
 
@@ -116,7 +115,6 @@ def test_a_file_that_is_for_its_user_alone_counts_as_a_file(tmp_path: Path) -> N
         server.is_silent = True
         assert is_file(fd)
         assert not is_prompt(fd)
-        assert file_system_of(fd)
         assert not server.asked
         mounted.close()
         close_all([fd])  # the server has gone

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from mpsd.host import draining
 from mpsd.host.bare_threads import BareThreads
 from mpsd.host.draining import MOST_STUCK
 from mpsd.host.polling import is_readable
-from mpsd.host.syscalls import file_system_of
 from mpsd.model.process import Credentials
 from tests.integration.process import wait_for
 
@@ -51,8 +49,7 @@ def test_only_users_have_file_servers_aborted(monkeypatch: pytest.MonkeyPatch, u
         late = time.monotonic() + draining.STUCK_SECONDS + 1
         with draining._lock:
             stuck = draining._stuck(late)
-        assert stuck == ({uid: draining._Stuck(MOST_STUCK + 1)} if has_share else {})
-        assert draining._is_crowded(uid) == has_share
+        assert stuck == ({uid: MOST_STUCK + 1} if has_share else {})
     finally:
         may_go.set()
         for _, theirs in pairs:
@@ -60,43 +57,21 @@ def test_only_users_have_file_servers_aborted(monkeypatch: pytest.MonkeyPatch, u
     wait_for("the threads to be through", lambda: not draining._under_way)
 
 
-def test_a_look_tells_the_file_systems_and_changes_nothing(tmp_path: Path) -> None:
-    """All other descriptors stay open, no copy does, and the messages stay where they are."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, open(tmp_path / "file", "w") as file:
-        found = draining._Drain(1000, 1)
-        draining._look(ours, found)
-        theirs.send(b"plain")
-        draining._look(ours, found)
-        assert not found.file_systems
-        assert ours.recv(8) == b"plain"
-        socket.send_fds(theirs, [b"x"], [file.fileno(), ours.fileno()])
-        before = set(os.listdir("/proc/self/fd"))
-        draining._look(ours, found)
-        assert set(os.listdir("/proc/self/fd")) == before
-        assert file_system_of(file.fileno()) in found.file_systems
-        assert ours.recv(8) == b"x"
-
-
-def test_a_thread_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A thread that looked had copies of all of mpsd's descriptors, and to close one waits if it is a client's FUSE file: as
-    long as its server liked, connections and GPU memory of others stayed open there."""
+def test_a_thread_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a thread had copies of all of mpsd's descriptors: as long as a file server liked, connections and GPU memory of
+    others stayed open there."""
     draining.begin(int, BareThreads())
     may_go, waits = threading.Event(), threading.Event()
-    close_all = draining.close_all
 
-    def wait(fds: Collection[int]) -> None:
+    def wait(sock: socket.socket) -> bool:
         waits.set()
-        may_go.wait(30)
-        close_all(fds)
+        return not may_go.wait(30)
 
-    monkeypatch.setattr(draining, "close_all", wait)
-    monkeypatch.setattr(draining, "_is_crowded", lambda uid: True)
+    monkeypatch.setattr(draining, "_discard_next", wait)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     others, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with theirs, peer, open(tmp_path / "file", "w") as file:
-            socket.send_fds(theirs, [b"x"], [file.fileno()])
+        with theirs, peer:
             draining.drain_soon([ours])
             assert waits.wait(10)
             others.close()
@@ -104,11 +79,6 @@ def test_a_thread_that_waits_keeps_no_other_descriptor_open(monkeypatch: pytest.
     finally:
         may_go.set()
     wait_for("the thread to be through", lambda: not draining._under_way)
-
-
-def test_who_has_few_connections_to_close_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "_under_way", Counter({1000: MOST_STUCK, 1001: MOST_STUCK + 1, -1: 100}))
-    assert [draining._is_crowded(uid) for uid in (1000, 1001, 1002, -1)] == [False, True, False, False]
 
 
 def test_what_no_thread_takes_is_closed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +113,7 @@ def test_while_file_servers_are_aborted_other_closes_are_interrupted(monkeypatch
             interrupted.set()
 
     monkeypatch.setattr(draining.file_servers, "abort", abort)
-    monkeypatch.setattr(draining, "_stuck", lambda now: {1000: draining._Stuck(MOST_STUCK + 1)})
+    monkeypatch.setattr(draining, "_stuck", lambda now: {1000: MOST_STUCK + 1})
     monkeypatch.setattr(draining, "_discard_next", lambda sock: not may_go.wait(30))
     monkeypatch.setattr(draining.signal, "pthread_kill", shake)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,8 +138,8 @@ def _refuse(descriptors: Collection[int], work: object) -> None:
 @pytest.mark.parametrize(
     ("connections", "alive", "aborted", "whom"),
     [
-        (MOST_STUCK + 4, 0, 1, "all"),
-        (MOST_STUCK + 4, 0, 1, "its user"),
+        (MOST_STUCK + 4, 0, 2, "all"),
+        (MOST_STUCK + 4, 0, 2, "its user"),
         (MOST_STUCK + 4, 0, 2, "overlay"),
         (MOST_STUCK, MOST_STUCK, 0, "all"),
     ],
@@ -179,9 +149,8 @@ def test_a_silent_file_server_keeps_few_connections(
 ) -> None:
     """Each kept a thread and a descriptor of mpsd until its server ended.  A server that keeps few is left alone.
 
-    One that is for its user alone, as fusermount(1) mounts it, tells mpsd less, and kept them all.
-    Another mount of the same uid is left alone: root of a container, which can take any uid, had the host's user's aborted.
-    Not where an overlay hides the server: with such files a user kept all.
+    One that is for its user alone, as fusermount(1) mounts it, tells mpsd less, and so does one that an overlay hides: each
+    kept them all.  So another silent one of the same user is aborted too.
     """
     if not Path("/dev/fuse").exists():
         pytest.skip("this machine has no /dev/fuse")

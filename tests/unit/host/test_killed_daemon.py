@@ -23,6 +23,8 @@ PROGRAM = Path(__file__).with_name("killed_daemons.py")
     [
         pytest.param("sent", "closed", 1, id="its user's server is aborted"),
         pytest.param("overlay", "closed", 1, id="also where an overlay hides it"),
+        pytest.param("unmounted", "closed", 2, id="also one for which that one waits"),
+        pytest.param("directory", "closed", 2, id="also with another kind of descriptor"),
         pytest.param("strange", "open", 0, id="no other user's is"),
         pytest.param("serving", "open", None, id="none is while that mpsd serves"),
         pytest.param("queued", "closed", None, id="a bare thread has nothing of mpsd's"),
@@ -34,7 +36,7 @@ def test_what_a_killed_mpsd_had_open(tmp_path: Path, case: str, said: str, abort
     if not Path("/dev/fuse").exists():
         pytest.skip("this machine has no /dev/fuse")
     seconds = 3 * STUCK_SECONDS if said == "open" else 60
-    directories = [tmp_path / name for name in ("mounted", "control")]
+    directories = [tmp_path / name for name in ("mounted", "other", "control")]
     for each in directories:
         each.mkdir()
     program = [sys.executable, PROGRAM, *directories, case, str(seconds)]
@@ -50,19 +52,11 @@ def test_what_a_killed_mpsd_had_open(tmp_path: Path, case: str, said: str, abort
     assert aborted is None or f"aborted_file_servers={aborted}" in told[0]
 
 
-def test_the_name_of_a_thread_tells_what_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only for a file system without a device, as FUSE's is, and a user who is not root: root's serves the whole machine."""
+@pytest.mark.parametrize(("share", "found"), [(1000, 1000), (0xFFFFFFFE, 0xFFFFFFFE), (0, None), (-1, None)])
+def test_the_name_of_a_thread_tells_whose_descriptors_it_closes(share: int, found: int | None) -> None:
+    """Not if they are root's: its mounts serve the whole machine."""
     before = thread_name()
-    for number, share, found in [
-        (94, 1000, (94, 1000)),
-        (0xFFFFF, 0xFFFFFFFE, (0xFFFFF, 0xFFFFFFFE)),
-        (8 << 20 | 1, 1000, None),
-        (0, 1000, None),
-        (94, 0, None),
-        (94, -1, None),
-    ]:
-        monkeypatch.setattr(file_servers, "file_system_of", lambda descriptor, number=number: number)
-        with file_servers.closing(7, share):
-            assert file_servers.named(thread_name().decode()) == found
-        assert thread_name() == before
+    with file_servers.closing(share):
+        assert file_servers.named(thread_name().decode()) == found
+    assert thread_name() == before
     assert file_servers.named("python3") is None
