@@ -205,9 +205,7 @@ def is_prompt(fd: int) -> bool:
     """Return whether the descriptor is a memory file or an open device of the GPU's driver: close(2) then waits for no user.
 
     With another device it can: vhost waits for a thread of the process that has opened it, which its user can stop.  Not a
-    device with O_PATH, which its file server need only call one.  Root of a container without a user namespace can mount with
-    devices and open one that a file server has: then the driver closes it, but fstat(2) asks the server.  So no caller uses
-    fstat on a device (`syscalls.device_of` does without).
+    device with O_PATH, which its file server need only call one; users mount without devices, and can open none there.
     """
     return _is_memory(fd) or (_is_gpu_device(fd) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH)
 

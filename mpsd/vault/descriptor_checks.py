@@ -34,10 +34,7 @@ class Layout(Struct, frozen=True):
 
 
 def check_exported(descriptor: int) -> None:
-    """Check that it is another opening of /dev/nvidiactl, as cuMemExportToShareableHandle gives.  Raise BadRequest.
-
-    A file server may have served the device, and fstat(2) would wait for it.
-    """
+    """Check that it is another opening of /dev/nvidiactl, as cuMemExportToShareableHandle gives.  Raise BadRequest."""
     try:
         wanted = device_number(CONTROL_DEVICE)
     except OSError as exc:

@@ -135,7 +135,7 @@ static int is_known(const struct question *question, const struct reply *out, in
 }
 
 /* Whether the descriptor taken is the one looked for. The process can have replaced it after its link was read, and mpsd must
- * not receive a file that its user can make block in close(2). A device too can be of a file server, which fstat would ask. */
+ * not receive a file that its user can make block in close(2). */
 static int is_as_wanted(const struct question *question, int taken)
 {
 	const struct mpsd_inspector_request *head = &question->head;

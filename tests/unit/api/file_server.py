@@ -27,8 +27,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class FileServer:
-    def __init__(self, device: int, end: int, mode: int, device_number: int, flags: int, silent: int) -> None:
-        self._mode, self._device_number, self._flags, self._silent = mode, device_number, flags, silent
+    def __init__(self, device: int, end: int, mode: int, flags: int, silent: int) -> None:
+        self._mode, self._flags, self._silent = mode, flags, silent
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
@@ -76,7 +76,7 @@ class FileServer:
 
     def _attributes(self, node: int) -> bytes:
         mode = 0o040755 if node == _ROOT else self._mode
-        return _ATTRIBUTES.pack(node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, self._device_number, 4096, 0)
+        return _ATTRIBUTES.pack(node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
 @contextmanager
@@ -87,14 +87,12 @@ def serve(
     *,
     keeps_writes: bool = False,
     is_for_all: bool = True,
-    number: int = 0,
     silent: int = 0,
 ) -> Iterator[FileServer]:
     """Serve `place / "file"`, with this mode, as a mount of this user. Raises OSError if mounting is not allowed.
 
     keeps_writes: the kernel keeps what is written, and sends it later. is_for_all: False for a mount that its user alone sees,
-    not even root. number: of the device that the file is, as in st_rdev. silent: an operation that it never answers. At the end
-    all waiting readers continue.
+    not even root. silent: an operation that it never answers. At the end all waiting readers continue.
     """
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
@@ -102,7 +100,7 @@ def serve(
         options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid}{',allow_other' if is_for_all else ''}"
         if LIBC.mount(b"test", bytes(place), b"fuse.test", 0, options.encode()):
             raise OSError(ctypes.get_errno(), "mount")
-        server = FileServer(device, reader, mode, number, _WRITEBACK_CACHE if keeps_writes else 0, silent)
+        server = FileServer(device, reader, mode, _WRITEBACK_CACHE if keeps_writes else 0, silent)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         try:

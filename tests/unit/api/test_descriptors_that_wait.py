@@ -3,7 +3,6 @@
 import os
 import socket
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -16,17 +15,15 @@ from trio.testing import wait_all_tasks_blocked
 
 from mpsd.api.authority import Peer
 from mpsd.api.connection import Connection
-from mpsd.errors import BadRequest
 from mpsd.host import descriptors as module
 from mpsd.host.descriptors import MOST_CLOSINGS, close_all
 from mpsd.model.arena import GRANULE, Arena
 from mpsd.model.process import ProcessId
-from mpsd.vault import descriptor_checks
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors, opened
 from tests.lingering import lingering
 from tests.unit.api.fake_daemon import OPERATOR, OWNER, PATIENCE_SECONDS, STRANGER, open_daemon
-from tests.unit.api.file_server import FLUSH, GETATTR, RELEASE, serve
+from tests.unit.api.file_server import FLUSH, serve
 from tests.unit.api.test_descriptors import PUT, settled
 
 
@@ -193,39 +190,6 @@ def test_the_name_of_a_device_of_a_file_server_is_not_looked_at(tmp_path: Path) 
         assert not server.asked
         mounted.close()
         os.close(fd)
-
-
-@pytest.mark.slow
-@pytest.mark.root
-def test_a_device_of_a_file_server_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Root of a container without a user namespace mounts with devices.  fstat on one stopped mpsd for as long as it liked."""
-    with ExitStack() as mounted:
-        try:
-            server = mounted.enter_context(serve(tmp_path, stat.S_IFCHR | 0o666, number=os.stat("/dev/null").st_rdev))
-        except OSError as exc:
-            pytest.skip(f"nothing can be mounted here: {exc}")
-        fd = os.open(tmp_path / "file", os.O_RDONLY)
-        server.is_silent = True
-        monkeypatch.setattr(descriptor_checks, "CONTROL_DEVICE", "/dev/null")
-        monkeypatch.setattr(module, "GPU_DEVICES", ("/dev/null",))
-        found: list[object] = []
-
-        def check() -> None:
-            found.append(module.is_prompt(fd))
-            descriptor_checks.check_exported(fd)
-            try:
-                descriptor_checks.check_simulated(fd)
-            except BadRequest as exc:
-                found.append(str(exc))
-            os.close(fd)
-            found.append("closed")
-
-        checking = threading.Thread(target=check, daemon=True)
-        checking.start()
-        checking.join(PATIENCE_SECONDS)
-        why = "a descriptor is not simulated GPU memory: it is another device, and not a memory file"
-        assert found == [True, why, "closed"]
-        assert not {GETATTR, FLUSH, RELEASE} & set(server.asked)
 
 
 SERVED: dict[str, dict[str, Any]] = {

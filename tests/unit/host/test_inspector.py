@@ -4,14 +4,13 @@ import os
 import select
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,11 @@ from hypothesis import strategies as st
 from mpsd.fairness.uid_ranges import parse
 from mpsd.host import inspector_messages as wire
 from mpsd.host import processes
-from mpsd.host.descriptors import close_all
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.inspector_messages import InspectorOp, Question
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
-from tests.unit.api.file_server import serve
 
 READY = "print('ready', flush=True); input()"
 
@@ -244,20 +241,3 @@ def test_it_ends_with_mpsd() -> None:
 
 def test_the_layouts_are_those_of_the_header() -> None:
     assert (wire._REQUEST.size, wire._PAIR.size, wire._ANSWER.size, array("i").itemsize) == (40, 12, 8, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.root
-def test_a_device_of_a_file_server_is_taken_without_asking_it(tmp_path: Path) -> None:
-    """fstat waited for the server, and SIGKILL did not end that: such a child counted until the server ended."""
-    with ExitStack() as mounted:
-        try:
-            server = mounted.enter_context(serve(tmp_path, stat.S_IFCHR | 0o666, number=os.makedev(1, 3)))
-        except OSError as exc:
-            pytest.skip(f"nothing can be mounted here: {exc}")
-        fd, pidfd = os.open(tmp_path / "file", os.O_RDONLY), os.pidfd_open(os.getpid())
-        mounted.callback(close_all, [fd, pidfd])
-        server.is_silent = True
-        [(number, taken)] = INSPECTOR.take_now(os.getpid(), pidfd, ["file"], [], (1, 3))
-        os.close(taken)
-        assert number == fd
