@@ -145,11 +145,6 @@ class VaultKeeper:
                 await self._ask([KeeperRequest(KeeperOp.DROP, name) for name in some])
                 self.names.difference_update(some)
 
-    async def listing(self) -> list[str]:
-        """Return all names that it holds, by its own answer.  Raise KeeperFailed."""
-        async with self._talk():
-            return await self._list()
-
     async def stop(self) -> None:
         """End it, and so close everything that it holds."""
         with suppress(KeeperFailed):  # it is ended in any case

@@ -151,10 +151,6 @@ class VaultKeepers:
         if failure is not None:
             raise failure
 
-    async def names(self) -> list[str]:
-        """Return the names of all that they hold, by their own answers.  Raise KeeperFailed."""
-        return [name for keeper in list(self._keepers.values()) for name in await keeper.listing()]
-
     async def stop(self) -> None:
         """End them, and so close everything that they hold.  No other keeper is started."""
         self._is_over = True

@@ -58,6 +58,17 @@ class FakeHolding:
             await self.held[process].wait()
 
 
+class AskedKeepers(VaultKeepers):
+    """Keepers that a test can ask for what they hold: `held` is what mpsd believes."""
+
+    async def names(self) -> list[str]:
+        found: list[str] = []
+        for keeper in list(self._keepers.values()):
+            async with keeper._talk():
+                found += await keeper._list()
+        return found
+
+
 @dataclass
 class Machine:
     """Directories and surroundings of one vault, which may be opened again and again."""
@@ -85,7 +96,7 @@ class Machine:
             lambda: self.now,
         )
         catalog = Catalog(store, parts, self.settings)
-        keeper = VaultKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, catalog.compare, store)
+        keeper = AskedKeepers(INSPECTOR, self.program, self.directory / "keeper", self.most, catalog.compare, store)
         reclaimer = Reclaimer(keeper, store, catalog.account.share)
 
         def is_awaited(process: ProcessId) -> bool:
