@@ -35,7 +35,7 @@ def has_uid_of(asker: Asker, pid: int) -> bool:
 
 
 def is_ones_own(asker: Asker, pid: int) -> bool | None:
-    """Return whether the caller may end the process as it is now; None if that is not known, as while a user holds its /proc."""
+    """Return whether the caller may end the process as it is now; None if that is unknown, as while a user holds its /proc."""
     if not has_uid_of(asker, pid):
         return False
     if may_end(asker, pid):
