@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -27,7 +28,7 @@ from mpsd.fairness.places import OPERATORS_SHARE, Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.host.descriptors import Closings, close_apart
-from mpsd.host.peers import Recognition, is_operator, recognize
+from mpsd.host.peers import Recognition, is_operator, once_known, recognize
 from mpsd.host.process_reader import Unanswered
 from mpsd.wire.rpc import Request
 
@@ -111,23 +112,39 @@ class Api:
             try:
                 peer = self._peer(arrival.sock)
                 self.begin_with(peer, arrival.sock, nursery, recognize(arrival.sock, peer.process))
-            except Unanswered as exc:
-                who = arrival.credentials
-                self._refuse(who.uid, who.pid, arrival.sock, TooMany(f"mpsd cannot tell who asks: {exc.strerror}"))
+            except Unanswered:
+                share = self._ranges.share_of(arrival.credentials.uid), False
+                self._enter(share)
+                nursery.start_soon(self._begin_once_known, arrival, share, nursery)
             except OSError as exc:
                 hang_up(arrival.sock)
-                failed(exc)
+                _failed(exc)
 
         def refuse(arrival: Arrival) -> None:
             credentials = arrival.credentials
             refusal = _too_many(credentials.uid, self._own(credentials.uid))
             self._refuse(credentials.uid, credentials.pid, arrival.sock, refusal)
 
-        def failed(trouble: OSError) -> None:
-            log.error("api.accept_failed", why=trouble.strerror)
-
         most = self.settings.max_per_user
-        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, failed)
+        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, _failed)
+
+    async def _begin_once_known(self, arrival: Arrival, share: _Share, nursery: trio.Nursery) -> None:
+        """Serve a peer whose process mpsd could not read; meanwhile it has a place of a user without an operator's rights."""
+        peer = None
+        try:
+            peer = await once_known(partial(self._peer, arrival.sock))
+        except Unanswered as exc:
+            who = arrival.credentials
+            self._refuse(who.uid, who.pid, arrival.sock, TooMany(f"mpsd cannot tell who asks: {exc.strerror}"))
+        except BaseException as exc:
+            hang_up(arrival.sock)
+            if not isinstance(exc, OSError):
+                raise
+            _failed(exc)
+        finally:
+            self._leave(share)
+        if peer is not None:
+            self.begin_with(peer, arrival.sock, nursery, recognize(arrival.sock, peer.process))
 
     def _peer(self, sock: socket.socket) -> Peer:
         """Identify the peer.  Raises OSError."""
@@ -149,8 +166,7 @@ class Api:
         settings = self.settings
         patience = Patience(settings.hello_seconds, settings.idle_seconds, settings.send_seconds)
         share = self._share(peer)
-        turn = self._turns.setdefault(share, trio.Lock())
-        self._open[share] += 1
+        turn = self._enter(share)
         until_certain = unrecognized(peer, trusts_containers=self.settings.trusts_containers)
         recognition = recognition or Recognition(sock, peer.process, is_certain=True)
         parts = (self._services, self._state, self._audit, patience, share[0], self._closings[peer.is_operator], turn)
@@ -186,10 +202,18 @@ class Api:
             finally:
                 self._leave(self._share(connection.peer))
 
+    def _enter(self, share: _Share) -> trio.Lock:
+        self._open[share] += 1
+        return self._turns.setdefault(share, trio.Lock())
+
     def _leave(self, share: _Share) -> None:
         self._open[share] -= 1
         if not self._open[share]:
             del self._open[share], self._turns[share]
+
+
+def _failed(trouble: OSError) -> None:
+    log.error("api.accept_failed", why=trouble.strerror)
 
 
 def _too_many(uid: int, own: int) -> TooMany:

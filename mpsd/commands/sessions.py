@@ -13,6 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import structlog
 import trio
@@ -29,7 +30,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
 from mpsd.host.descriptors import Closings
-from mpsd.host.peers import Recognition, caller_of, is_operator, recognize
+from mpsd.host.peers import Recognition, caller_of, is_operator, once_known, recognize
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.authority import Caller
 from mpsd.model.process import ProcessId
@@ -209,7 +210,7 @@ class Sessions:
 
     async def _serve(self, session: _Session) -> None:
         try:
-            process, caller = self._identify(session.connection)
+            process, caller = await once_known(partial(self._identify, session.connection))
         except Unanswered as exc:
             session.dismiss(f"mpsd cannot tell whether an operator asks: {exc.strerror}\n")
             raise

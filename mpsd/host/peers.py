@@ -11,13 +11,17 @@ import os
 import socket
 import struct
 from array import array
+from collections.abc import Callable
+from typing import TypeVar
 
+import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.host import processes
 from mpsd.host.descriptors import FULL, spare_descriptors
 from mpsd.host.polling import is_readable
+from mpsd.host.process_reader import UNREAD_SECONDS, Unanswered
 from mpsd.model.authority import ROOT_UID, Caller
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.native import ffi, lib
@@ -26,6 +30,9 @@ _UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
 _MAX_GROUPS = 65536  # NGROUPS_MAX
 _MOST_BYTES = 1024  # the most that Python's own getsockopt returns
+_LOOK_SECONDS = 0.25
+_UNKNOWN_SECONDS = UNREAD_SECONDS + 1  # by then one late read, as on a busy machine, keeps no process unread
+_T = TypeVar("_T")
 
 
 class PeerEnded(Exception):
@@ -159,6 +166,18 @@ def caller_of(
     credentials = peer_credentials(connection)
     is_member = admin_gid is not None and admin_gid in (credentials.gid, *groups_of(connection))
     return _caller(connection, credentials, is_member=is_member, trusts_containers=trusts_containers)
+
+
+async def once_known(identify: Callable[[], _T]) -> _T:
+    """Return what `identify` returns of a peer; try again for some seconds if its process is unread.  Raises OSError."""
+    until = trio.current_time() + _UNKNOWN_SECONDS
+    while True:
+        try:
+            return identify()
+        except Unanswered:
+            if trio.current_time() >= until:
+                raise
+        await trio.sleep(_LOOK_SECONDS)
 
 
 def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> bool:

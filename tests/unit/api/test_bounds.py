@@ -1,6 +1,7 @@
 """Connections that mpsd ends, and when: silent, closed, not reading, too many; and each user gets only its share of turns."""
 
 import contextlib
+import errno
 import socket
 from collections import Counter
 from collections.abc import Iterable
@@ -11,14 +12,15 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.api import connection
-from mpsd.api.authority import Peer
+from mpsd.api import connection, server
+from mpsd.api.authority import Peer, peer_of
 from mpsd.api.datagrams import parse as parse_request
 from mpsd.api.dispatch import dispatch
 from mpsd.fairness.uid_ranges import parse
-from mpsd.host import arrivals
+from mpsd.host import arrivals, peers
 from mpsd.host.datagrams import Datagram
 from mpsd.host.descriptors import MOST_HELD
+from mpsd.host.process_reader import Unanswered
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.container_flood import flood_of_a_container
@@ -30,6 +32,37 @@ async def test_who_does_not_say_hello_is_let_go(tmp_path: Path) -> None:
     async with open_daemon(tmp_path, hello_seconds=0.05) as daemon:
         assert "hello" in (await daemon.connect().goodbye())["message"]
         await daemon.until(0)
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "never"])
+async def test_an_unread_peer_waits_some_seconds(short_dir: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    """One late read of /proc keeps all of a user's processes unread for 5 s: Slurm's scripts got an error at once."""
+    looks = 0
+
+    def looked(sock: socket.socket, *_: object, **__: object) -> Peer:
+        nonlocal looks
+        looks += 1
+        if looks < 4 or not is_late:
+            raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+        return peer_of(sock, None)
+
+    monkeypatch.setattr(server, "peer_of", looked)
+    monkeypatch.setattr(peers, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(peers, "_UNKNOWN_SECONDS", 60.0 if is_late else 0.1)
+    async with open_daemon(short_dir, max_per_user=1) as daemon:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ours:
+            ours.connect(str(daemon.listen(short_dir)))
+            ours.setblocking(False)
+            caller = Caller(ours)
+            await daemon.until(1)
+            if is_late:
+                assert (await caller.ask("hello", version=VERSION))["is_operator"]
+            else:
+                said = await caller.goodbye()
+                assert said["name"] == "TOO_MANY"
+                assert said["message"].startswith("mpsd cannot tell who asks: ")
+        await daemon.until(0)
+    assert looks > 3
 
 
 async def test_who_is_silent_is_let_go(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ async def test_an_operator_that_cannot_be_read_learns_why_it_is_refused(
         raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
 
     monkeypatch.setattr(module, "caller_of", unread)
+    monkeypatch.setattr(peers, "_UNKNOWN_SECONDS", 0.0)
     sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
     with listening(short_dir) as listener, _front_end(listener) as ours:
         async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
