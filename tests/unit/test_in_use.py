@@ -42,19 +42,19 @@ def test_a_held_process_keeps_no_removal_waiting(tmp_path: Path) -> None:
         try:
             with held(f"/proc/{process.pid}", tmp_path / "mount"):
                 began = time.monotonic()
-                found = run(tmp_path)
+                found = run(tmp_path, 2)
                 assert time.monotonic() - began < MOST_SECONDS / 2
         finally:
             process.kill()
     assert (found.returncode, "it is not known" in found.stderr) == (1, True), found
 
 
-def run(place: Path) -> "subprocess.CompletedProcess[str]":
-    """Ask who uses it, without the pauses between the ten looks, and with 2 s for each."""
+def run(place: Path, seconds: int = 30) -> "subprocess.CompletedProcess[str]":
+    """Ask who uses it, without pauses between the ten looks, and with so many seconds for each: other tests hold /proc/PID."""
     commands = place / "bin"
     commands.mkdir()
-    for name, text in (("sleep", ""), ("timeout", 'shift 3; exec /usr/bin/timeout -s KILL 2 "$@"\n')):
+    for name, text in (("sleep", ""), ("timeout", f'shift 3; exec /usr/bin/timeout -s KILL {seconds} "$@"\n')):
         (commands / name).write_text(f"#!/bin/sh\n{text}")
         (commands / name).chmod(0o755)
     environ = {"PATH": f"{commands}:/usr/bin:/bin"}
-    return subprocess.run([IN_USE, place], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([IN_USE, place], env=environ, capture_output=True, text=True, check=False, timeout=400)

@@ -56,6 +56,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[ProcessId]:
     """Processes in the cgroup, of two users."""
     monkeypatch.setattr(targets.processes, "is_alive", lambda process: True)
     monkeypatch.setattr(targets.processes, "sole_uid", lambda pid: 1000 + pid % 2)
+    monkeypatch.setattr(targets.processes, "owner", lambda pid: (1000 + pid % 2, 0))
     monkeypatch.setattr(targets.processes, "pid_namespaces", lambda pid: (1,))
     return [ProcessId(number, 1) for number in FIRST]
 
