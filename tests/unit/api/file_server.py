@@ -32,7 +32,7 @@ class FileServer:
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
-        self.memory = 0  # an address: what comes after a FLUSH is read into it, for as long as that memory makes it wait
+        self.memory = 0  # an address: what comes after a FLUSH is read into it, and the server ends after that
         self.heard = threading.Event()  # set when a request arrived that it does not answer
 
     def run(self) -> None:
@@ -54,6 +54,7 @@ class FileServer:
                 self._answer(unique, *self._made(operation, node))
                 if self.memory and operation == FLUSH:
                     LIBC.read(self._device, ctypes.c_void_p(self.memory), 1 << 17)
+                    return
 
     def _answer(self, unique: int, error: int, data: bytes) -> None:
         os.write(self._device, _OUT.pack(_OUT.size + len(data), error, unique) + data)
