@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mpsd.keeper.connections import KeeperClient
 from tests.inspecting import INSPECTOR
-from tests.unit.api.file_server import WRITE
-from tests.unit.host.stuck_drains import Server, connection_with, map_to_write
+from tests.unit.api.file_server import WRITE, open_as
+from tests.unit.host.stuck_drains import UID, Server, connection_with, map_to_write
 
 
 def main(place: str, program: str, path: str) -> None:
@@ -21,7 +21,7 @@ def main(place: str, program: str, path: str) -> None:
     server = Server(place, WRITE, keeps_writes=True)
     try:
         page = map_to_write(Path(place))
-        client = connection_with(Path(place))
+        client = connection_with(open_as(Path(place), UID, os.O_RDWR))
         ctypes.memmove(page, b"written", 7)
         server.fall_silent()
         keeper.hold("client.1.control", client)

@@ -368,7 +368,7 @@ async def test_an_earlier_mpsd_is_waited_for_also_after_a_second_start(machine, 
     async with machine.vault() as vault:
         arena = await opened(vault, writer.process)
     with half_ended() as (first, life), a_process() as second, a_process() as third:
-        await until(lambda: processes.state(first.pid) == "Z")
+        await until(lambda: processes.has_thread_ended(first.pid))
         for daemon in (first, second.process):
             _begin(machine, daemon)
         second.kill()
