@@ -113,9 +113,7 @@ class Api:
                 peer = self._peer(arrival.sock)
                 self.begin_with(peer, arrival.sock, nursery, recognize(arrival.sock, peer.process))
             except Unanswered:
-                share = self._ranges.share_of(arrival.credentials.uid), False
-                self._enter(share)
-                nursery.start_soon(self._begin_once_known, arrival, share, nursery)
+                self._wait_for(arrival, nursery)
             except OSError as exc:
                 hang_up(arrival.sock)
                 _failed(exc)
@@ -128,11 +126,21 @@ class Api:
         most = self.settings.max_per_user
         await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, _failed)
 
+    def _wait_for(self, arrival: Arrival, nursery: trio.Nursery) -> None:
+        """Refuse a peer whose process mpsd cannot read now, or give it a place of a user without an operator's rights."""
+        who = arrival.credentials
+        share = self._ranges.share_of(who.uid), False
+        if refusal := self._refusal(who.uid, share):
+            self._refuse(who.uid, who.pid, arrival.sock, refusal)
+            return
+        self._enter(share)
+        nursery.start_soon(self._begin_once_known, arrival, share, nursery)
+
     async def _begin_once_known(self, arrival: Arrival, share: _Share, nursery: trio.Nursery) -> None:
-        """Serve a peer whose process mpsd could not read; meanwhile it has a place of a user without an operator's rights."""
-        peer = None
+        found = None
         try:
             peer = await once_known(partial(self._peer, arrival.sock))
+            found = peer, recognize(arrival.sock, peer.process)
         except Unanswered as exc:
             who = arrival.credentials
             self._refuse(who.uid, who.pid, arrival.sock, TooMany(f"mpsd cannot tell who asks: {exc.strerror}"))
@@ -143,8 +151,9 @@ class Api:
             _failed(exc)
         finally:
             self._leave(share)
-        if peer is not None:
-            self.begin_with(peer, arrival.sock, nursery, recognize(arrival.sock, peer.process))
+        if found:
+            peer, recognition = found
+            self.begin_with(peer, arrival.sock, nursery, recognition)
 
     def _peer(self, sock: socket.socket) -> Peer:
         """Identify the peer.  Raises OSError."""
@@ -160,7 +169,7 @@ class Api:
 
         recognition: None if the process is certain.
         """
-        if refusal := self._refusal(peer):
+        if refusal := self._refusal(peer.uid, self._share(peer)):
             self._refuse(peer.uid, peer.pid, sock, refusal)
             return
         settings = self.settings
@@ -179,13 +188,14 @@ class Api:
         """Return how many connections the user has, without those of operators."""
         return self._open[self._ranges.share_of(uid), False]
 
-    def _refusal(self, peer: Peer) -> TooMany | None:
-        total, own = self._open.total(), self._open[self._share(peer)]
-        hindrance = self.settings.places.hindrance(own, total, peer.is_operator)
+    def _refusal(self, uid: int, share: _Share) -> TooMany | None:
+        total, own = self._open.total(), self._open[share]
+        _, is_operator = share
+        hindrance = self.settings.places.hindrance(own, total, is_operator)
         if hindrance is Hindrance.OWN:
-            return _too_many(peer.uid, own)
+            return _too_many(uid, own)
         if hindrance is Hindrance.SHARE:
-            return TooMany(f"{total} connections are open, {own} of user {peer.uid}; others are kept for users with fewer")
+            return TooMany(f"{total} connections are open, {own} of user {uid}; others are kept for users with fewer")
         return TooMany(f"{total} connections are open; more are not allowed") if hindrance else None
 
     def _refuse(self, uid: int, pid: int, sock: socket.socket, refusal: TooMany) -> None:

@@ -145,7 +145,8 @@ def close_beside(
     others = [fd for fd in fds if fd not in files]
     works = [partial(_close_named, [fd], share) for fd in files]
     if others or not files:
-        works.append(partial(_close_named, others, share))
+        are_prompt = all(map(is_prompt, others))  # a GPU's driver may take long, and no file server does
+        works.append(partial(close_all, others) if are_prompt else partial(_close_named, others, share))
     left = len(works)
 
     def end_one() -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from mpsd.errors import ProtocolError
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.host.inspector_messages import LinkedFile
 from mpsd.host.inspector_process import InspectorProcess
-from mpsd.host.process_reader import ProcessReader
+from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.host.process_stat import Stat, parse_stat
 from mpsd.model.process import ProcessId
 
@@ -168,12 +169,17 @@ def uids(pid: int) -> set[int]:
     return set(_uids(pid))
 
 
+def has_uid(pid: int, uid: int) -> bool:
+    """Return whether this is one of its uids; False if it has gone.  Raises OSError if that is not known."""
+    return str(uid).encode() in _value(_status(pid) or b"", b"Uid").split()
+
+
 def is_in_our_namespace(pid: int) -> bool:
     """Return whether it is in mpsd's own pid namespace, and in none below it.  Raises OSError if that is not known.
 
     The kernel takes 20 ms to write the status of a process with 65,536 groups, so it is read only where mpsd is not root.
     """
-    if namespaces := pid_namespaces(pid):
+    if namespaces := read_pid_namespaces(pid):
         return len(namespaces) == 1
     found = _status(pid)
     return found is not None and len(_value(found, b"NSpid").split()) == 1
@@ -199,11 +205,22 @@ def children(pid: int) -> list[int]:
 def pid_namespaces(pid: int) -> tuple[int, ...]:
     """Return the numbers of its pid namespace and of those above it, mpsd's own last; empty if not known.
 
-    The number is the id, which the kernel gives out once; before Linux 6.18 the inode, which it gives out again.  They are not
-    known if the process has gone, mpsd may not look at it, or it is not in mpsd's own namespace or below.
+    The number is the id, which the kernel gives out once; before Linux 6.18 the inode, which it gives out again.
+    """
+    with suppress(Unanswered):
+        return read_pid_namespaces(pid)
+    return ()
+
+
+def read_pid_namespaces(pid: int) -> tuple[int, ...]:
+    """Return the same.  Empty if the process has gone, mpsd may not look at it, or it is not in mpsd's own namespace or below.
+
+    Raises Unanswered if it is unread.
     """
     try:
         return reader.namespaces(pid)
+    except Unanswered:
+        raise
     except (OSError, ProtocolError):
         return ()
 
@@ -213,7 +230,7 @@ def uids_to_take(pid: int) -> list[tuple[int, int]]:
 
     Raises OSError if they are not known.
     """
-    if (text := _read(pid, "uid_map")) is None:
+    if (text := _unless_gone(partial(reader.text, pid, "uid_map"))) is None:
         raise ProcessLookupError(errno.ESRCH, f"pid {pid} has gone")
     lines = [list(map(int, line.split())) for line in text.splitlines()]
     return [(first, first + count - 1) for _, first, count in lines]
@@ -257,7 +274,7 @@ def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> bool:
 def command(pid: int) -> str:
     """Return the kernel's name of it, 15 bytes at most; empty if it has gone or cannot be seen."""
     try:
-        return (_read(pid, "comm") or b"").removesuffix(b"\n").decode(errors="replace")
+        return (_unless_gone(partial(reader.text, pid, "comm")) or b"").removesuffix(b"\n").decode(errors="replace")
     except OSError:
         return ""
 
@@ -292,10 +309,9 @@ def numbers(pid: int, links: Sequence[str]) -> set[int]:
 
 def read_stat(pid: int) -> Stat | None:
     """Return its stat; None if it has gone, or that is not known."""
-    try:
+    with suppress(OSError):
         return _stat(pid)
-    except OSError:
-        return None
+    return None
 
 
 def _stat(pid: int) -> Stat | None:
@@ -337,8 +353,8 @@ def _goes_on(thread: int) -> bool:
 
 
 def _status(pid: int, by: ProcessReader | None = None) -> bytes | None:
-    """Return the contents of /proc/PID/status; None if it has gone.  Raises OSError."""
-    return _read(pid, "status", by) or None
+    """Return the contents of /proc/PID/status; None if it has gone.  Raises OSError.  by: None: `reader`."""
+    return _unless_gone(partial((by or reader).text, pid, "status")) or None
 
 
 def _value(status: bytes, name: bytes) -> bytes:
@@ -351,16 +367,11 @@ def _value(status: bytes, name: bytes) -> bytes:
 
 
 def _uids(pid: int, by: ProcessReader | None = None) -> list[int]:
-    """Return real, effective, saved and file system uid; none if it has gone, or they are not known.  by: None: `reader`."""
+    """Return real, effective, saved and file system uid; none if it has gone, or they are not known."""
     try:
         return [int(word) for word in _value(_status(pid, by) or b"", b"Uid").split()]
     except OSError:
         return []
-
-
-def _read(pid: int, name: str, by: ProcessReader | None = None) -> bytes | None:
-    """Return a file below /proc/PID; None if the process has gone.  Raises OSError.  by: None: `reader`."""
-    return _unless_gone(partial((by or reader).text, pid, name))
 
 
 def _unless_gone(read: Callable[[], _T]) -> _T | None:
@@ -375,10 +386,9 @@ def _unless_gone(read: Callable[[], _T]) -> _T | None:
 
 def collect(pid: int) -> bool:
     """Reap a child that has ended; return True if this call did.  Never blocks."""
-    try:
+    with suppress(ChildProcessError):  # not mpsd's child, or another thread reaped it first
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return False  # not mpsd's child, or another thread reaped it first
+    return False
 
 
 _uid_reader = ProcessReader(lambda _: 0)  # asked by the others for a program of root's; its waits count against root

@@ -10,7 +10,7 @@ from typing import Any
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
 from mpsd.api.ports import Ports
-from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed
+from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed, TooMany
 from mpsd.model import sm_steps
 from mpsd.model.describe import describe
 from mpsd.model.device import Device
@@ -122,7 +122,10 @@ def _selector(call: Call[CreateLease]) -> Selector:
     not_allowed = f"a lease for process {pid}, which is another user's, or outside of your container, needs an operator"
     if not peer.is_operator and call.services.uid_of(pid) not in (None, peer.uid):  # to read it might keep root's unread
         raise NotAllowed(not_allowed)
-    found = call.services.find_process(pid) if pid else None
+    try:
+        found = call.services.find_process(pid) if pid else None
+    except OSError as exc:
+        raise TooMany(f"process {pid} cannot be read now: {exc.strerror}") from None
     if asked.value == SELF and found != peer.process:  # the connected process has ended, and another has its pid
         found = None
     if found is None or asked.start_time not in (0, found.start_time):

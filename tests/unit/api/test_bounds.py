@@ -65,6 +65,25 @@ async def test_an_unread_peer_waits_some_seconds(short_dir: Path, monkeypatch: p
     assert looks > 3
 
 
+async def test_unread_peers_take_no_place_of_operators(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of many users' connections waited for a look, beyond every bound but each user's own."""
+
+    def unread(*_: object, **__: object) -> Peer:
+        raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+
+    monkeypatch.setattr(server, "peer_of", unread)
+    async with open_daemon(short_dir, max_connections=16, max_per_user=64) as daemon:
+        path = str(daemon.listen(short_dir))
+        with contextlib.ExitStack() as opened:
+            for _ in range(20):
+                ours = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                ours.connect(path)
+            ours.setblocking(False)
+            assert (await Caller(ours).goodbye())["name"] == "TOO_MANY"
+            assert daemon.connections() < 15
+            await daemon.call_as(OPERATOR)
+
+
 async def test_who_is_silent_is_let_go(tmp_path: Path) -> None:
     async with open_daemon(tmp_path, idle_seconds=0.05) as daemon:
         caller = await daemon.call_as()

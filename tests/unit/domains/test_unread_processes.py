@@ -123,7 +123,7 @@ async def test_nothing_ends_while_mpsd_has_no_descriptor_for_a_look(monkeypatch:
     def full(*words: object) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(processes, "_read", full)
+    monkeypatch.setattr(processes.reader, "text", full)
     monkeypatch.setattr(processes.reader, "children", full)
     domain = a_domain()
     domain.control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)

@@ -4,13 +4,15 @@ import os
 import socket
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from mpsd.host import descriptors
 from mpsd.host.descriptors import Closings, close_all, close_apart, close_beside, is_file, is_prompt
 from tests.lingering import lingering
 from tests.unit.api.file_server import open_as, serve
@@ -118,3 +120,24 @@ def test_a_file_that_is_for_its_user_alone_counts_as_a_file(tmp_path: Path) -> N
         assert not server.asked
         mounted.close()
         close_all([fd])  # the server has gone
+
+
+@pytest.mark.parametrize("is_file_servers", [True, False], ids=["directory", "memory"])
+async def test_only_what_a_file_server_can_keep_open_is_closed_in_its_users_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_file_servers: bool
+) -> None:
+    """The driver may close a device slowly too: after a kill, the next mpsd aborted file servers of that user for it."""
+    named: list[int] = []
+
+    @contextmanager
+    def closing(share: int) -> Iterator[None]:
+        named.append(share)
+        yield
+
+    monkeypatch.setattr(descriptors, "closing", closing)
+    fd = os.open(tmp_path, os.O_RDONLY) if is_file_servers else os.memfd_create("any")
+    ended = trio.Event()
+    descriptors.close_beside([fd], 1000, ended.set)
+    with trio.fail_after(20):
+        await ended.wait()
+    assert named == [1000] * is_file_servers

@@ -232,7 +232,7 @@ _NESTED = b"Name:\tsh\nUid:\t0\t0\t0\t0\nGroups:\t1 2 3\nNStgid:\t4711\t1\nNSpid
 
 @pytest.mark.parametrize("length", range(len(_NESTED)))
 def test_a_cut_line_puts_no_process_into_our_namespace(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(processes, "_read", lambda pid, name, by: _NESTED[:length])
+    monkeypatch.setattr(processes, "_status", lambda pid: _NESTED[:length])
     assert not processes.is_in_our_namespace(999_999_901)
 
 
