@@ -23,7 +23,7 @@ class Ports(Struct, frozen=True, kw_only=True):
     with a pid, None if there is none; it never waits.  owner_of: the uid of a process; None if it has ended.
     namespaces_of: its pid namespaces, as processes.pid_namespaces() gives them.
     problems: why a client that starts now might not be served, in words; from mpsd's own state, without a wait.  warnings: what
-    ails present clients alone.
+    ails present clients and arenas alone.
     facts: further facts for `status`, such as the backend and the mode.
     started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  sentinels:
     whether domains get one, in words.  arenas, failover, keeper: None in a daemon that keeps no memory.  ends_at: while mpsd is

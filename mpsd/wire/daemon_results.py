@@ -81,7 +81,7 @@ HEALTH = Result(
     Field("ok", BOOLEAN, "a client that comes now would be served"),
     Field("state", _STATE),
     Field("uptime_seconds", NUMBER),
-    Field("problems", TEXTS, "why not; and what ails present clients, which leaves `ok` true"),
+    Field("problems", TEXTS, "why not; and what ails present clients and arenas, which leaves `ok` true"),
 )  # fmt: skip
 
 DEVICE = Result(

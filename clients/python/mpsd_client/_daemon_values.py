@@ -69,7 +69,7 @@ class Health:
     ok: bool  # a client that comes now would be served
     state: str
     uptime_seconds: float
-    problems: tuple[str, ...]  # why not; and what ails present clients, which leaves `ok` true
+    problems: tuple[str, ...]  # why not; and what ails present clients and arenas, which leaves `ok` true
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Decide whether a client that starts now would be served, from facts that mpsd keeps up to date (health/collector.py).
 
-A problem keeps a client of a further user out; a warning is about present clients, and so may be the doing of their user, who
-must not make mpsd look ill.  Each names what was found and what to do.  Prose: docs/monitoring.md, "Health".
+A problem keeps a client of a further user out; a warning is about present clients or their arenas: a client that starts now is
+served, and it may be the doing of their user, who must not make mpsd look ill.  Each names what was found and what to do.
+Prose: docs/monitoring.md, "Health".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,14 +76,20 @@ def problems(facts: HealthFacts) -> list[str]:
 
 
 def warnings(facts: HealthFacts) -> list[str]:
-    """Return what ails clients that are there, and keeps no further user's client out."""
+    """Return what ails clients or arenas that are there, and keeps no further user's client out."""
     blocked = (
         f"domain {view.name}: {view.trouble} (`client.stopped` in mpsd.log has its pid; docs/sentinel.md)"
         for view in facts.domains
         if view.blocked_uid is not None
     )
     mute = (_mute(view) for view in _mute_ones(facts) if facts.placement != Join(view.name))
-    return [*blocked, *mute, *facts.unprotected]
+    return [*blocked, *mute, *_of_vault(facts.vault), *facts.unprotected]
+
+
+def _of_vault(vault: KeeperView) -> Iterator[str]:
+    if not vault.works:
+        pids = ", ".join(map(str, vault.pids)) or "not known"
+        yield f"the vault's keepers (pid {pids}): {vault.state}, and arenas with memory there are refused; is it stopped?"
 
 
 def _mute_ones(facts: HealthFacts) -> list[DomainView]:
@@ -128,9 +135,6 @@ def _of_doors(facts: HealthFacts) -> Iterator[str]:
         yield f"clients cannot find mpsd: {names} is missing; mpsd makes it again, or mpsd.log has the reason"
     if facts.has_keeper is False:
         yield "no keeper runs, so clients that are starting would notice a restart of mpsd; mpsd.log has the reason"
-    if not facts.vault.works:
-        pids = ", ".join(map(str, facts.vault.pids)) or "not known"
-        yield f"the vault's keepers (pid {pids}): {facts.vault.state}, and arenas with memory there are refused; is it stopped?"
 
 
 def _of_storage(facts: HealthFacts) -> Iterator[str]:

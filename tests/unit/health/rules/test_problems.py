@@ -23,7 +23,6 @@ WELL = HealthFacts((view(DomainState.READY),), Join("d1"), storage=STORAGE, has_
 def test_all_is_well() -> None:
     assert problems(WELL) == []
     assert problems(replace(WELL, placement=Create(GPUS))) == []
-    assert problems(replace(WELL, vault=KeeperView("none runs, since the vault is empty"))) == []
     assert problems(replace(WELL, waiting=3, waited_seconds=4.0, waits_for="its fault domain is starting")) == []
 
 
@@ -42,8 +41,6 @@ def test_all_is_well() -> None:
         ),
         (replace(WELL, missing=("/tmp/nvidia-mps/control",)), "/tmp/nvidia-mps/control is missing"),
         (replace(WELL, has_keeper=False), "no keeper"),
-        (replace(WELL, vault=KeeperView("it does not answer", (4711,))), "keepers (pid 4711): it does not answer, and arenas"),
-        (replace(WELL, vault=KeeperView("1 of 2 do not answer", (4711, 4712), 7)), "(pid 4711, 4712): 1 of 2 do not answer"),
         (replace(WELL, seen_seconds=60.0), "has not answered for 60 s"),
         (replace(WELL, storage=Storage("/run/mpsd/x", "was removed")), "/run/mpsd/x was removed"),
         (replace(WELL, storage=replace(STORAGE, is_read_only=True)), "/run/mpsd/x is read-only"),
@@ -89,3 +86,17 @@ def test_what_one_user_does_to_its_own_domain_keeps_no_further_user_out(facts: H
     [warning] = warnings(facts)
     assert (problems(facts), words in warning) == ([], True)
     assert warnings(WELL) == []
+
+
+@pytest.mark.parametrize(
+    ("vault", "words"),
+    [
+        (KeeperView("it does not answer", (4711,)), "keepers (pid 4711): it does not answer, and arenas"),
+        (KeeperView("1 of 2 do not answer", (4711, 4712), 7), "(pid 4711, 4712): 1 of 2 do not answer"),
+    ],
+)
+def test_a_silent_keeper_of_arenas_keeps_no_client_out(vault: KeeperView, words: str) -> None:
+    facts = replace(WELL, vault=vault)
+    [warning] = warnings(facts)
+    assert (problems(facts), words in warning) == ([], True)
+    assert warnings(replace(WELL, vault=KeeperView("none runs, since the vault is empty"))) == []
