@@ -36,14 +36,19 @@ with Client(sys.argv[1]) as mpsd:
             pass
 print("done", flush=True)
 """
-# mpsctl, whose `lease release` begins late for job 6, as on a busy machine, and fails while the file `refuse` is there.
+# mpsctl, whose `lease release` begins late for job 6, as on a busy machine.  While the file `refuse` is there it fails as
+# if mpsd could not read it, and notes that there.
 SLOW = """\
 #!/bin/sh
 if [ "$SLURM_JOB_ID $2" = "6 release" ]; then
 	touch {place}/began
 	while [ ! -e {place}/go ]; do sleep 0.05; done
 fi
-[ "$2" != release ] || [ ! -e {place}/refuse ] || exit 3
+if [ "$2" = release ] && [ -e {place}/refuse ]; then
+	echo "$3" >>{place}/refuse
+	echo "mpsctl lease release: mpsd closed the connection: TOO_MANY: mpsd cannot tell who asks: it is not read" >&2
+	exit 3
+fi
 exec {root}/.venv/bin/mpsctl "$@"
 """
 
@@ -182,6 +187,17 @@ def test_an_mpsctl_that_does_not_end_keeps_no_prolog_waiting(shared: Machine, tm
         finally:
             (node.place / "go").touch()
             node.clear()
+
+
+def test_an_mpsd_that_cannot_tell_who_asks_is_asked_for_one_lease_only(node: Node) -> None:
+    """Each refusal takes 6 s.  The Prolog asked for every lease that was left, while other Prologs wait 60 s for its lock."""
+    for job in (1, 2, 3):
+        (node.jobs / f"{job}.left").touch()
+    (node.place / "refuse").touch()
+    node.run("prolog", 5)
+    assert (node.place / "refuse").read_text() == "slurm-1\n"
+    assert {f"{job}.left" for job in (1, 2, 3)} <= {path.name for path in node.jobs.iterdir()}
+    assert len(node.leases(5)) == 1
 
 
 def test_the_mpsd_that_the_first_jobs_prolog_starts_serves_the_jobs_of_all_gpus(machine: Machine, tmp_path: Path) -> None:
