@@ -49,12 +49,31 @@ def test_a_held_process_keeps_no_removal_waiting(tmp_path: Path) -> None:
     assert (found.returncode, "it is not known" in found.stderr) == (1, True), found
 
 
-def run(place: Path, seconds: int = 30) -> "subprocess.CompletedProcess[str]":
-    """Ask who uses it, without pauses between the ten looks, and with so many seconds for each: other tests hold /proc/PID."""
+@pytest.mark.parametrize(
+    "fakes",
+    [
+        pytest.param({"grep": "exit 126"}, id="more processes than a command line takes"),
+        pytest.param({"timeout": "exit 2"}, id="the shell cannot fork"),
+    ],
+)
+def test_a_look_that_failed_is_not_taken_for_one_that_found_nobody(tmp_path: Path, fakes: dict[str, str]) -> None:
+    found = run(tmp_path, **fakes)
+    assert (found.returncode, "it is not known" in found.stderr) == (1, True), found
+
+
+def test_a_directory_that_nobody_uses_may_go(tmp_path: Path) -> None:
+    found = run(tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def run(place: Path, seconds: int = 30, **fakes: str) -> "subprocess.CompletedProcess[str]":
+    """Ask who uses it, without pauses between the ten looks, and with so many seconds for each: other tests hold /proc/PID.
+    fakes: further commands that it finds."""
     commands = place / "bin"
     commands.mkdir()
-    for name, text in (("sleep", ""), ("timeout", f'shift 3; exec /usr/bin/timeout -s KILL {seconds} "$@"\n')):
-        (commands / name).write_text(f"#!/bin/sh\n{text}")
+    own = {"sleep": "", "timeout": f'shift 3; exec /usr/bin/timeout -s KILL {seconds} "$@"'}
+    for name, text in {**own, **fakes}.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
         (commands / name).chmod(0o755)
     environ = {"PATH": f"{commands}:/usr/bin:/bin"}
     return subprocess.run([IN_USE, place], env=environ, capture_output=True, text=True, check=False, timeout=400)
