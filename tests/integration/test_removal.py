@@ -15,6 +15,11 @@ show*) echo "$OWN" ;;
 *) echo "$1" >>"$NOTES" ;;
 esac
 """
+TIMEOUT = """\
+#!/bin/sh
+[ "$1" = -s ] || { shift && set -- 5 "$@"; } # mpsctl, not a look of in-use
+exec /usr/bin/timeout "$@"
+"""
 # A process of this user has a file of the installation mapped: its program.
 SCRIPT = """\
 mount -t tmpfs none /opt && mount -t tmpfs none /run && mkdir -p /opt/mpsd/venv /run/systemd/system || exit 9
@@ -53,6 +58,12 @@ def test_a_refused_removal_leaves_the_service_as_it_was(
         ("echo mpsctl clients: no mpsd at /run/nvidia-mps/mpsd.sock: Connection refused >&2; exit 3", True),
         ("echo mpsctl clients: mpsd closed the connection: TOO_MANY: mpsd cannot tell who asks >&2; exit 3", False),
         ("echo mpsctl clients: mpsd did not answer within 10 s >&2; exit 3", False),
+        ("exec /bin/sleep 90", False),
+        ("echo '[]'; exit 1", False),
+        ("echo '[]'; echo a warning of Python >&2", True),
+        ("exit 126", True),
+        ("exit 127", True),
+        ("exec python3 -I -S -c 'import mpsctl'", True),
     ],
 )
 def test_an_mpsd_that_serves_clients_or_does_not_say_stays(tmp_path: Path, answer: str, goes_on: bool) -> None:
@@ -65,7 +76,8 @@ def test_an_mpsd_that_serves_clients_or_does_not_say_stays(tmp_path: Path, answe
 def remove(place: Path, answer: str, **variables: str) -> tuple["subprocess.CompletedProcess[str]", list[str]]:
     """Remove the package, with this answer of mpsctl's; return what systemctl was asked for, too."""
     # without the pauses between in-use's ten looks: the program that it finds runs throughout
-    for name, text in (("systemctl", SYSTEMCTL), ("mpsctl", f"#!/bin/sh\n{answer}\n"), ("sleep", "#!/bin/sh\n")):
+    fakes = {"systemctl": SYSTEMCTL, "mpsctl": f"#!/bin/sh\n{answer}\n", "sleep": "#!/bin/sh\n", "timeout": TIMEOUT}
+    for name, text in fakes.items():
         (place / name).write_text(text)
         (place / name).chmod(0o755)
     notes = place / "notes"
