@@ -14,6 +14,7 @@ import structlog
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
+from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
@@ -59,8 +60,8 @@ class Leftovers:
         return facts is not None and facts.variables.get(DIRECTORY_VARIABLE) == self._pipe_directory
 
 
-def is_vendors(pid: int) -> bool:
-    return processes.command(pid).startswith(_COMMAND)
+def is_vendors(pid: int, by: ProcessReader | None = None) -> bool:
+    return processes.command(pid, by).startswith(_COMMAND)
 
 
 def kill(process: ProcessId) -> bool:

@@ -124,7 +124,8 @@ async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool
 def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
     """Return the vendor's processes of mpsd's user with removed files, except those of a container with another root.
 
-    Any process can have the vendor's name, so that users decide how many mpsd looks at.
+    Any process can have the vendor's name, so that users decide how many mpsd looks at.  And they can hold any: `searcher`
+    reads the names, and mpsd can read the daemon that it starts next.
     """
     root, until, homeless = identity_at("/"), clock() + _SEARCH_SECONDS, list[ProcessId]()
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
@@ -132,7 +133,7 @@ def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
             effect = "a vendor daemon that lost its directory, and was not found so far, is left to itself"
             log.warning("domain.not_searched", seconds=_SEARCH_SECONDS, effect=effect)
             break
-        if is_vendors(pid) and (process := processes.find(pid)) and _is_homeless(pid, root):
+        if is_vendors(pid, processes.searcher) and (process := processes.find(pid)) and _is_homeless(pid, root):
             homeless.append(process)
     return homeless
 

@@ -25,6 +25,7 @@ from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
+from mpsd.host.process_reader import UNREAD_SECONDS, Unanswered
 from mpsd.host.program_run import run_program
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
@@ -38,6 +39,7 @@ _SILENT_COMMANDS = 3
 _FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
 _NEEDS_ALL = ("shutdown_server", "terminate_client")
+_LOOK_SECONDS = 0.25
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints no message
 _LONGEST_SOCKET = "control_privileged"
 _NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
@@ -104,7 +106,7 @@ class VendorControl:
         except VendorFailed:
             await self.sweep()  # a start that hung may have left a daemon behind
             raise
-        self.process = self._find() if status == 0 else None
+        self.process = await self._find_soon() if status == 0 else None
         if self.process is None:
             await self.sweep()  # one that runs, and could write no pid file or does not listen, as on a full disk
             room = await run_in_thread(os.statvfs, self.pipe_directory)
@@ -287,6 +289,17 @@ class VendorControl:
     @property
     def _owner(self) -> int:
         return os.geteuid() if self._uid is None else self._uid
+
+    async def _find_soon(self) -> ProcessId | None:
+        """Return the daemon that has started; wait some seconds if mpsd's user's processes, and so this one, go unread."""
+        until = trio.current_time() + UNREAD_SECONDS + 1
+        while (found := await run_in_thread(self._find)) is None and trio.current_time() < until:
+            try:
+                processes.process_id(os.getpid())
+                return await run_in_thread(self._find)
+            except Unanswered:
+                await trio.sleep(_LOOK_SECONDS)
+        return found
 
     def _find(self) -> ProcessId | None:
         """Return the daemon of the private directory."""

@@ -64,11 +64,14 @@ def _new_socket() -> socket.socket:
 
 
 def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
-    """Return the keepers whose sockets were removed, by the names of the sockets: the name of `path`, or one that begins so."""
+    """Return the keepers whose sockets were removed, by the names of the sockets: the name of `path`, or one that begins so.
+
+    Users can hold any process: `searcher` reads the names, so that mpsd can read the keeper that it starts next.
+    """
     names = _removed_sockets(path)
     found = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
-        if processes.command(pid) != program.name or (process := processes.find(pid)) is None:
+        if processes.command(pid, processes.searcher) != program.name or (process := processes.find(pid)) is None:
             continue
         listener = processes.linked_file(pid, _LISTENER_LINK)  # not a client's connection, which it holds too
         if listener is None or (name := names.get(listener.path)) is None:

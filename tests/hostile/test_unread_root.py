@@ -99,3 +99,10 @@ def test_no_user_makes_mpsd_read_a_process_by_naming_it(shared: Machine, tmp_pat
                 user.ask(call)
             with Client(str(shared.pipe / "mpsd.sock"), timeout_seconds=4.0) as root:  # before the 5 s are over
                 assert root.hello.is_operator
+
+
+def test_a_held_process_of_roots_keeps_no_mpsd_from_starting(machine: Machine, tmp_path: Path) -> None:
+    """mpsd looked at the names of all processes first, and then could not read the vendor daemon that it had started."""
+    with held_program(tmp_path / "mount"):
+        machine.start()
+        assert machine.ask("get_default_active_thread_percentage").returncode == 0

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from mpsd.domains import vendor_control
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
 from mpsd.domains.pool import Pool
@@ -24,6 +25,7 @@ from mpsd.domains.strangers import Strangers
 from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
+from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.model.domain import Defaults, DomainState, ServerView
@@ -134,3 +136,33 @@ async def test_nothing_ends_while_mpsd_has_no_descriptor_for_a_look(monkeypatch:
     assert not look_now(domain)
     assert not domain.is_plausible(ServerFault(CLIENT))
     assert (processes.state(CLIENT), processes.has_thread_ended(CLIENT), processes.parent(CLIENT)) == ("?", False, None)
+
+
+@pytest.mark.parametrize(("most", "is_found"), [(3, True), (10**9, False)], ids=["late", "never"])
+async def test_a_daemon_that_has_started_may_be_unread_for_some_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, is_found: bool
+) -> None:
+    """Its start failed, and mpsd's with it: any user can keep all processes of mpsd's user unread for 5 s."""
+    looks = Counter[str]()
+
+    def process_id(pid: int) -> ProcessId:
+        looks["unread"] += 1
+        if looks["unread"] < most:
+            raise Unanswered(errno.EBUSY, "they are not read for 5 s")
+        return ProcessId(pid, 1)
+
+    async def launch(*_: object) -> tuple[int, bytes]:
+        return 0, b""
+
+    control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)
+    daemon = ProcessId(SERVER, 1)
+    monkeypatch.setattr(vendor_control, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(vendor_control, "UNREAD_SECONDS", 19.0 if is_found else -0.9)
+    monkeypatch.setattr(processes, "process_id", process_id)
+    monkeypatch.setattr(control, "_launch", launch)
+    monkeypatch.setattr(control, "_find", lambda: daemon if looks["unread"] >= most else None)
+    if is_found:
+        assert await control.start(None) == daemon
+    else:
+        with pytest.raises(VendorFailed, match="left no daemon behind"):
+            await control.start(None)
