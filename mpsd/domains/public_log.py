@@ -131,10 +131,12 @@ class PublicLog:
         for name in _NAMES:
             try:
                 self._files[name] = file = open_file(directory, name, os.O_WRONLY | os.O_APPEND, _MODE)
-                if (mode := stat.S_IMODE(os.fstat(file).st_mode)) & ~_MODE:  # an earlier mpsd made it 0644
-                    os.fchmod(file, mode & _MODE)
             except OSError as exc:
                 troubles[str(self._directory / name)] = exc.strerror or str(exc)
+                continue
+            with suppress(OSError):  # not mpsd's own file: lines can be written to it
+                if (mode := stat.S_IMODE(os.fstat(file).st_mode)) & ~_MODE:  # an earlier mpsd made it 0644
+                    os.fchmod(file, mode & _MODE)
         os.close(directory)
         return troubles
 

@@ -84,6 +84,29 @@ def test_others_read_no_log(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_file_of_another_user_is_written(
+    log: PublicLog, tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mode stays; mpsd reported that it cannot be opened, and never which lines were lost before."""
+    directory = tmp_path / "log"
+    block(directory)
+    log.write("lost")
+    wait_for("the loss", lambda: log.lost == 1)
+
+    def fail(descriptor: int, mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(public_log.os, "fchmod", fail)
+    directory.unlink()
+    directory.mkdir()
+    (directory / "control.log").touch()
+    (directory / "control.log").chmod(0o644)
+    log.write("after")
+    wait_for_line(directory, "after")
+    wait_for("the report", lambda: len(told) == 2)
+    assert [each["event"] for each in told] == ["log.unwritable", "log.lines_lost"]
+
+
 def test_between_attempts_some_seconds_pass(log: PublicLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(public_log, "_AGAIN_SECONDS", 3600.0)
     block(tmp_path / "log")
