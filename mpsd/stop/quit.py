@@ -28,6 +28,7 @@ from mpsd.model.process import ProcessId
 log = structlog.get_logger()
 _WAIT_SECONDS = 0.5  # between checks for remaining clients; changes in the pool cause further checks
 _GONE_SECONDS = 2.0
+_MOST_SILENCES = 3  # for which a domain's clients are ended: many on a busy GPU take long, and users can make them take long
 
 
 class Shutdown(Struct):
@@ -153,25 +154,33 @@ class Shutdown(Struct):
             log.error("domain.swept", domain=domain.name, processes=swept)
 
     async def _end_work(self, domain: Domain) -> None:
-        """End the GPU work of its clients; give up after as long as a busy domain may leave everything unanswered.
+        """End the GPU work of its clients; give up when none was ended for as long as a busy domain may leave all unanswered.
 
-        A user can stop a server of theirs, or hold the cgroups of their clients, and have so many that quitting would take
-        minutes.
+        And in any case after some time: a user can stop a server of theirs, or hold the cgroups of their clients, and have so
+        many that quitting would take minutes.
         """
+        until = trio.current_time() + _MOST_SILENCES * domain.control.silence_seconds
+
+        async def terminate(server_pid: int, client_pid: int) -> None:
+            if await self._terminate(domain, server_pid, client_pid):
+                ending.deadline = min(until, trio.current_time() + domain.control.silence_seconds)
+
         with trio.move_on_after(domain.control.silence_seconds) as ending:
             async with trio.open_nursery() as nursery:  # the command for one waits for no look at another
                 for server in domain.servers.values():
                     for client in server.client_pids:
-                        nursery.start_soon(self._terminate, domain, server.pid, client)
+                        nursery.start_soon(terminate, server.pid, client)
         if ending.cancelled_caught:
             log.error("domain.silent", domain=domain.name, why="it did not end the GPU work of all clients in time")
 
-    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> None:
-        """End the client's GPU work; its process sees error 810 and lives on."""
+    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> bool:
+        """End the client's GPU work and return whether that worked; its process sees error 810 and lives on."""
         try:
             await terminate_client(domain, server_pid, client_pid)
         except VendorFailed as exc:
             log.error("client.not_terminated", pid=client_pid, domain=domain.name, why=str(exc))
+            return False
+        return True
 
 
 async def _see_gone(process: ProcessId) -> None:

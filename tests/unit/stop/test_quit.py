@@ -16,7 +16,7 @@ from mpsd.model.process import ProcessId
 from mpsd.stop.quit import Shutdown
 
 BUG = RuntimeError("a bug")
-CLIENTS = range(5_000_000, 5_000_060)  # no processes
+CLIENTS = range(5_000_000, 5_000_060)  # as many as a server takes; no processes
 
 
 class Vendor:
@@ -109,6 +109,28 @@ async def test_a_quit_that_fails_ends_for_all_who_wait_for_it(autojump_clock: ob
         assert (ending.status, await ending.quit_all(0)) == (1, 1)
 
 
+EndOf = Callable[[Slow, Sequence[int]], Shutdown]
+
+
+@pytest.fixture
+def with_clients(monkeypatch: pytest.MonkeyPatch) -> EndOf:
+    """Return a function that returns the end of a domain with these clients."""
+    monkeypatch.setattr(processes, "find", lambda pid: ProcessId(pid, 1))
+    monkeypatch.setattr(processes, "state", lambda pid: "S")
+    monkeypatch.setattr(processes, "is_alive", lambda process: True)
+
+    def end(vendor: Slow, clients: Sequence[int]) -> Shutdown:
+        ending = shutdown(NoRefuser(), vendor)
+        domain = ending.pool.domains["domain-1"]
+        domain.servers = {7: ServerView(7, os.geteuid(), "ACTIVE", tuple(clients), "domain-1", ("GPU-a",))}
+        for client in (ProcessId(pid, 1) for pid in clients):
+            domain.admit(client)
+            domain.uids[client] = os.geteuid()
+        return ending
+
+    return end
+
+
 @pytest.mark.parametrize(
     ("slow", "is_all"),
     [
@@ -118,20 +140,28 @@ async def test_a_quit_that_fails_ends_for_all_who_wait_for_it(autojump_clock: ob
     ],
 )
 async def test_one_user_cannot_delay_it_for_minutes(
-    autojump_clock: object, monkeypatch: pytest.MonkeyPatch, slow: tuple[float, float, int], is_all: bool
+    autojump_clock: object, with_clients: EndOf, slow: tuple[float, float, int], is_all: bool
 ) -> None:
-    """With as many clients as a server takes."""
-    monkeypatch.setattr(processes, "find", lambda pid: ProcessId(pid, 1))
-    monkeypatch.setattr(processes, "state", lambda pid: "S")
-    monkeypatch.setattr(processes, "is_alive", lambda process: True)
     vendor = Slow(*slow)
-    ending = shutdown(NoRefuser(), vendor)
-    domain = ending.pool.domains["domain-1"]
-    domain.servers = {7: ServerView(7, os.geteuid(), "ACTIVE", tuple(CLIENTS), "domain-1", ("GPU-a",))}
-    for client in (ProcessId(pid, 1) for pid in CLIENTS):
-        domain.admit(client)
-        domain.uids[client] = os.geteuid()
     began = trio.current_time()
-    assert await ending.quit_all(0) == 0
-    assert trio.current_time() - began <= 2 * vendor.silence_seconds + 5.0
+    assert await with_clients(vendor, CLIENTS).quit_all(0) == 0
+    assert trio.current_time() - began <= 4 * vendor.silence_seconds + 5.0
     assert (vendor.terminated == len(CLIENTS)) is is_all
+
+
+async def test_the_work_of_all_clients_of_a_busy_domain_is_ended(
+    autojump_clock: object, with_clients: EndOf
+) -> None:
+    """The last ones ended with their server: killed, which harms all others there."""
+    vendor = Slow(4.9, 0.0, 0)
+    assert await with_clients(vendor, CLIENTS[:8]).quit_all(0) == 0
+    assert vendor.terminated == 8
+
+
+async def test_a_daemon_that_carries_out_no_command_is_given_up_early(
+    autojump_clock: object, with_clients: EndOf
+) -> None:
+    vendor = Slow(1000.0, 0.0, 0)
+    began = trio.current_time()
+    assert await with_clients(vendor, CLIENTS).quit_all(0) == 0
+    assert trio.current_time() - began <= 2 * vendor.silence_seconds + 5.0
