@@ -15,7 +15,7 @@ from mpsd.host.inspector_messages import Frozen
 from mpsd.model.process import MOST_PID
 
 FROZEN = "is frozen with its cgroup"
-UNREAD = "may be frozen or stopped: mpsd cannot read its cgroup or its state"  # other users can cause that
+UNREAD = "may be frozen: mpsd cannot read its cgroup"  # other users can cause that
 
 
 async def how_frozen(

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from mpsd.domains.vendor_control import VendorSilent
 from mpsd.errors import VendorFailed
 from mpsd.host import processes
 from mpsd.host.cgroups import unified_hierarchy
+from mpsd.host.process_reader import UNREAD_SECONDS
 from mpsd.model.domain import DomainState
 from tests.inspecting import INSPECTOR
 from tests.integration.cgroup import open_cgroup
@@ -77,18 +79,6 @@ async def test_one_that_sigcont_does_not_continue_is_killed(child: Child) -> Non
             await until(lambda: child.poll() is not None)
 
         await terminate_client(domain_of(child, answer), 7, child.pid)
-    assert child.returncode == -signal.SIGKILL
-
-
-async def test_one_that_may_be_stopped_is_killed(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its first thread, and with very many others."""
-    states = iter("SS")  # two looks before the command
-    monkeypatch.setattr(processes, "state", lambda pid: next(states, "?"))
-
-    async def answer() -> None:
-        await until(lambda: child.poll() is not None)
-
-    await terminate_client(domain_of(child, answer), 7, child.pid)
     assert child.returncode == -signal.SIGKILL
 
 
@@ -198,3 +188,65 @@ async def test_two_late_looks_kill_it_also_after_an_early_timeout_of_the_command
     with pytest.raises(VendorFailed, match="no answer"):
         await terminate_client(domain, 7, child.pid)
     assert child.wait() == -signal.SIGKILL
+
+
+async def slow_answer() -> None:
+    await trio.sleep(20.0)
+
+
+async def signals_while(
+    child: Child, monkeypatch: pytest.MonkeyPatch, state: Callable[[], str], answer: Callable[[], Awaitable[None]]
+) -> list[str]:
+    """Return the signals that mpsd sends to a client in these states, of which it asked the server to end the work."""
+    domain = domain_of(child, answer)
+
+    async def how_frozen(pid: int) -> str:
+        return ""
+
+    domain.control.how_frozen = how_frozen  # type: ignore[method-assign]
+    monkeypatch.setattr(processes, "state", lambda pid: state())
+    with capture_logs() as logs, suppress(VendorSilent):
+        await terminate_client(domain, 7, child.pid)
+    return [line["signal"] for line in logs if line["event"] == "client.signalled"]
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["no answer yet", "the command was given up"])
+async def test_one_whose_state_is_never_known_is_killed(
+    child: Child, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """With many threads and without its first one no look shows its state."""
+
+    async def answer() -> None:
+        await trio.sleep(0.1 if is_silent else 5.5)
+        if is_silent:
+            raise VendorSilent("no answer")
+
+    states = iter("SS")  # two looks before the command
+    assert "SIGKILL" in await signals_while(child, monkeypatch, lambda: next(states, "?"), answer)
+    assert child.wait() == -signal.SIGKILL
+
+
+async def test_one_whose_state_is_not_known_for_seconds_is_not_killed(
+    child: Child, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process can cause that for all processes of its user; on a busy GPU the answer takes longer than a second."""
+
+    def state() -> str:
+        return "S" if trio.current_time() % 5.5 < 0.6 else "?"
+
+    signals = await signals_while(child, monkeypatch, state, slow_answer)
+    assert {*signals} == {"SIGCONT"}
+
+
+async def test_one_read_that_takes_seconds_kills_no_client(
+    child: Child, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while no processor is free for the reader."""
+    states = iter(["S", "S", "late", "?"])  # two looks before the command
+
+    def state() -> str:
+        if (found := next(states, "S")) == "late":
+            autojump_clock.jump(UNREAD_SECONDS + 1.0)
+        return "?" if found == "late" else found
+
+    assert await signals_while(child, monkeypatch, state, slow_answer) == ["SIGCONT", "SIGCONT"]
