@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from mpsd.domains.awaited_client import command_about, how_stopped_now, may_signal
+from mpsd.domains.awaited_client import UNKNOWN, command_about, how_stopped_now, may_signal
 from mpsd.domains.domain import Domain
 from mpsd.domains.frozen_clients import UNREAD
 from mpsd.domains.vital_signs import how_stopped
@@ -21,10 +21,9 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
     """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
     mpsd does not ask for a client that is stopped, or frozen with its cgroup: its co-runners would stand still, and its domain
-    take no further client; nor if it cannot read the state.  It does not ask a domain in FAULT: its vendor daemon would
-    not answer any command until the process has ended (measured).  One that stops before the answer is continued, or else
-    killed (awaited_client.py).  So is a client in a cgroup that mpsd cannot read: other users can cause that, and a client that
-    runs is answered for at once.
+    take no further client.  It does not ask a domain in FAULT: its vendor daemon would not answer any command until the process
+    has ended (measured).  One that stops before the answer is continued, or else killed (awaited_client.py).  So is one whose
+    state or cgroup mpsd cannot read: users can cause that, and a client that runs is answered for at once.
     check: called right before the command is sent, which may have to wait; raises if it is not to be sent any more.  Nor is it
     sent if the process has ended since this call: another one may have the pid.
     """
@@ -35,14 +34,11 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
 
     process = processes.find(client_pid)  # None: mpsd cannot see it, or it has ended
 
-    def check_now(state: str, how: str) -> None:
+    def check_now(how: str) -> None:
         check()
         if process is not None and not processes.is_alive(process):
             raise VendorFailed(f"client {client_pid} has ended")
-        if state == "?":  # and it could be stopped
-            why = "mpsd cannot read now whether it is stopped, and its server would wait for it then"
-            raise VendorFailed(f"client {client_pid}: {why}: try again")
-        if how and not (how == UNREAD and process is not None and may_signal(domain, process)):
+        if how and not (how in (UNKNOWN, UNREAD) and process is not None and may_signal(domain, process)):
             raise VendorFailed(f"client {client_pid} {how}, and its server would wait for it: let it continue first")
 
     async def check_again() -> None:
@@ -50,12 +46,11 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int, che
         how_now = how_stopped(state) or UNREAD
         if how_now == UNREAD and how != UNREAD:  # else it would pass again, and its user can let every look take a second
             with trio.move_on_after(_TURN_SECONDS):
-                how_now = await domain.control.how_frozen(client_pid)
-        check_now(state, how_now)
+                how_now = await how_stopped_now(domain, client_pid, state)
+        check_now(how_now)
 
-    state = processes.state(client_pid)
-    how = await how_stopped_now(domain, client_pid, state)
-    check_now(state, how)  # before a sentinel is ended for the command
+    how = await how_stopped_now(domain, client_pid, processes.state(client_pid))
+    check_now(how)  # before a sentinel is ended for the command
     try:
         answer = await command_about(domain, process, f"terminate_client {server_pid} {client_pid}", check_again)
     finally:

@@ -3,7 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -250,3 +251,40 @@ async def test_one_read_that_takes_seconds_kills_no_client(
         return "?" if found == "late" else found
 
     assert await signals_while(child, monkeypatch, state, slow_answer) == ["SIGCONT", "SIGCONT"]
+
+
+@pytest.mark.parametrize("first", ["??", "S?", "?S"])
+async def test_the_work_of_one_whose_state_is_not_known_is_ended(
+    child: Child, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """33 threads without a first one were a refuge: mpsd refused each end of such a client, which went on with its work."""
+    states = iter(first)
+    has_sent: list[bool] = []
+
+    async def answer() -> None:
+        has_sent.append(True)
+
+    assert await signals_while(child, monkeypatch, lambda: next(states, "?"), answer) == []
+    assert has_sent
+
+
+@pytest.fixture
+def without_first_thread() -> Iterator[Child]:
+    """Return a process with many threads that is about to end its first one."""
+    program = (
+        "import ctypes, threading, time\n"
+        "for _ in range(40): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        yield child
+        child.kill()
+
+
+async def test_one_with_many_threads_and_no_first_one_is_ended(without_first_thread: Child) -> None:
+    """As the kernel shows it."""
+    await until(lambda: processes.state(without_first_thread.pid) == "?")
+
+    async def answer() -> None: ...
+
+    assert await terminate_client(domain_of(without_first_thread, answer), 7, without_first_thread.pid) == "0\n"

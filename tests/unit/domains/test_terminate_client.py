@@ -17,6 +17,7 @@ from mpsd.model.domain import DomainState
     [
         ("S", False, ""), ("T", False, "SIGSTOP"), ("t", False, "debugger"), ("S", True, "cgroup"), ("?", False, "cannot read"),
         ("?S", False, "cannot read"),  # it could have been stopped at the first look
+        ("S?", False, "cannot read"),
     ],
 )  # fmt: skip
 async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, state: str, is_frozen: bool, why: str) -> None:
@@ -34,7 +35,7 @@ async def test_not_for_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch, stat
     states = [*state]
     monkeypatch.setattr(processes, "state", lambda pid: states.pop(0) if states[1:] else states[0])
     control = SimpleNamespace(command=command, how_frozen=how_frozen)
-    domain = SimpleNamespace(name="d1", state=DomainState.READY, control=control, mark_stale=lambda: None)
+    domain = SimpleNamespace(name="d1", state=DomainState.READY, control=control, mark_stale=lambda: None, admitted={})
     if why:
         with pytest.raises(VendorFailed, match=why):
             await terminate_client(domain, 7, os.getpid())  # type: ignore[arg-type]
