@@ -69,8 +69,7 @@ class Reactions:
         for act in plan(incident, self._incidents.settings, frozenset(done), processes.is_alive):
             if not isinstance(act, Drain):
                 self._note_stranger(act.process)
-            if isinstance(act, Freeze) and not self._freeze(incident, act.process):
-                done.add(act)
+            if isinstance(act, Freeze) and not self._freezes(incident, act):
                 continue
             try:
                 self._send.send_nowait((incident, act))
@@ -96,8 +95,7 @@ class Reactions:
                 case End(process):
                     await self._end(incident, process)
                 case Freeze(process):
-                    deed = f"pid {process.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros"
-                    self._incidents.note(incident, deed)
+                    self._note_frozen(incident, process)
                 case Finish(process):
                     await self._finish(incident, process)
                 case Drain(gpu):
@@ -163,6 +161,7 @@ class Reactions:
         if pidfd is None:
             return
         try:
+            self._freeze_late(incident, process)
             has_stopped = await self._has_stopped(incident, process)
             if not processes.is_alive(process):  # as when the module kills it
                 return
@@ -245,16 +244,38 @@ class Reactions:
         if not is_own and processes.is_alive(process):
             raise NotAllowed(ANOTHERS) if is_own is False else _Unread(USER_UNREAD)
 
-    def _freeze(self, incident: Incident, process: ProcessId) -> bool:
-        """Send SIGSTOP now; the process may have ended.  Returns False if the process is left running."""
-        if is_anothers(process, self._uid(process)):
-            log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=ANOTHERS)
-            return False
+    def _freezes(self, incident: Incident, act: Freeze) -> bool:
+        """Freeze a process now; return False if it is left running.  If it is unread, `_freeze_late` tries again."""
         try:
-            _freeze(incident, process)
+            is_frozen = self._freeze(incident, act.process)
         except _Unread as exc:
+            log.error("fault.not_frozen", number=incident.number, pid=act.process.pid, why=str(exc))
+            return False
+        if not is_frozen:
+            self._done[incident.number].add(act)
+        return is_frozen
+
+    def _freeze_late(self, incident: Incident, process: ProcessId) -> None:
+        """Freeze a process that was unread when it had to be frozen; it may have ended since.  Raises _Unread."""
+        done, act = self._done.get(incident.number), Freeze(process)
+        if done is not None and act not in done:
+            is_frozen = self._freeze(incident, process)
+            done.add(act)
+            if is_frozen:
+                self._note_frozen(incident, process)
+
+    def _note_frozen(self, incident: Incident, process: ProcessId) -> None:
+        deed = f"pid {process.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros"
+        self._incidents.note(incident, deed)
+
+    def _freeze(self, incident: Incident, process: ProcessId) -> bool:
+        """Send SIGSTOP now; the process may have ended.  Returns False if it is another user's by now.  Raises _Unread."""
+        try:
+            self._check_theirs(process)
+        except NotAllowed as exc:
             log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=str(exc))
             return False
+        _freeze(incident, process)
         return True
 
     async def _end_now(self, process: ProcessId, pidfd: int) -> str:

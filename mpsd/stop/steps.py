@@ -25,7 +25,7 @@ from mpsd.stop.rules import plan, why_not_kill
 
 log = structlog.get_logger()
 Servers = list[tuple[Domain, int | None]]
-_STOPPED = "T"  # proc(5)
+_STOPPED, _UNKNOWN = "T", "?"  # as processes.state returns them
 _TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
 _END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, freeing host memory takes longer
 
@@ -34,6 +34,7 @@ class StopCase(Struct):
     """One process that is being ended.  servers: those with work of the process; None if the domain does not answer.
 
     may_end: whether the caller may still end it; None: not known.  Checked at each step, since a grace period can be long.
+    is_unread: it was left, perhaps since it could not be read at that moment.
     """
 
     process: ProcessId
@@ -42,6 +43,7 @@ class StopCase(Struct):
     may_end: Callable[[], Awaitable[bool | None]]
     steps: list[Step] = field(default_factory=list)
     why: str = ""
+    is_unread: bool = False
 
     @property
     def domain(self) -> str | None:
@@ -55,8 +57,8 @@ class StopCase(Struct):
         self.steps.append(step)
         log.info("client.stop", pid=self.process.pid, domain=self.domain, step=step.value)
 
-    def leave(self, why: str) -> None:
-        self.why = why
+    def leave(self, why: str, is_unread: bool = False) -> None:
+        self.why, self.is_unread = why, is_unread
         log.warning("client.left", pid=self.process.pid, domain=self.domain, why=why)
 
     def has_ended(self) -> bool:
@@ -70,7 +72,7 @@ class StopCase(Struct):
     async def check(self) -> bool:
         """Leave the process if it has become another user's since the request, or may have; return whether to continue."""
         if not self.why and not (may_end := await self.may_end()) and not self.has_ended():
-            self.leave(ANOTHERS if may_end is False else USER_UNREAD)
+            self.leave(ANOTHERS if may_end is False else USER_UNREAD, may_end is None)
         return not self.why
 
     async def send(self, step: Step, number: signal.Signals) -> None:
@@ -184,12 +186,13 @@ class Steps:
 async def _terminate(case: StopCase, manner: Manner) -> None:
     if not await case.check():
         return
-    refusals = []
-    if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
+    refusals, states = [], {processes.state(case.process.pid)}
+    if case.servers and _STOPPED in states:  # stopped by another process
         await case.send(Step.THAW, signal.SIGCONT)  # one that a debugger stopped stays so: then it is not terminated
     for domain, server_pid in case.servers:
         if refusal := await _why_not_terminated(case, domain, server_pid):
             refusals.append(refusal)
+            states.add(processes.state(case.process.pid))
     if case.servers and not refusals:
         case.did(Step.TERMINATE)
     elif case.has_ended():  # before the command for it: mpsd holds its GPU work as after any other end
@@ -197,7 +200,7 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
     if refusals:
         log.error("client.not_terminated", pid=case.process.pid, domain=case.domain, why=refusals)
     if why := why_not_kill(refusals, manner):
-        case.leave(why)
+        case.leave(why, _UNKNOWN in states)
 
 
 async def _why_not_terminated(case: StopCase, domain: Domain, server_pid: int | None) -> str:

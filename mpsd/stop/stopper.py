@@ -45,7 +45,7 @@ class Stopper:
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
         """End the processes of the target that the caller may end, and new ones in its cgroup.
 
-        Raises NoSuchClient, BadRequest, TooMany.
+        Raises NoSuchClient, BadRequest, TooMany; the latter also for one process that was left since it could not be read.
         """
         target = await self._targets.resolve(target, asker)
         found = await self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
@@ -67,6 +67,9 @@ class Stopper:
             with self._counted(cases):
                 await Steps(manner, whole, self._servers_now, self.release, self._pool.store).run(cases)
             done |= {case.process: case.result for case in cases}
+            unread = [*left.values(), *(case.why for case in cases if case.why and case.is_unread)]
+            if target.kind is TargetKind.PID and unread:
+                raise TooMany(f"pid {target.value}: {unread[0]}")
         left |= {each: _UNREAD for each in found.unread if each not in done}
         return Report([*done.values(), *(_left(process, why) for process, why in left.items())], found.others)
 

@@ -14,8 +14,12 @@ from mpsd.faults.rules.response import End
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
+from mpsd.stop.stopper import Stopper
 from tests.running import running
+from tests.unit.faults.test_contained import fault, place, wait_stopped
 from tests.unit.faults.test_reactions import Reacting, scene
+from tests.unit.stop.test_targets import a_pool
+from tests.unit.stop.test_unread_processes import HeldAfterFind
 
 __all__ = ["scene"]  # a fixture
 HELD = OSError(errno.EBUSY, "it keeps a reader waiting in the kernel")
@@ -80,6 +84,47 @@ async def test_one_that_the_stopper_could_not_read_is_stopped_again(
         await trio.sleep(10.0)
     assert len(scene.stopper.asked) == 2
     assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by sigkill, 5 s after it was known"]
+
+
+async def test_one_that_the_stopper_could_read_only_at_first_is_ended_when_it_is_let_go(
+    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch
+) -> None:
+    """The stopper's answer was a report like any other, and nothing tried again."""
+    held: list[Held] = []
+
+    def hold() -> None:
+        held or held.append(Held(trio.current_time() + 1.0, monkeypatch))
+
+    scene.reactions._stopper = Stopper(a_pool(), HeldAfterFind(hold))
+    scene.accuse(child, DomainState.READY)
+    async with running(scene.reactions.run):
+        await trio.sleep(6.0)
+        assert (child.poll(), len(held)) == (None, 1)
+        await trio.sleep(10.0)
+        assert child.wait(5) == -signal.SIGKILL
+        await trio.sleep(1.0)
+    assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by sigkill, 5 s after it was known"]
+
+
+async def test_a_client_that_was_held_when_it_had_to_be_frozen_is_frozen_and_ended_when_it_is_let_go(
+    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch
+) -> None:
+    """It counted as frozen, and ran on with zeros for results while its work was ended."""
+    process = processes.process_id(child.pid)
+    assert process is not None
+    place(scene, process)
+    Held(4.0, monkeypatch)
+    with capture_logs() as logs:
+        async with running(scene.reactions.run):
+            fault(scene, process)
+            await trio.sleep(4.0)
+            assert (scene.deeds, processes.state(child.pid)) == ([], "S")
+            await trio.sleep(1.5)
+            wait_stopped(child.pid)
+            await trio.sleep(60)
+    assert scene.deeds[0] == f"pid {child.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros"
+    assert [each["event"] for each in logs].count("fault.contained") == 1
+    assert len(scene.stopper.asked) == 1
 
 
 async def test_those_that_are_tried_again_are_bounded(
