@@ -62,7 +62,7 @@ class Stopper:
             wanted = [each for each in found.mine if each not in done]
             whole = await self._targets.freezer(target, asker, wanted) if manner.way is Way.DRAIN else None
             cases, left = self._open_all(wanted, silent, asker)
-            if not (cases or left or found.unread):
+            if not (cases or (not number and (left or found.unread))):  # who holds them may go on for as long as mpsd waits
                 break
             with self._counted(cases):
                 await Steps(manner, whole, self._servers_now, self.release, self._pool.store).run(cases)

@@ -24,6 +24,7 @@ from mpsd.host.inspector import Inspector
 from mpsd.host.ownership import USER_UNREAD, has_uid_of, is_ones_own, may_end
 from mpsd.model import stop
 from mpsd.model.process import ProcessId
+from mpsd.model.reach import EVERYTHING
 from mpsd.model.stop import Asker, Target, TargetKind
 from mpsd.stop import rules
 from mpsd.stop.freezer import CgroupFreezer, LeftFrozen
@@ -109,12 +110,11 @@ class Targets:
                     return None
             if not processes.is_alive(process):
                 return None
-            match is_ones_own(asker, process.pid):
-                case True:
-                    return _Place.UNREAD if text is None else _Place.MINE
-                case False:
-                    return None if text is None else _Place.OTHERS
-            return _Place.UNREAD
+            is_own = is_ones_own(asker, process.pid)
+            if text is None:  # containers share uids: one with the caller's is none of its own unless that is known
+                may_be_own = is_own or (is_own is None and asker.bound is EVERYTHING)
+                return _Place.UNREAD if may_be_own else None
+            return {True: _Place.MINE, False: _Place.OTHERS, None: _Place.UNREAD}[is_own]
 
         found, clients = Found([]), sorted(await self._clients())
         until = trio.current_time() + _READ_SECONDS

@@ -24,6 +24,7 @@ from tests.unit.stop.test_targets import HERE, a_pool, files, inspector
 __all__ = ["files", "fresh_readers", "inspector"]  # fixtures
 pytestmark = pytest.mark.root
 ROOT, OWN, NONE = (Asker(uid, os.getpid()) for uid in (None, USER, OTHER))
+INSIDE = Asker(USER, os.getpid(), processes.pid_namespaces(os.getpid())[0])  # as if this namespace were a container's
 
 
 class Job:
@@ -42,15 +43,15 @@ def job(
     with ExitStack() as stack:
         pids = sorted(stack.enter_context(sleeping(USER, USER, USER)) for _ in range(2))
         first, second = [found for pid in pids if (found := processes.process_id(pid))]
-        for each in (first, second):
-            files.put(each.pid, "/batch")
+        for pid in (first.pid, second.pid, os.getpid()):
+            files.put(pid, "/batch")
         one, other = (first, second) if request.param == "first" else (second, first)
         stack.enter_context(held(f"/proc/{one.pid}", tmp_path / "mount"))
         make_wait(one.pid)
         yield Job(one, other, inspector)
 
 
-@pytest.mark.parametrize("asker", [ROOT, OWN], ids=["an operator", "their user"])
+@pytest.mark.parametrize("asker", [ROOT, OWN, INSIDE], ids=["an operator", "their user", "one in their container"])
 async def test_of_a_job_all_but_a_held_client_are_ended(job: Job, asker: Asker) -> None:
     """An operator's stop ended no client of the job, and its user's counted all as other users', with exit status 0."""
     report = await job.stopper.stop(HERE, Manner(), asker)

@@ -12,7 +12,9 @@ from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, TooMany
 from mpsd.host import process_reader, processes
 from mpsd.host.inspector import Inspector
+from mpsd.host.ownership import is_ones_own
 from mpsd.model.process import ProcessId
+from mpsd.model.reach import EVERYTHING
 from mpsd.model.stop import Asker, Manner, Target, TargetKind
 from mpsd.stop import targets
 from mpsd.stop.stopper import Stopper
@@ -160,3 +162,31 @@ async def test_a_client_whose_cgroup_cannot_be_read_is_told_of_and_left(
     assert processes.is_alive(second)
     with pytest.raises(BadRequest, match=f"pid {second.pid}, the caller, were not read"):
         await looks.find(HERE, Asker(1000, second.pid))
+
+
+@pytest.mark.parametrize(("is_inside", "waits"), [(True, 0), (False, 1)], ids=["in a container", "on the host"])
+async def test_clients_of_unknown_user_and_cgroup_concern_no_container_and_delay_others_once(
+    child: Child, another: Child, files: CgroupFiles, inspector: Inspector, me: ProcessId, monkeypatch: pytest.MonkeyPatch,
+    is_inside: bool, waits: int,
+) -> None:  # fmt: skip
+    """One client of root's in any container, if held, delayed the stops of all root's containers by 10 s, and failed them."""
+    slept, really_sleep = list[float](), trio.sleep
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await really_sleep(seconds)
+
+    monkeypatch.setattr(targets, "_READ_SECONDS", 1.0)
+    monkeypatch.setattr(targets, "_MOST_READ", 1)
+    monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0123)
+    monkeypatch.setattr(trio, "sleep", sleep)
+    own, other = sorted(found for each in (child, another) if (found := processes.process_id(each.pid)))
+    monkeypatch.setattr(targets, "is_ones_own", lambda asker, pid: None if pid == other.pid else is_ones_own(asker, pid))
+    files.put(own.pid, "/batch")
+    files.put(me.pid, "/batch")
+    files.hold(other.pid)
+    asker = Asker(os.geteuid(), me.pid, processes.pid_namespaces(me.pid)[0] if is_inside else EVERYTHING)
+    report = await Stopper(a_pool(), Targets(a_pool(), inspector, lambda: (own, other))).stop(HERE, Manner(), asker)
+    assert [each.process for each in report.stopped] == ([own] if is_inside else [own, other])
+    assert report.stopped[0].has_ended
+    assert slept.count(process_reader.UNREAD_SECONDS) == waits
