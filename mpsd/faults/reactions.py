@@ -16,6 +16,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.listed import is_meant
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault, NotAllowed, TooMany
+from mpsd.fairness.places import Places
 from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
 from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
 from mpsd.host import process_reader, processes
@@ -30,6 +31,7 @@ from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
 _MOST = 256  # running reactions, waiting reactions, and remembered incidents
+_AGAIN = Places(most=_MOST, per_user=64, operators=0, first=64, few=4)  # for reactions that are tried again
 
 
 class _Unread(Exception):
@@ -38,6 +40,8 @@ class _Unread(Exception):
 
 class Reactions:
     """Guards that mpsd carries out each reaction to an incident once, and that the number of reactions is bounded.
+
+    Those that are tried again have places by user: whoever holds many own culprits keeps no other user's from being ended.
 
     release: releases what mpsd holds for a process.  holds: whether mpsd will hold a process's GPU address space after its end.
     """
@@ -55,7 +59,7 @@ class Reactions:
         self._publish, self._release, self._holds = publish, release, holds
         self._done: dict[int, set[Act]] = {}
         self._strangers: dict[ProcessId, int | None] = {}  # not met before their faults: their uids then
-        self._unread: set[tuple[int, Act]] = set()  # that are tried again
+        self._unread: dict[tuple[int, Act], int | None] = {}  # that are tried again, each with its user's share
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
         self._revised = Changed()  # any incident
@@ -106,21 +110,24 @@ class Reactions:
             log.exception("faults.bug", source="reactions", number=incident.number, act=repr(act))
         finally:
             self._room.release()
-        if why:
+        if why and not isinstance(act, Drain):
             await self._try_again(incident, act, why)
         else:
-            self._unread.discard((incident.number, act))
+            self._unread.pop((incident.number, act), None)
 
-    async def _try_again(self, incident: Incident, act: Act, why: str) -> None:
+    async def _try_again(self, incident: Incident, act: End | Freeze | Finish, why: str) -> None:
         """Try again until the process can be read or has ended, while other reactions have the room."""
         key = incident.number, act
         if key not in self._unread:
-            has_room = len(self._unread) < _MOST
-            effect = "it is tried again" if has_room else f"{_MOST} others are tried again"
+            uid = self._uid(act.process)
+            share = None if uid is None else self._pool.ranges.share_of(uid)
+            own = sum(each == share for each in self._unread.values())
+            has_room = _AGAIN.hindrance(own, len(self._unread), is_operator=False) is None
+            effect = "it is tried again" if has_room else f"{own} others of its user, of {len(self._unread)}, are tried again"
             log.error("fault.not_ended", number=incident.number, act=repr(act), why=why, effect=effect)
             if not has_room:
                 return
-            self._unread.add(key)
+            self._unread[key] = share
         await trio.sleep(process_reader.UNREAD_SECONDS)
         await self._send.send((incident, act))
 

@@ -1,6 +1,7 @@
 """A culprit whose user holds its /proc for a moment, when mpsd wants to end it."""
 
 import errno
+import os
 import signal
 import subprocess
 
@@ -56,7 +57,7 @@ async def test_a_held_culprit_is_ended_when_it_is_let_go(
             assert child.wait(5) == -signal.SIGKILL
     assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by SIGKILL, 5 s after it was known"]
     assert [each["why"] for each in logs if each["event"] == "fault.not_ended"] == [HELD.strerror]
-    assert scene.reactions._unread == set()
+    assert scene.reactions._unread == {}
 
 
 async def test_one_that_is_held_when_its_time_is_over_is_ended_too(
@@ -127,14 +128,16 @@ async def test_a_client_that_was_held_when_it_had_to_be_frozen_is_frozen_and_end
     assert len(scene.stopper.asked) == 1
 
 
-async def test_those_that_are_tried_again_are_bounded(
-    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch
+@pytest.mark.parametrize(("others_share", "is_ended"), [(1234, True), (os.geteuid(), False)], ids=["another user", "its own"])
+async def test_those_of_one_user_that_are_tried_again_are_bounded(
+    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch, others_share: int, is_ended: bool
 ) -> None:
-    others = {(number, End(ProcessId(1, 1))) for number in range(1000, 1256)}
-    scene.reactions._unread = set(others)
+    """The places were the first comers', whoever they were."""
+    others = {(number, End(ProcessId(1, 1))): others_share for number in range(1000, 1000 + reactions._AGAIN.per_user)}
+    scene.reactions._unread = dict(others)
     Held(1.0, monkeypatch)
     scene.accuse(child)
     async with running(scene.reactions.run):
         await trio.sleep(20)
-    assert child.poll() is None
+    assert (scene.deeds != []) == is_ended
     assert scene.reactions._unread == others
