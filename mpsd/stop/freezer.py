@@ -18,6 +18,7 @@ from mpsd.host import processes
 from mpsd.host.cgroup_directory import CgroupDirectory
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
+from mpsd.model.cgroup_path import PartKind, parse_path
 from mpsd.model.process import ProcessId
 from mpsd.notify import Changed
 
@@ -26,7 +27,8 @@ _FREEZE_SECONDS, _THAW_SECONDS = 2.0, 5.0
 _LOOK_SECONDS = 0.02
 _AGAIN_SECONDS = 1.0
 _EARLIER_SHARE, _EARLIER_SHARES = 0xFFFF0000, 64  # in place of users, whom an mpsd that starts does not know; no uids in use
-_OWN_PARTS = 7  # of /sys/fs/cgroup/system.slice/slurmstepd.scope/job_1/step_0: below them a user makes cgroups of any names
+_OWNERS = (PartKind.POD, PartKind.CONTAINER, PartKind.JOB)  # who is in one makes cgroups of any names below it
+_OTHERS_PARTS = 5  # of /sys/fs/cgroup/user.slice/user-1000.slice and /sys/fs/cgroup/system.slice/x.service: as above
 _NONE_OURS = {errno.ENOENT, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EROFS}  # removed, or never frozen
 _STOPPED = "tT"
 
@@ -205,10 +207,12 @@ async def thaw_earlier(notes: FrozenNotes, left: LeftFrozen) -> None:
 def _earlier_share(name: str) -> int:
     """Return the number against which looks at a cgroup of an earlier mpsd count.
 
-    It is one for all cgroups of a job or a container.  No user can choose the number of another's: each start of Python salts
-    the hashes of texts.
+    It is one for all cgroups of a pod, a container or a job, else of a user's slice or a service.  No user can choose the
+    number of another's: each start of Python salts the hashes of texts.
     """
-    return _EARLIER_SHARE + hash(Path(name).parts[:_OWN_PARTS]) % _EARLIER_SHARES
+    parts = parse_path(name)
+    depth = next((part.depth for part in parts if part.kind in _OWNERS and not part.is_chosen_inside), _OTHERS_PARTS)
+    return _EARLIER_SHARE + hash(tuple(part.name for part in parts if part.depth <= depth)) % _EARLIER_SHARES
 
 
 def _why(error: OSError | Unreadable) -> str:

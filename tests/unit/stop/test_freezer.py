@@ -298,8 +298,18 @@ async def test_the_cgroups_of_one_user_hold_no_more_than_the_users_share(held: P
 def test_no_user_can_choose_the_share_of_anothers_cgroup_of_an_earlier_mpsd(store: SqliteStore) -> None:
     """It was the length of the path: a user with held cgroups of each length kept those of all others frozen."""
     jobs = [Path(f"/sys/fs/cgroup/system.slice/slurmstepd.scope/job_{number}") for number in range(100, 200)]
-    for path in (*jobs, *(jobs[0] / ("x" * length) for length in range(1, 20))):
+    owners = [
+        jobs[0],
+        *map(Path("/sys/fs/cgroup").joinpath, [
+            f"docker/{'a' * 64}",
+            f"system.slice/docker-{'a' * 64}.scope",
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice",
+            "user.slice/user-1000.slice",
+        ]),
+    ]  # fmt: skip
+    for path in (*jobs, *(owner / name / "y" for owner in owners for name in (*map(str, range(20)), "user@1000.service"))):
         store.save_frozen(str(path), 1)
     shares = {Path(name): cgroup.share for name, (cgroup, _) in LeftFrozen(INSPECTOR, store)._frozen.items()}
     assert len({shares[job] for job in jobs}) > 10
-    assert len({share for path, share in shares.items() if path.is_relative_to(jobs[0])}) == 1
+    for owner in owners:
+        assert len({share for path, share in shares.items() if path.is_relative_to(owner)}) == 1
