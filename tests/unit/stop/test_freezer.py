@@ -143,7 +143,7 @@ async def test_so_is_one_whose_first_thread_has_ended(store: SqliteStore) -> Non
         assert process is not None
         stop(process, store)
         await thaw(store)
-        assert processes.state(made.pid) == "S"
+        assert processes.state(made.pid) not in "tT"
 
 
 def test_what_mpsd_continued_is_not_continued_again(store: SqliteStore, child: ProcessId) -> None:
