@@ -102,7 +102,7 @@ async def test_a_process_lives_without_its_first_thread() -> None:
 def test_a_process_is_stopped_without_its_first_thread() -> None:
     """That one counted for the whole process: a client that mpsd took for one that runs kept its co-runners waiting."""
     with leaderless() as made:
-        assert processes.state(made.pid) == "S"
+        assert processes.state(made.pid) in "RS"
         made.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, made.pid, os.WSTOPPED)
         assert processes.state(made.pid) == "T"
@@ -246,7 +246,7 @@ def test_where_a_process_is_takes_no_longer_with_many_groups(monkeypatch: pytest
 def test_its_state_and_its_parent_take_no_longer_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients of a domain are looked at, and the processes of one user could have 65,536 groups each."""
     monkeypatch.setattr(processes, "_status", lambda *_: pytest.fail("its status was read"))
-    assert (processes.state(os.getpid()), processes.parent(os.getpid())) == ("R", os.getppid())
+    assert (processes.state(os.getpid()) in "RS", processes.parent(os.getpid())) == (True, os.getppid())
 
 
 _WITH_GROUPS = """
