@@ -127,9 +127,12 @@ class Api:
         await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self._is_operator, most, _failed)
 
     def _wait_for(self, arrival: Arrival, nursery: trio.Nursery) -> None:
-        """Refuse a peer whose process mpsd cannot read now, or give it a place of a user without an operator's rights."""
+        """Refuse a peer whose process mpsd cannot read now, or give it a place without an operator's rights.
+
+        Such places count apart: those that root of a container has taken already keep root of the host from none.
+        """
         who = arrival.credentials
-        share = self._ranges.share_of(who.uid), False
+        share = -1 - self._ranges.share_of(who.uid), False
         if refusal := self._refusal(who.uid, share):
             self._refuse(who.uid, who.pid, arrival.sock, refusal)
             return

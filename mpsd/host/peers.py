@@ -30,7 +30,7 @@ _UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
 _MAX_GROUPS = 65536  # NGROUPS_MAX
 _MOST_BYTES = 1024  # the most that Python's own getsockopt returns
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS = 1.0  # of a process of root's with 65,536 groups, a look for whose it is takes 15 ms
 _UNKNOWN_SECONDS = UNREAD_SECONDS + 1  # by then one late read, as on a busy machine, keeps no process unread
 _T = TypeVar("_T")
 

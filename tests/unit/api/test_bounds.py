@@ -72,6 +72,7 @@ async def test_unread_peers_take_no_place_of_operators(short_dir: Path, monkeypa
         raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
 
     monkeypatch.setattr(server, "peer_of", unread)
+    monkeypatch.setattr(peers, "_UNKNOWN_SECONDS", 60.0)
     async with open_daemon(short_dir, max_connections=16, max_per_user=64) as daemon:
         path = str(daemon.listen(short_dir))
         with contextlib.ExitStack() as opened:
