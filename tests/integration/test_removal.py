@@ -70,7 +70,7 @@ def test_an_mpsd_that_serves_clients_or_does_not_say_stays(tmp_path: Path, answe
     """Any user can have mpsd refuse root for a moment: it was removed beneath its clients."""
     done, _ = remove(tmp_path, answer, OWN="/of-mpsd", INACTIVE="0")
     assert done.returncode == 1
-    assert ("mpsd serves clients" in done.stderr, "uses /opt/mpsd/venv" in done.stderr) == (not goes_on, goes_on), done
+    assert ("(mpsctl clients): " in done.stderr, "uses /opt/mpsd/venv" in done.stderr) == (not goes_on, goes_on), done
 
 
 def remove(place: Path, answer: str, **variables: str) -> tuple["subprocess.CompletedProcess[str]", list[str]]:
