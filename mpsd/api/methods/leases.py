@@ -120,7 +120,8 @@ def _selector(call: Call[CreateLease]) -> Selector:
         return Selector(asked.kind, asked.value)
     pid = peer.pid if asked.value == SELF else _decimal(asked.value)
     not_allowed = f"a lease for process {pid}, which is another user's, or outside of your container, needs an operator"
-    if not peer.is_operator and call.services.uid_of(pid) not in (None, peer.uid):  # to read it might keep root's unread
+    is_foreign = asked.value != SELF and call.services.uid_of(pid) not in (None, peer.uid)
+    if is_foreign and not peer.is_operator:  # to read it might keep root's unread
         raise NotAllowed(not_allowed)
     try:
         found = call.services.find_process(pid) if pid else None
