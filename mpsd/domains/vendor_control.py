@@ -9,6 +9,7 @@ time.
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -24,8 +25,9 @@ from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
+from mpsd.host.peers import once_known
 from mpsd.host.process_exit import wait_ended
-from mpsd.host.process_reader import UNREAD_SECONDS, Unanswered
+from mpsd.host.process_reader import Unanswered
 from mpsd.host.program_run import run_program
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
@@ -39,7 +41,6 @@ _SILENT_COMMANDS = 3
 _FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
 _NEEDS_ALL = ("shutdown_server", "terminate_client")
-_LOOK_SECONDS = 0.25
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints no message
 _LONGEST_SOCKET = "control_privileged"
 _NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
@@ -292,13 +293,10 @@ class VendorControl:
 
     async def _find_soon(self) -> ProcessId | None:
         """Return the daemon that has started; wait some seconds if mpsd's user's processes, and so this one, go unread."""
-        until = trio.current_time() + UNREAD_SECONDS + 1
-        while (found := await run_in_thread(self._find)) is None and trio.current_time() < until:
-            try:
-                processes.process_id(os.getpid())
-                return await run_in_thread(self._find)
-            except Unanswered:
-                await trio.sleep(_LOOK_SECONDS)
+        if (found := await run_in_thread(self._find)) is None:
+            with suppress(Unanswered):
+                await once_known(partial(processes.process_id, os.getpid()))
+                found = await run_in_thread(self._find)
         return found
 
     def _find(self) -> ProcessId | None:

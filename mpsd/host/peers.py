@@ -172,7 +172,7 @@ def caller_of(
 
 
 async def once_known(identify: Callable[[], _T]) -> _T:
-    """Return what `identify` returns of a peer; try again for some seconds if its process is unread.  Raises OSError."""
+    """Return what `identify` returns of a process; try again for some seconds if it is unread.  Raises OSError."""
     until = trio.current_time() + _UNKNOWN_SECONDS
     while True:
         try:

@@ -14,7 +14,6 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.domains import vendor_control
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
 from mpsd.domains.pool import Pool
@@ -26,7 +25,7 @@ from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.errors import VendorFailed
-from mpsd.host import processes
+from mpsd.host import peers, processes
 from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.model.domain import Defaults, DomainState, ServerView
 from mpsd.model.process import ProcessId
@@ -156,8 +155,8 @@ async def test_a_daemon_that_has_started_may_be_unread_for_some_seconds(
 
     control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path)
     daemon = ProcessId(SERVER, 1)
-    monkeypatch.setattr(vendor_control, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(vendor_control, "UNREAD_SECONDS", 19.0 if is_found else -0.9)
+    monkeypatch.setattr(peers, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(peers, "_UNKNOWN_SECONDS", 20.0 if is_found else 0.1)
     monkeypatch.setattr(processes, "process_id", process_id)
     monkeypatch.setattr(control, "_launch", launch)
     monkeypatch.setattr(control, "_find", lambda: daemon if looks["unread"] >= most else None)
