@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpsd.host import processes
-from mpsd.host.peers import groups_of, is_in_our_namespace, peer_credentials, process_unless_ended
+from mpsd.host.peers import groups_of, peer_credentials, process_unless_ended
 from mpsd.model.authority import Caller
 from mpsd.model.process import ProcessId
 from mpsd.model.reach import EVERYTHING, NOTHING, Bound, bound_of, reaches
@@ -55,9 +55,9 @@ def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containe
     """
     credentials = peer_credentials(connection)
     process = process_unless_ended(connection, credentials)
-    is_inside, bound = trusts_containers or is_in_our_namespace(process), _bound(process)
+    bound = _bound(process)
     gids = array("I", sorted((credentials.gid, *groups_of(connection))))  # last: 6 ms for 65,536; an unread peer comes again
-    caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, is_inside)
+    caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, trusts_containers or bound is EVERYTHING)
     return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, bound, credentials.gid)
 
 
@@ -74,4 +74,4 @@ def _bound(process: ProcessId | None) -> Bound:
         found = bound_of(namespaces)
     else:
         found = EVERYTHING if processes.is_in_our_namespace(process.pid) else NOTHING
-    return found if processes.is_alive(process) else NOTHING  # another process may have got its pid
+    return found if processes.process_id(process.pid) == process else NOTHING  # another process may have got its pid

@@ -190,13 +190,13 @@ def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
 def test_root_of_a_container_is_no_operator_when_its_pid_becomes_a_host_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends between mpsd's look at who connected, and its look at the namespace of the pid."""
 
-    def asked_too_late(pid: int) -> bool:
+    def asked_too_late(pid: int) -> tuple[int, ...]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        return True
+        return (1,)  # mpsd's own alone
 
-    monkeypatch.setattr(processes, "is_in_our_namespace", asked_too_late)
+    monkeypatch.setattr(processes, "read_pid_namespaces", asked_too_late)
     for finds_operator in (lambda made: peer_of(made, None).is_operator, lambda made: caller_of(made, None)[1].is_owner):
         with connected_child() as made:
             assert not finds_operator(made)
