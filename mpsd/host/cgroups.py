@@ -29,7 +29,7 @@ _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed un
 def identify(
     process: ProcessId | None, credentials: Credentials, token: str = "", cgroups: tuple[str, ...] | None = None
 ) -> Identity:
-    """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
+    """Return the identity; only the ids if the process has ended, or another one has its pid.
 
     token, cgroups: which were read before (client_facts.py).  None: read its cgroups now; raise Unreadable if that fails.
     """
@@ -82,7 +82,7 @@ def why_not_known(process: ProcessId, lacked: bool, look: CgroupLook) -> str:
 
 
 def read_cgroup(pid: int) -> CgroupLook:
-    """Return what a process shows of its cgroups.  Raise OSError, as for a path of more than 4,096 bytes."""
+    """Return a process's cgroups.  Raise OSError, as for a path of more than 4,096 bytes."""
     try:
         return processes.cgroup_reader.cgroup(pid)
     except OSError as exc:

@@ -90,7 +90,7 @@ class FileWriters:
     def take(self, file: int) -> frozenset[Lineage]:
         """Return all other processes that made or opened the file or closed it after writing, and forget them.
 
-        None if not all are known, one closed it that has not opened it, nor has a parent of it, or the file has changed since.
+        None if not all are known, one closed it that neither has opened it nor has a parent that did, or it has changed.
         file: a descriptor, after whose opening no process had it open for writing.  The file must still have a name.
         """
         with self._reading:
@@ -147,7 +147,7 @@ class FileWriters:
     def _lose(self) -> None:
         """Forget all files, and note none until the queue is empty: a lost event may be that of a second writer of any file.
 
-        Then mpsd watches the directory alone.  A file that was made before has no known writer, since mpsd did not see it made.
+        Then mpsd watches the directory alone.  The writer of an earlier file is not known, since mpsd did not see it made.
         If the kernel permits not even that watch, no file has one.
         """
         if self._is_behind:
@@ -164,7 +164,7 @@ class FileWriters:
     def _note(self, handle: FileHandle, name: bytes, mask: int, pid: int, pidfd: int) -> None:
         """Note an event of a file, after a look at the file: the sooner mpsd watches it, the less can happen unseen.
 
-        A file that has another name by the time mpsd reads of its making has no known writer.
+        If a file has another name by the time mpsd reads of its making, its writer is not known.
         """
         changed_ns = self._look(handle, name) if handle not in self._found or mask & lib.FAN_CLOSE_WRITE else -1
         if (use := self._found.get(handle)) is None:
@@ -181,7 +181,7 @@ class FileWriters:
     def _look(self, handle: FileHandle, name: bytes) -> int:
         """Watch the file by itself from now on, and return its ctime in ns; -1 if the directory does not have it by this name.
 
-        It opens the path alone: no lease delays that, and no event tells of it.
+        It opens the path alone: no lease delays that, and the kernel reports no event of it.
         """
         try:
             path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
@@ -229,7 +229,7 @@ def _facts(records: bytes) -> tuple[FileHandle, bytes, int]:
 
 
 def _lineage_of(pid: int, pidfd: int) -> Lineage:
-    """Return the lineage of an event's process; empty if it is not certain that the pid was its own meanwhile.
+    """Return the lineage of an event's process; empty if another process may have had the pid since.
 
     pid: 0: a process that mpsd does not see.
     """

@@ -69,12 +69,12 @@ def thread_names(pid: int) -> list[str]:
     if len(threads) == MOST_THREADS:
         raise OSError(errno.E2BIG, "it has too many threads to list")
     names = [processes.command(each) for each in threads if not processes.has_thread_ended(each)]
-    if processes.reader.threads(pid) != threads:  # one ended meanwhile: the kernel may have left out those after it
+    if processes.reader.threads(pid) != threads:  # one has ended since: the kernel may have left out those after it
         raise OSError(errno.EAGAIN, "its threads are ending")
     return names
 
 
 def _abort(names: list[str], share_of: Callable[[int], int]) -> int:
-    """Abort the silent file servers of the users whose descriptors threads with these names close; return how many."""
+    """Abort the silent file servers of the users for whom threads with these names close descriptors; return how many."""
     shares = {share for share in map(file_servers.named, names) if share is not None}
     return sum(file_servers.abort(share, share_of) for share in shares)

@@ -64,7 +64,7 @@ def _new_socket() -> socket.socket:
 
 
 def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
-    """Return the keepers whose sockets were removed, by the names of the sockets: the name of `path`, or one that begins so.
+    """Return the keepers of removed sockets, by the names of the sockets: the name of `path`, or one that begins so.
 
     Users can hold any process: `searcher` reads the names, so that mpsd can read the keeper that it starts next.
     """

@@ -145,7 +145,7 @@ class Forwarding(Struct):
     async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
         try:
             while (message := await look_at(self.client, self.closings, self.share)) is not None:
-                with self.closings.holding(self.share, len(message.descriptors)):  # while the domain has no room
+                with self.closings.holding(self.share, len(message.descriptors)):  # while the domain takes no more
                     if self.ids and message.credentials:  # a sender may have other ids: its domain and its limits are of these
                         message.credentials = Credentials(message.credentials.pid, self.ids.uid, self.ids.gid)
                     self._check_speaker(message)
@@ -182,7 +182,7 @@ class Forwarding(Struct):
         if self.speaker and said_by != self.speaker:
             self._close(message)
             raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
-        # One that has ended since may have said it: it gets no channel (_check_receiver).
+        # It may be of a process that has ended since, which gets no channel (_check_receiver).
         if self.process is not None and (now := processes.find(said_by)) is not None and now != self.process:
             self._close(message)
             raise WrongSpeaker(f"a later process with pid {said_by} speaks on the connection of the one before")
@@ -210,7 +210,7 @@ class Forwarding(Struct):
             raise
 
     def _check_descriptors(self, message: Message) -> None:
-        """Refuse a descriptor whose close can wait: SIGKILL ends no vendor daemon that waits for a user's file or process.
+        """Refuse a descriptor if its close can wait: SIGKILL ends no vendor daemon that waits for a user's file or process.
 
         A socket has others in its queue.  Raise FatalMessage.
         """

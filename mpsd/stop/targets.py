@@ -33,7 +33,7 @@ _AT_ONCE = 16  # processes that all callers together look at in one turn of the 
 _READ_SECONDS = 5.0  # for the cgroups of all clients, before Linux 6.8: there one user can delay each read by half a second
 _MOST_READ = 64  # texts of one caller that mpsd has at a time: users choose their lengths
 _OWN_UNREAD = f"the cgroups of pid {{}}, the caller, were not read in {_READ_SECONDS:.0f} s"
-_TURN_SECONDS = 0.003  # fewer of those whose status takes the kernel 20 ms, as with 65,536 groups
+_TURN_SECONDS = 0.003  # fewer if the kernel takes 20 ms for a status, as with 65,536 groups
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -111,7 +111,7 @@ class Targets:
             if not processes.is_alive(process):
                 return None
             is_own = is_ones_own(asker, process.pid)
-            if text is None:  # containers share uids: one with the caller's is none of its own unless that is known
+            if text is None:  # containers share uids: a process is the caller's only if that is known
                 may_be_own = is_own or (is_own is None and asker.bound is EVERYTHING)
                 return _Place.UNREAD if may_be_own else None
             return {True: _Place.MINE, False: _Place.OTHERS, None: _Place.UNREAD}[is_own]
