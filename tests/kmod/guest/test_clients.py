@@ -229,7 +229,9 @@ def test_a_va_space_that_has_released_its_memory_has_no_known_owner(device: Devi
         os.close(va_space.mm_fd)
         va_space.mm_fd = -1
         assert not gpu.access(HOLE).absorbed
-    assert [(each.story, each.tgid) for each in device.wait(Kind.FAULT)] == [("FAULT CANCELLED OWNER", 0)]
+    # The client of the test before may be gone only now.
+    found = [(each.story, each.tgid) for each in device.wait(Kind.FAULT) if each.kind is Kind.FAULT]
+    assert found == [("FAULT CANCELLED OWNER", 0)]
 
 
 def test_plain_faults_leave_the_flags_alone(device: Device, va_space: VaSpace) -> None:
