@@ -91,7 +91,6 @@ def serve(arguments: argparse.Namespace) -> int:
         from mpsd.app import start  # --version does not need the time to import trio and the rest
 
         gc.freeze()  # later collections, during requests or at the end, do not scan them either
-        gc.enable()
     except (ConfigError, ImportError) as exc:
         why = str(exc) if isinstance(exc, ConfigError) else f"mpsd is not installed completely: {exc}"
         print(why, file=sys.stderr)
@@ -100,6 +99,8 @@ def serve(arguments: argparse.Namespace) -> int:
     except BaseException as exc:  # without memory, for one: in the background, no user sees what Python prints
         readiness.answer_ready(invocation.ready_fd, 1, f"mpsd failed: {exc!r}\n")
         raise
+    finally:
+        gc.enable()
     return start.main(config, invocation)
 
 

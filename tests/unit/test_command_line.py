@@ -1,5 +1,6 @@
 """The command line of the daemon, as the front end, an operator and systemd use it."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_a_package_that_is_missing_is_said_to_the_front_end(monkeypatch: pytest.
     reader, writer = os.pipe()
     assert main(["serve", "--background", "--ready-fd", str(writer), "--config", str(tmp_path / "mpsd.toml")]) == 1
     assert os.read(reader, 4096).startswith(b"1\nmpsd is not installed completely: ")
+    assert gc.isenabled()
     os.close(reader)
 
 
