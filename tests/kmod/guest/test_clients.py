@@ -230,7 +230,7 @@ def test_a_va_space_that_has_released_its_memory_has_no_known_owner(device: Devi
         va_space.mm_fd = -1
         assert not gpu.access(HOLE).absorbed
     # The client of the test before may be gone only now.
-    found = [(each.story, each.tgid) for each in device.wait(Kind.FAULT) if each.kind is Kind.FAULT]
+    found = [(each.story, each.tgid) for each in device.wait(Kind.FAULT) if each.kind == Kind.FAULT]
     assert found == [("FAULT CANCELLED OWNER", 0)]
 
 
