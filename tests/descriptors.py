@@ -13,7 +13,6 @@ def _settle() -> None:
     for each in (processes.reader, processes.searcher, processes.cgroup_reader):
         with suppress(OSError):
             each.stat(os.getpid())
-    processes.charged_uid(1)  # a process of root's: by the reader that the others ask
 
 
 def descriptors() -> int:

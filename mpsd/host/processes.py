@@ -149,19 +149,19 @@ def sole_uid(pid: int) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def real_uid(pid: int, by: ProcessReader | None = None) -> int:
+def real_uid(pid: int) -> int:
     """Return the uid of the user who started it, even if its program changed user; if unknown, its effective one, or root's."""
-    found = _uids(pid, by)
-    return found[0] if found else (owner(pid) or (0, 0))[0]
+    return (_uids(pid) or [effective_uid(pid)])[0]
+
+
+def effective_uid(pid: int) -> int:
+    """Return its effective uid, or root's if it has gone, by no read: readers ask for it again and again."""
+    return (owner(pid) or (0, 0))[0]
 
 
 def charged_uid(pid: int) -> int:
-    """Return the uid that work for the process counts against: the effective one, and of root's programs the real one.
-
-    It reads no status, which the kernel takes 20 ms to write for a process with 65,536 groups, except of root's programs.  The
-    readers ask for it, so it has a reader of its own.
-    """
-    return (owner(pid) or (0, 0))[0] or real_uid(pid, _uid_reader)
+    """Return the uid that work for it counts against: the effective one, and of root's programs the real one, by a status."""
+    return effective_uid(pid) or real_uid(pid)
 
 
 def uids(pid: int) -> set[int]:
@@ -352,9 +352,9 @@ def _goes_on(thread: int) -> bool:
     return stat is not None and not stat.is_over and not stat.is_killed
 
 
-def _status(pid: int, by: ProcessReader | None = None) -> bytes | None:
-    """Return the contents of /proc/PID/status; None if it has gone.  Raises OSError.  by: None: `reader`."""
-    return _unless_gone(partial((by or reader).text, pid, "status")) or None
+def _status(pid: int) -> bytes | None:
+    """Return the contents of /proc/PID/status; None if it has gone.  Raises OSError."""
+    return _unless_gone(partial(reader.text, pid, "status")) or None
 
 
 def _value(status: bytes, name: bytes) -> bytes:
@@ -366,10 +366,10 @@ def _value(status: bytes, name: bytes) -> bytes:
     return value if newline else b""
 
 
-def _uids(pid: int, by: ProcessReader | None = None) -> list[int]:
+def _uids(pid: int) -> list[int]:
     """Return real, effective, saved and file system uid; none if it has gone, or they are not known."""
     try:
-        return [int(word) for word in _value(_status(pid, by) or b"", b"Uid").split()]
+        return [int(word) for word in _value(_status(pid) or b"", b"Uid").split()]
     except OSError:
         return []
 
@@ -391,10 +391,9 @@ def collect(pid: int) -> bool:
     return False
 
 
-_uid_reader = ProcessReader(lambda _: 0)  # asked by the others for a program of root's; its waits count against root
-reader = ProcessReader(charged_uid)
-searcher = ProcessReader(charged_uid)  # a search takes it up to 200 ms: the other one answers in that time
-cgroup_reader = ProcessReader(charged_uid)  # before Linux 6.8 one user can delay the reads of all: stat still comes
-_READERS = (reader, searcher, cgroup_reader, _uid_reader)
+reader = ProcessReader(effective_uid)
+searcher = ProcessReader(effective_uid)  # a search takes it up to 200 ms: the other one answers in that time
+cgroup_reader = ProcessReader(effective_uid)  # before Linux 6.8 one user can delay the reads of all: stat still comes
+_READERS = (reader, searcher, cgroup_reader)
 for _each in _READERS:
     atexit.register(_each.close)

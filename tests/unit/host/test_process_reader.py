@@ -295,7 +295,8 @@ def test_a_process_is_asked_for_its_user_without_its_groups(monkeypatch: pytest.
     monkeypatch.setattr(processes, "_status", lambda *_: pytest.fail("its status lists up to 65,536 groups"))
     with subprocess.Popen(["sleep", "60"], user=65534) as child:
         try:
-            assert [each._uid_of(child.pid) for each in (processes.reader, processes.searcher)] == [65534, 65534]
+            for each in (processes.reader, processes.searcher, processes.cgroup_reader):
+                assert (each._uid_of(child.pid), each._uid_of(os.getpid())) == (65534, 0)
         finally:
             child.kill()
 

@@ -79,7 +79,7 @@ def test_a_process_of_which_nothing_is_known_has_not_ended(child, monkeypatch: p
     made, process = child
     with without_descriptors(spare=0):
         assert processes.process_id(made.pid) == process  # by the reading process, which needs no descriptor more
-        monkeypatch.setattr(processes, "reader", ProcessReader(processes.charged_uid))
+        monkeypatch.setattr(processes, "reader", ProcessReader(processes.effective_uid))
         assert processes.is_alive(process)
         for ask in (lambda: processes.process_id(made.pid), lambda: processes.open_pidfd(process)):
             with pytest.raises(OSError, match="Too many open files"):

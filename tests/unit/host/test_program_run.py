@@ -86,7 +86,7 @@ async def test_a_cancelled_program_is_killed() -> None:
 
 def test_an_inspector_starts_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits is replaced on the event loop, where an exec in mpsd could wait for a client's file."""
-    reader = ProcessReader(processes.charged_uid)
+    reader = ProcessReader(processes.effective_uid)
     reader.start_by(INSPECTOR.start_reader)
     monkeypatch.delattr(os, "posix_spawn")
     try:
