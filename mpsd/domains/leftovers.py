@@ -14,12 +14,11 @@ import structlog
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
-from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 DIRECTORY_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-_COMMAND = "nvidia-cuda-mps"  # the names of the daemon and its servers, as the kernel cuts them to 15 bytes
+COMMAND = "nvidia-cuda-mps"  # the names of the daemon and its servers, as the kernel cuts them to 15 bytes
 _MOST_RECORDED = 256  # a domain has one server for each user, and few at a time
 
 
@@ -60,8 +59,8 @@ class Leftovers:
         return facts is not None and facts.variables.get(DIRECTORY_VARIABLE) == self._pipe_directory
 
 
-def is_vendors(pid: int, by: ProcessReader | None = None) -> bool:
-    return processes.command(pid, by).startswith(_COMMAND)
+def is_vendors(pid: int) -> bool:
+    return processes.command(pid).startswith(COMMAND)
 
 
 def kill(process: ProcessId) -> bool:

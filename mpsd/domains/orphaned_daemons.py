@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,12 +18,15 @@ from msgspec import Struct
 
 from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
-from mpsd.domains.leftovers import DIRECTORY_VARIABLE, is_vendors, kill
+from mpsd.domains.leftovers import COMMAND, DIRECTORY_VARIABLE, is_vendors, kill
 from mpsd.host import processes
 from mpsd.host.file_identity import FileId, identity_at
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
+from mpsd.host.process_reader import ProcessReader
+from mpsd.host.process_search import search
+from mpsd.host.process_stat import parse_stat
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
 
@@ -31,7 +35,6 @@ _RECORD = "clients-of-removed"
 _OPEN_FILES = ("control_lock (deleted)", "log (deleted)", "control.log (deleted)")  # vendor programs have some of them open
 _LOOK_SECONDS = 1.0  # between two looks whether a daemon still has a server
 _GONE_SECONDS = 5.0
-_SEARCH_SECONDS = 5.0  # mpsd begins to serve only afterwards, and systemd waits for 90 s
 
 
 class Orphan(Struct, frozen=True):
@@ -124,33 +127,24 @@ async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool
 def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
     """Return the vendor's processes of mpsd's user with removed files, except those of a container with another root.
 
-    Any process can have the vendor's name, so that users decide how many mpsd looks at.  And they can hold any: `searcher`
-    reads the names, and mpsd can read the daemon that it starts next.
+    Any process can have the vendor's name, so that users decide how many mpsd looks at.
     """
-    root, until, homeless = identity_at("/"), clock() + _SEARCH_SECONDS, list[ProcessId]()
-    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-        if clock() > until:
-            effect = "a vendor daemon that lost its directory, and was not found so far, is left to itself"
-            log.warning("domain.not_searched", seconds=_SEARCH_SECONDS, effect=effect)
-            break
-        if is_vendors(pid, processes.searcher) and (process := processes.find(pid)) and _is_homeless(pid, root):
-            homeless.append(process)
+    homeless, missing = search(partial(_homeless_daemon, identity_at("/")), clock)
+    if missing:
+        effect = "a vendor daemon that lost its directory, and was not found so far, is left to itself"
+        log.warning("domain.not_searched", why=missing, effect=effect)
     return homeless
 
 
-def _is_homeless(pid: int, root: FileId | None) -> bool:
-    """Return whether it has mpsd's root and removed files, and is of mpsd's user."""
-    found = processes.linked_file(pid, "root")
-    if found is None or found.identity != root or not _has_removed_files(pid):
-        return False
-    return (owner := processes.owner(pid)) is not None and owner[0] == os.geteuid()
-
-
-def _has_removed_files(pid: int) -> bool:
-    try:
-        return bool(processes.numbers(pid, _OPEN_FILES))
-    except OSError:
-        return False
+def _homeless_daemon(root: FileId | None, pid: int, reader: ProcessReader) -> ProcessId | None:
+    """Return the process if it has mpsd's root and removed files, and is of mpsd's user.  Raises OSError."""
+    if not reader.text(pid, "comm").startswith(COMMAND.encode()):
+        return None
+    stat = parse_stat(reader.stat(pid))
+    if stat is None or stat.is_over or reader.linked_file(pid, "root").identity != root:
+        return None
+    is_ours = reader.numbers(pid, _OPEN_FILES) and (owner := processes.owner(pid)) and owner[0] == os.geteuid()
+    return ProcessId(pid, stat.start_time) if is_ours else None
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:

@@ -271,10 +271,10 @@ def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> bool:
     return True
 
 
-def command(pid: int, by: ProcessReader | None = None) -> str:
-    """Return the kernel's name of it, 15 bytes at most; empty if it has gone or cannot be seen.  by: None: `reader`."""
+def command(pid: int) -> str:
+    """Return the kernel's name of it, 15 bytes at most; empty if it has gone or cannot be seen."""
     try:
-        return (_unless_gone(partial((by or reader).text, pid, "comm")) or b"").removesuffix(b"\n").decode(errors="replace")
+        return (_unless_gone(partial(reader.text, pid, "comm")) or b"").removesuffix(b"\n").decode(errors="replace")
     except OSError:
         return ""
 

@@ -1,5 +1,6 @@
 """Start a keeper, and connect to a running one."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -10,10 +11,14 @@ from mpsd.errors import KeeperFailed
 from mpsd.host import processes
 from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
+from mpsd.host.process_reader import ProcessReader, Unanswered
+from mpsd.host.process_search import search
+from mpsd.host.process_stat import parse_stat
 from mpsd.host.sock_diag import listening_sockets
 from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
+_NOT_FOUND = "a keeper whose socket was removed may not be found"
 _LISTENER = 3  # its number in the keeper
 _LISTENER_LINK = f"fd/{_LISTENER}"  # proc(5)
 
@@ -64,21 +69,26 @@ def _new_socket() -> socket.socket:
 
 
 def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
-    """Return the keepers of removed sockets, by the names of the sockets: the name of `path`, or one that begins so.
+    """Return the keepers of removed sockets, by the names of the sockets: the name of `path`, or one that begins so."""
+    if not (names := _removed_sockets(path)):
+        return {}
 
-    Users can hold any process: `searcher` reads the names, so that mpsd can read the keeper that it starts next.
-    """
-    names = _removed_sockets(path)
-    found = {}
-    for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
-        if processes.command(pid, processes.searcher) != program.name or (process := processes.find(pid)) is None:
-            continue
-        listener = processes.linked_file(pid, _LISTENER_LINK)  # not a client's connection, which it holds too
-        if listener is None or (name := names.get(listener.path)) is None:
-            continue
-        if processes.sole_uid(pid) == os.geteuid():  # last: a status takes 20 ms with 65,536 groups
-            found[name] = process
-    return found
+    def look(pid: int, reader: ProcessReader) -> tuple[str, ProcessId] | None:
+        if reader.text(pid, "comm") != f"{program.name}\n".encode():
+            return None
+        stat = parse_stat(reader.stat(pid))
+        name = names.get(reader.linked_file(pid, _LISTENER_LINK).path)  # not a client's connection, which it holds too
+        if stat is None or stat.is_over or name is None:
+            return None
+        uid = processes.sole_uid(pid)  # last: a status takes 20 ms with 65,536 groups
+        if uid is None:
+            raise Unanswered(errno.EBUSY, f"the uids of pid {pid} are not known")
+        return (name, ProcessId(pid, stat.start_time)) if uid == os.geteuid() else None
+
+    found, missing = search(look)
+    if missing:
+        log.warning("keeper.not_searched", why=missing, effect=_NOT_FOUND)
+    return dict(found)
 
 
 def _removed_sockets(path: Path) -> dict[str, str]:
@@ -86,7 +96,7 @@ def _removed_sockets(path: Path) -> dict[str, str]:
     try:
         listening = listening_sockets(os.geteuid())
     except OSError as exc:  # a kernel without CONFIG_UNIX_DIAG
-        log.warning("keeper.not_searched", why=str(exc), effect="a keeper whose socket was removed is not found")
+        log.warning("keeper.not_searched", why=str(exc), effect=_NOT_FOUND)
         return {}
     places = {inode: Path(name) for inode, name in listening.items() if not name.startswith("\0")}
     return {

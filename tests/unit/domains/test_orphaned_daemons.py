@@ -1,5 +1,6 @@
 """Vendor daemons that lost their directories: the record of their clients, and the search for them."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 from mpsd.domains import orphaned_daemons as module
 from mpsd.domains.orphaned_daemons import _homeless, _read
 from mpsd.host import processes
+from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.model.process import ProcessId
 
 MANY = 4000
@@ -77,6 +79,21 @@ def test_a_name_alone_has_no_status_read(
     assert homeless.pid in found
     assert homeless.pid in read
     assert named.pid not in {*found, *read}
+
+
+def test_a_process_that_cannot_be_read_is_named(homeless: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon that was not found was left running without a line in the log."""
+    text = ProcessReader.text
+
+    def unless_held(self: ProcessReader, pid: int, name: str) -> bytes:
+        if pid == 1:
+            raise Unanswered(errno.ETIMEDOUT, "its reader waits")
+        return text(self, pid, name)
+
+    monkeypatch.setattr(ProcessReader, "text", unless_held)
+    with capture_logs() as lines:
+        assert homeless.pid in [each.pid for each in _homeless()]
+    assert [(line["event"], line["why"]) for line in lines] == [("domain.not_searched", "processes that were not read (1): 1")]
 
 
 def test_the_search_ends_among_processes_that_are_slow_to_read(
