@@ -21,6 +21,8 @@ def go_on():
         os.execv("/bin/sleep", ["sleep", "600"])
     os._exit(0)
 threading.Thread(target=go_on).start()
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=threading.Event().wait).start()
 ctypes.CDLL(None).syscall(ctypes.c_long({_EXIT.get(platform.machine(), 60)}), ctypes.c_long(0))
 """
 # Its tracer, which this program is, does not take the status of the threads that have ended: they stay.
@@ -45,9 +47,9 @@ end()
 
 
 @contextmanager
-def leaderless(**options: Any) -> Iterator["subprocess.Popen[bytes]"]:
-    """options: of Popen, as `user`."""
-    with subprocess.Popen([PYTHON, "-I", "-S", "-c", _PROGRAM], stdin=subprocess.PIPE, **options) as made:
+def leaderless(others: int = 0, **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """others: threads that sleep in it.  options: of Popen, as `user`."""
+    with subprocess.Popen([PYTHON, "-I", "-S", "-c", _PROGRAM, str(others)], stdin=subprocess.PIPE, **options) as made:
         try:
             while b"(zombie)" not in _status(made.pid):
                 time.sleep(0.01)

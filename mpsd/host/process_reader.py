@@ -149,9 +149,9 @@ class ProcessReader:
         """Return its children; none if the kernel does not list them (CONFIG_PROC_CHILDREN).  Raises OSError."""
         return wire.parse_numbers(self._read(Question(InspectorOp.CHILDREN, pid)))
 
-    def threads(self, pid: int) -> list[int]:
-        """Return its threads, the first MOST_THREADS.  Raises OSError."""
-        return wire.parse_numbers(self._read(Question(InspectorOp.THREADS_OF, pid)))
+    def threads(self, pid: int, *, few: bool = False) -> list[int]:
+        """Return its threads, the first MOST_THREADS, or 64 if few are enough.  Raises OSError."""
+        return wire.parse_numbers(self._read(Question(InspectorOp.THREADS_OF, pid, ["few"] if few else [])))
 
     def namespaces(self, pid: int) -> tuple[int, ...]:
         """Return the numbers of the process's pid namespace and of those above, mpsd's own last.  Raises OSError."""

@@ -24,7 +24,7 @@ from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.host.process_stat import Stat, parse_stat
 from mpsd.model.process import ProcessId
 
-_MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive, unlisted
+_MOST_THREADS = 32  # of a process without its first one, each 30 us of the event loop; with more it counts as alive
 _LOOKS = 4  # at all of them; if some came or went each time, it counts as alive
 _T = TypeVar("_T")
 GONE = (errno.ENOENT, errno.ESRCH)
@@ -98,17 +98,17 @@ def lacks_first_thread(process: ProcessId) -> bool:
 def state(pid: int) -> str:
     """Return the letter of proc(5); X for a process that has gone, ? if that is not known, as without a free descriptor.
 
-    If its first thread has ended and others go on, it is T or t if any of them shows it, and ? for more than _MOST_THREADS.
+    If its first thread has ended, or waits in the kernel as in vfork(2), _MOST_THREADS of all show whether it is T or t, or ?.
     """
     try:
         stat = _stat(pid)
-        if stat is None or not stat.is_over or stat.threads == 1:
+        if stat is None or stat.threads == 1 or not (stat.is_over or stat.state == "D"):
             return stat.state if stat else "X"
-        threads = _threads(pid, stat)
-        if threads is None:
-            return "?"
-        found = {each.state for each in map(_stat, threads) if each}
+        threads = _unless_gone(partial(reader.threads, pid, few=True)) or []
+        found = {each.state for each in map(_stat, threads[:_MOST_THREADS]) if each}
     except OSError:
+        return "?"
+    if found <= {"D", "X", "Z"} and len(threads) > _MOST_THREADS:  # a thread keeps these while the others are stopped
         return "?"
     return max(found - {"X", "Z"}, default="Z")  # of the kernel's letters T and t are the last
 
@@ -342,7 +342,7 @@ def _threads(pid: int, stat: Stat) -> list[int] | None:
     """Return the threads of the process with this stat; none if it has gone, None for too many to look at.  Raises OSError."""
     if stat.threads > _MOST_THREADS:
         return None
-    found = _unless_gone(partial(reader.threads, pid)) or []
+    found = _unless_gone(partial(reader.threads, pid, few=True)) or []
     return found if len(found) <= _MOST_THREADS else None
 
 

@@ -45,7 +45,7 @@
  *                                                     of the processor's time that the search took
  *   TEXT   a word: status, comm or uid_map            the first MPSD_INSPECTOR_TEXT_BYTES bytes of that file
  *   CHILDREN nothing                                  numbers (int32): the children of its first MPSD_INSPECTOR_THREADS threads
- *   THREADS_OF nothing                                numbers (int32): its threads, the first MPSD_INSPECTOR_THREADS
+ *   THREADS_OF nothing, or the word few               numbers (int32): its threads, the first MPSD_INSPECTOR_THREADS or _FEW_THREADS
  *   READER nothing                                    none; count: the pid of a new process, a child of mpsd's,
  *                                                     that serves this socket as `--direct` does
  *   RUN    words: variables of the environment, then  none; count: the pid of a new process, a child of mpsd's and
@@ -131,6 +131,7 @@ enum {
 	MPSD_INSPECTOR_STAT_BYTES = 4096,
 	MPSD_INSPECTOR_TEXT_BYTES = 65528, /* what a datagram holds */
 	MPSD_INSPECTOR_THREADS = 1024,    /* of a process that are listed: 3 ms */
+	MPSD_INSPECTOR_FEW_THREADS = 64,  /* where some tell enough; more than _MOST_THREADS of mpsd/host/processes.py */
 	MPSD_INSPECTOR_PATHS_MS = 200,
 	MPSD_INSPECTOR_CGROUP_BYTES = 16384, /* 4 paths of the greatest length, or 13 hierarchies with 1,200 bytes each */
 	MPSD_INSPECTOR_SPACES_MOST = 33,  /* MAX_PID_NS_LEVEL of linux/pid_namespace.h, and the first */

@@ -97,7 +97,7 @@ static ssize_t read_cgroups(uint32_t pid, char *out, size_t size)
 	if (stat_size >= 0) {
 		out[stat_size] = '\0';
 		if (stat_is_over(out, &threads)) {
-			rc = for_threads(pid, name_unless_over, name);
+			rc = for_threads(pid, MPSD_INSPECTOR_THREADS, name_unless_over, name);
 			if (rc < 0)
 				return rc;
 			if (rc == 0)

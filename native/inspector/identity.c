@@ -18,8 +18,6 @@
 #endif
 #define PF_EXITING 0x4 /* linux/sched.h */
 
-enum { FEW_THREADS = 64 }; /* of 40 to 67 ns each; at least as many as _MOST_THREADS of mpsd/host/processes.py */
-
 /* The stat of the thread alone: for /proc/PID/stat the kernel visits all threads of the process, which may have very many. */
 static ssize_t read_thread(uint32_t pid, char *out)
 {
@@ -42,7 +40,7 @@ bool stat_is_over(const char *stat, long *threads)
 	       (state == 'Z' || state == 'X' || flags & PF_EXITING);
 }
 
-/* If the first thread ended before the others, only the stat of the whole process has its exit code. */
+/* If the first thread ended before the others, only the stat of the whole process has its exit code: 40 to 67 ns a thread. */
 int stat_read(const struct question *question, struct reply *out)
 {
 	ssize_t size = read_thread(question->head.pid, out->payload);
@@ -50,7 +48,7 @@ int stat_read(const struct question *question, struct reply *out)
 
 	if (size >= 0) {
 		out->payload[size] = '\0';
-		if (stat_is_over(out->payload, &threads) && threads <= FEW_THREADS)
+		if (stat_is_over(out->payload, &threads) && threads <= MPSD_INSPECTOR_FEW_THREADS)
 			size = read_file(question->head.pid, "stat", out->payload, MPSD_INSPECTOR_STAT_BYTES);
 	}
 	if (size < 0)

@@ -75,8 +75,8 @@ bool send_status(int end, int status, uint32_t count);
 /* Up to `size` bytes of /proc/PID/`name`.  How many, or -errno. */
 ssize_t read_file(uint32_t pid, const char *name, char *out, size_t size);
 
-/* Call `each` for the first MPSD_INSPECTOR_THREADS threads, until it returns another value than 0.  That value, or -errno. */
-int for_threads(uint32_t pid, int (*each)(uint32_t pid, const char *thread, void *out), void *out);
+/* Call `each` for the first `most` threads, until it returns another value than 0.  That value, or -errno. */
+int for_threads(uint32_t pid, int most, int (*each)(uint32_t pid, const char *thread, void *out), void *out);
 
 /* Whether the thread with this stat has ended or is ending.  *threads: how many its process has; 0 if the stat is not whole. */
 bool stat_is_over(const char *stat, long *threads);

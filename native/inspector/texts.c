@@ -5,9 +5,11 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Static_assert(MPSD_INSPECTOR_TEXT_BYTES == sizeof(((struct reply *)0)->payload), "the payload of a datagram");
 
@@ -74,33 +76,42 @@ static int append_thread(uint32_t pid, const char *thread, void *out)
 	return append_number(out, atol(thread));
 }
 
-int for_threads(uint32_t pid, int (*each)(uint32_t, const char *, void *), void *out)
+int for_threads(uint32_t pid, int most, int (*each)(uint32_t, const char *, void *), void *out)
 {
+	_Alignas(struct dirent64) char entries[1024]; /* readdir's buffer is of a thousand threads, and the kernel fills it */
 	char path[64 + sizeof(PROC)];
-	struct dirent *entry;
-	int rc = 0, left = MPSD_INSPECTOR_THREADS;
-	DIR *folder;
+	ssize_t size = 0;
+	int rc = 0, folder;
 
 	snprintf(path, sizeof(path), PROC "/%u/task", pid);
-	folder = opendir(path);
-	if (!folder)
+	folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (folder < 0)
 		return -errno;
-	while (rc == 0 && left && (entry = readdir(folder))) {
-		if (entry->d_name[0] != '.') {
-			rc = each(pid, entry->d_name, out);
-			left--;
+	while (rc == 0 && most && (size = getdents64(folder, entries, sizeof(entries))) > 0) {
+		const struct dirent64 *entry;
+
+		for (ssize_t at = 0; rc == 0 && most && at < size; at += entry->d_reclen) {
+			entry = (const struct dirent64 *)(entries + at);
+			if (entry->d_name[0] != '.') {
+				rc = each(pid, entry->d_name, out);
+				most--;
+			}
 		}
 	}
-	closedir(folder);
+	if (size < 0)
+		rc = -errno;
+	close(folder);
 	return rc;
 }
 
 int children_read(const struct question *question, struct reply *out)
 {
-	return for_threads(question->head.pid, append_children, out);
+	return for_threads(question->head.pid, MPSD_INSPECTOR_THREADS, append_children, out);
 }
 
 int threads_read(const struct question *question, struct reply *out)
 {
-	return for_threads(question->head.pid, append_thread, out);
+	int most = is_word(question, "few", 3) ? MPSD_INSPECTOR_FEW_THREADS : MPSD_INSPECTOR_THREADS;
+
+	return for_threads(question->head.pid, most, append_thread, out);
 }

@@ -283,7 +283,7 @@ def without_first_thread() -> Iterator[Child]:
 
 async def test_one_with_many_threads_and_no_first_one_is_ended(without_first_thread: Child) -> None:
     """As the kernel shows it."""
-    await until(lambda: processes.state(without_first_thread.pid) == "?")
+    await until(lambda: processes.has_thread_ended(without_first_thread.pid))
 
     async def answer() -> None: ...
 

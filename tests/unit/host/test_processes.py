@@ -1,6 +1,8 @@
 """Facts about processes, and that nothing but ENOENT and ESRCH makes a living one look ended."""
 
+import ctypes
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -18,6 +20,8 @@ from mpsd.host.descriptors import SPARE_DESCRIPTORS
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
+from tests.hostile.attacker import PYTHON
+from tests.integration.process import wait_for
 from tests.leaderless import crowded, execute, leaderless
 
 
@@ -111,6 +115,42 @@ def test_a_process_is_stopped_without_its_first_thread() -> None:
         assert processes.state(made.pid) == "Z"
 
 
+# Its first thread waits in the kernel until its child ends, as in vfork(2); its other threads sleep.
+IN_VFORK = f"""
+import ctypes, signal, sys, threading
+libc = ctypes.CDLL(None)
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=signal.pause).start()
+clone, CLONE_VFORK = {220 if platform.machine() == "aarch64" else 56}, 0x4000
+libc.syscall(ctypes.c_long(clone), ctypes.c_long(CLONE_VFORK | signal.SIGCHLD), 0, 0, 0, 0)
+libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # the child
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("others", [1, 40])
+def test_a_process_is_stopped_whose_first_thread_is_in_vfork(others: int) -> None:
+    """That thread goes on waiting: mpsd took a stopped client for one that runs, and its co-runners waited for it."""
+    with subprocess.Popen([PYTHON, "-I", "-S", "-c", IN_VFORK, str(others)]) as made:
+        try:
+            wait_for("its first thread to wait", lambda: (stat := processes.read_stat(made.pid)) and stat.state == "D")
+            assert processes.state(made.pid) == "S"
+            # One for the process would wait for the first thread.
+            assert ctypes.CDLL(None).tgkill(made.pid, processes.reader.threads(made.pid)[-1], signal.SIGSTOP) == 0
+            wait_for("its other threads to stop", lambda: processes.state(made.pid) == "T")
+        finally:
+            made.kill()
+
+
+def test_a_process_of_many_threads_is_stopped_without_its_first_one() -> None:
+    """With more than 32 its state was not known: a stop of a client whose domain is silent was to be tried again for ever."""
+    with leaderless(40) as made:
+        assert processes.state(made.pid) in "RS"
+        made.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, made.pid, os.WSTOPPED)
+        assert processes.state(made.pid) == "T"
+
+
 def test_a_process_lives_whose_last_thread_becomes_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """It executed a program after mpsd had looked at the first thread, and before it looked at that one.  125 of 444 such
     processes, asked for all the time, counted as ended; a client that does so as it is admitted had no lease of its cgroup."""
@@ -153,10 +193,16 @@ def test_ended_threads_take_little_of_the_event_loop(monkeypatch: pytest.MonkeyP
 
 def test_very_many_threads_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel took 3 ms for the first thousand of 10,000."""
-    monkeypatch.setattr(processes.reader, "threads", lambda pid: pytest.fail("they were listed"))
-    with crowded(40) as pid:
+    threads = processes.reader.threads
+
+    def list_few(pid: int, *, few: bool = False) -> list[int]:
+        assert few
+        return threads(pid, few=True)
+
+    monkeypatch.setattr(processes.reader, "threads", list_few)
+    with crowded(80) as pid:
         assert processes.find(pid) is not None
-        assert processes.state(pid) == "?"
+        assert (processes.state(pid), len(threads(pid, few=True))) == ("?", 64)
 
 
 def test_a_living_process_has_its_first_thread(child) -> None:
