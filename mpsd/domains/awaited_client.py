@@ -74,7 +74,7 @@ async def _keep_running(domain: Domain, client: ProcessId, asked: trio.Event, wa
     stopped_at: float | None = None  # first
     unknown_at = math.inf  # after the first of the looks in a row that do not know its state: one read may take seconds
     longer_until: float | None = None
-    before = ""
+    before, logged = "", None
     with watching:
         while True:
             await trio.sleep(_LOOK_SECONDS)
@@ -90,9 +90,12 @@ async def _keep_running(domain: Domain, client: ProcessId, asked: trio.Event, wa
                 stopped_at = looked_at if stopped_at is None else stopped_at
                 is_sure = how != UNREAD or before == UNREAD  # on a busy machine one look can be late
                 is_late = is_sure and trio.current_time() - stopped_at >= _PATIENCE_SECONDS
-            if how:
-                _signal(domain, client, signal.SIGKILL if is_late else signal.SIGCONT, how)
-            before = how
+            sent = None
+            if how and _signal(domain, client, number := signal.SIGKILL if is_late else signal.SIGCONT):
+                sent = number, how
+                if sent != logged:  # mpsd looks 20 times in a second
+                    log.error("client.signalled", pid=client.pid, domain=domain.name, signal=number.name, why=f"it {how}")
+            before, logged = how, sent
 
 
 def may_signal(domain: Domain, client: ProcessId) -> bool:
@@ -100,7 +103,8 @@ def may_signal(domain: Domain, client: ProcessId) -> bool:
     return domain.admitted.get(client.pid) == client and not is_anothers(client, domain.uids.get(client))
 
 
-def _signal(domain: Domain, client: ProcessId, number: signal.Signals, how: str) -> None:
+def _signal(domain: Domain, client: ProcessId, number: signal.Signals) -> bool:
+    """Return whether the signal was sent."""
     with suppress(OSError):
-        if may_signal(domain, client) and processes.kill(client, number):
-            log.error("client.signalled", pid=client.pid, domain=domain.name, signal=number.name, why=f"it {how}")
+        return may_signal(domain, client) and processes.kill(client, number)
+    return False
