@@ -25,7 +25,7 @@ from mpsd.stop.rules import plan, why_not_kill
 
 log = structlog.get_logger()
 Servers = list[tuple[Domain, int | None]]
-_STOPPED, _UNKNOWN = "T", "?"  # as processes.state returns them
+_STOPPED = "T"  # as processes.state returns it
 _TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
 _END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, freeing host memory takes longer
 
@@ -186,13 +186,13 @@ class Steps:
 async def _terminate(case: StopCase, manner: Manner) -> None:
     if not await case.check():
         return
-    refusals, states = [], {processes.state(case.process.pid)}
-    if case.servers and _STOPPED in states:  # stopped by another process
+    refusals, is_unread = [], _is_unread(case.process)
+    if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
         await case.send(Step.THAW, signal.SIGCONT)  # one that a debugger stopped stays so: then it is not terminated
     for domain, server_pid in case.servers:
         if refusal := await _why_not_terminated(case, domain, server_pid):
             refusals.append(refusal)
-            states.add(processes.state(case.process.pid))
+            is_unread = is_unread or _is_unread(case.process)
     if case.servers and not refusals:
         case.did(Step.TERMINATE)
     elif case.has_ended():  # before the command for it: mpsd holds its GPU work as after any other end
@@ -200,7 +200,12 @@ async def _terminate(case: StopCase, manner: Manner) -> None:
     if refusals:
         log.error("client.not_terminated", pid=case.process.pid, domain=case.domain, why=refusals)
     if why := why_not_kill(refusals, manner):
-        case.leave(why, _UNKNOWN in states)
+        case.leave(why, is_unread)
+
+
+def _is_unread(process: ProcessId) -> bool:
+    """Return whether mpsd cannot read the process now; False if it can, even if that does not show whether it is stopped."""
+    return processes.read_stat(process.pid) is None
 
 
 async def _why_not_terminated(case: StopCase, domain: Domain, server_pid: int | None) -> str:

@@ -16,6 +16,7 @@ from mpsd.stop import steps, targets
 from mpsd.stop.stopper import Stopper
 from mpsd.stop.targets import Found, Targets
 from tests.inspecting import INSPECTOR
+from tests.leaderless import crowded
 from tests.unit.stop.test_targets import a_pool
 
 HELD = OSError(errno.EBUSY, "held")
@@ -46,11 +47,15 @@ class AtWork(Stopper):
         return [(Domain("d1", 1, ("GPU-a",), Control(), 48, state=DomainState.READY), 1)]  # type: ignore[arg-type]
 
 
+async def refuse(*_: object) -> str:
+    raise VendorFailed("mpsd cannot read now whether it is stopped: try again")
+
+
 def no_pidfd(patch: Patch) -> None:
-    def refuse(process: ProcessId) -> int:
+    def fail(process: ProcessId) -> int:
         raise HELD
 
-    patch.setattr(processes, "open_pidfd", refuse)
+    patch.setattr(processes, "open_pidfd", fail)
 
 
 def no_user(patch: Patch) -> None:
@@ -58,10 +63,8 @@ def no_user(patch: Patch) -> None:
 
 
 def no_state(patch: Patch) -> None:
-    async def refuse(*_: object) -> str:
-        raise VendorFailed("mpsd cannot read now whether it is stopped: try again")
-
     patch.setattr(processes, "state", lambda pid: "?")
+    patch.setattr(processes, "read_stat", lambda pid: None)
     patch.setattr(steps, "terminate_client", refuse)
 
 
@@ -77,8 +80,17 @@ async def test_a_process_that_became_unread_is_refused_so_that_the_caller_tries_
 
 
 async def test_one_whose_work_was_not_ended_is_left(child: subprocess.Popen, monkeypatch: Patch) -> None:
-    no_state(monkeypatch)
-    monkeypatch.setattr(processes, "state", lambda pid: "S")
+    monkeypatch.setattr(steps, "terminate_client", refuse)
     target = Target(TargetKind.PID, str(child.pid))
     report = await AtWork(a_pool(), HeldAfterFind(lambda: None)).stop(target, Manner(), Asker(None, os.getpid()))
     assert [each.has_ended for each in report.stopped] == [False]
+
+
+async def test_one_whose_state_stays_unknown_is_left(monkeypatch: Patch) -> None:
+    """Its threads do not show it, and will not: the caller was to try again for as long as its domain was silent."""
+    monkeypatch.setattr(steps, "terminate_client", refuse)
+    with crowded(40) as pid:
+        assert processes.state(pid) == "?"
+        target = Target(TargetKind.PID, str(pid))
+        report = await AtWork(a_pool(), HeldAfterFind(lambda: None)).stop(target, Manner(), Asker(None, os.getpid()))
+        assert [each.has_ended for each in report.stopped] == [False]
