@@ -6,7 +6,7 @@ All facts come from the kernel (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD); a pee
 import os
 import socket
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,12 +38,13 @@ class Peer(Struct, frozen=True):
         """Return whether the peer may see what belongs to this user, or to no user (None)."""
         return self.is_operator or owner_uid is None or owner_uid == self.uid
 
-    def may_name(self, owner_uid: int | None, namespaces: tuple[int, ...]) -> bool:
-        """Return whether the peer may make rules for a process of that user in these pid namespaces.
+    def may_name(self, owner_uid: int | None, pid: int, namespaces_of: Callable[[int], tuple[int, ...]]) -> bool:
+        """Return whether the peer may make rules for this process of that user.
 
-        owner_uid: None if the process has ended.
+        owner_uid: None if the process has ended.  namespaces_of: called only for the peer's own process: a peer who holds
+        another user's could keep mpsd from reading all of that user's.
         """
-        return self.is_operator or (owner_uid == self.uid and reaches(self.bound, namespaces))
+        return self.is_operator or (owner_uid == self.uid and reaches(self.bound, namespaces_of(pid)))
 
 
 def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Peer:

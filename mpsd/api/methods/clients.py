@@ -92,7 +92,7 @@ def refusal(services: Ports, peer: Peer, ask: ClientId | MoveClient) -> MpsdErro
     clients = ClientTable.of(services, ask.pid)
     try:
         found = clients.find(ask)
-        may = peer.may_name(clients.uid(found), services.namespaces_of(found.pid))
+        may = peer.may_name(clients.uid(found), found.pid, services.namespaces_of)
     except NoSuchClient:
         may = False
     return None if may else NoSuchClient(f"no client has pid {ask.pid}")

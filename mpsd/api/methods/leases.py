@@ -132,7 +132,7 @@ def _selector(call: Call[CreateLease]) -> Selector:
     if found is None or asked.start_time not in (0, found.start_time):
         since = f" that started at {asked.start_time}" if asked.start_time else ""
         raise BadRequest(f"no process in mpsd's pid namespace has pid {describe(asked.value)}{since}")
-    if asked.value != SELF and not peer.may_name(call.services.owner_of(found), call.services.namespaces_of(pid)):
+    if asked.value != SELF and not peer.may_name(call.services.owner_of(found), pid, call.services.namespaces_of):
         raise NotAllowed(not_allowed)
     return Selector(SelectorKind.PID, str(found.pid), found.start_time)
 

@@ -243,11 +243,11 @@ def test_a_peer_reaches_its_own_pid_namespace_and_those_below() -> None:
         assert peer_of(made, None).bound is EVERYTHING
     with connected(0, 0, [], "--pid") as made, connected(0, 0, [], "--pid") as other:
         peer, neighbour = peer_of(made, None), peer_of(other, None)
-        inside, beside = (processes.pid_namespaces(each.pid) for each in (peer, neighbour))
+        inside = processes.pid_namespaces(peer.pid)
         assert (peer.bound, inside[1:]) == (inside[0], ours)
-        assert peer.may_name(0, inside)
-        assert not peer.may_name(0, ours)
-        assert not peer.may_name(0, beside)
+        assert peer.may_name(0, peer.pid, processes.pid_namespaces)
+        assert not peer.may_name(0, os.getpid(), processes.pid_namespaces)
+        assert not peer.may_name(0, neighbour.pid, processes.pid_namespaces)
 
 
 @pytest.mark.root

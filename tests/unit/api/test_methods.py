@@ -14,7 +14,7 @@ from mpsd.model.lease import Lease, LeaseSpec, LeaseState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Manner, Target, TargetKind, Way
 from mpsd.wire.rpc import MAX_BYTES, size
-from tests.unit.api.fake_daemon import OPERATOR, OWNER, audit_text, open_daemon
+from tests.unit.api.fake_daemon import OPERATOR, OWNER, STRANGER, audit_text, open_daemon
 from tests.unit.api.fake_services import NOW, UUIDS, selector_of
 from tests.unit.commands.language.fake_board import GIB, MIB
 
@@ -187,6 +187,20 @@ async def test_why_names_the_rule(tmp_path: Path) -> None:
         waiting = await caller.ask("client.why", pid=587)
         assert (waiting["grant"], waiting["queue"]) == (None, {"position": 1, "reason": "no share is free"})
         assert await caller.refusal("client.why", pid=586, start_time=1) == "NO_SUCH_CLIENT"
+
+
+class Unread(dict[int, tuple[int, ...]]):
+    def get(self, pid: int, *_: object) -> tuple[int, ...]:  # type: ignore[override]
+        pytest.fail(f"pid {pid} was read")
+
+
+@pytest.mark.parametrize("method", ["client.why", "client.terminate"])
+async def test_another_users_client_is_not_read_before_the_refusal(tmp_path: Path, method: str) -> None:
+    """A caller who held its directory of /proc, and asked, kept mpsd from reading all processes of that user."""
+    async with open_daemon(tmp_path) as daemon:
+        daemon.fakes.namespaces = Unread()
+        caller = await daemon.call_as(STRANGER)
+        assert await caller.refusal(method, pid=586) == "NO_SUCH_CLIENT"
 
 
 async def test_a_client_is_terminated_where_it_runs(tmp_path: Path) -> None:
