@@ -29,6 +29,7 @@ _AGAIN_SECONDS = 1.0
 _EARLIER_SHARE, _EARLIER_SHARES = 0xFFFF0000, 64  # in place of users, whom an mpsd that starts does not know; no uids in use
 _OWNERS = (PartKind.POD, PartKind.CONTAINER, PartKind.JOB)  # who is in one makes cgroups of any names below it
 _OTHERS_PARTS = 5  # of /sys/fs/cgroup/user.slice/user-1000.slice and /sys/fs/cgroup/system.slice/x.service: as above
+_HYBRID = "/sys/fs/cgroup/unified/"  # where systemd mounts version 2 if it mounts version 1 too: one part more
 _NONE_OURS = {errno.ENOENT, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EROFS}  # removed, or never frozen
 _STOPPED = "tT"
 
@@ -210,8 +211,8 @@ def _earlier_share(name: str) -> int:
     It is one for all cgroups of a pod, a container or a job, else of a user's slice or a service.  No user can choose the
     number of another's: each start of Python salts the hashes of texts.
     """
-    parts = parse_path(name)
-    depth = next((part.depth for part in parts if part.kind in _OWNERS and not part.is_chosen_inside), _OTHERS_PARTS)
+    parts, others = parse_path(name), _OTHERS_PARTS + name.startswith(_HYBRID)
+    depth = next((part.depth for part in parts if part.kind in _OWNERS and not part.is_chosen_inside), others)
     return _EARLIER_SHARE + hash(tuple(part.name for part in parts if part.depth <= depth)) % _EARLIER_SHARES
 
 

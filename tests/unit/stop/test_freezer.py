@@ -313,3 +313,14 @@ def test_no_user_can_choose_the_share_of_anothers_cgroup_of_an_earlier_mpsd(stor
     assert len({shares[job] for job in jobs}) > 10
     for owner in owners:
         assert len({share for path, share in shares.items() if path.is_relative_to(owner)}) == 1
+
+
+@pytest.mark.parametrize("mount", ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"])
+def test_the_cgroups_of_earlier_sessions_have_a_share_for_each_user(store: SqliteStore, mount: str) -> None:
+    """With version 1 mounted too, all users had one: a user with held cgroups kept those of all others frozen."""
+    for uid in range(1000, 1100):
+        for session in ("session-1.scope", f"user@{uid}.service"):
+            store.save_frozen(f"{mount}/user.slice/user-{uid}.slice/{session}", 1)
+    shares = {Path(name): cgroup.share for name, (cgroup, _) in LeftFrozen(INSPECTOR, store)._frozen.items()}
+    assert len({*shares.values()}) > 10
+    assert len({(path.parent, share) for path, share in shares.items()}) == 100
