@@ -115,8 +115,13 @@ class DomainDirectories(Struct, frozen=True):
         Other users may have written the file if they reach it, and a set-user-ID program has the environment that they give it:
         so its user and its program are checked, before anything that its owner could delay.
         """
+        pid = self.named(owner)
+        return self._identify(pid, program, owner, inspector) if pid else None
+
+    def named(self, owner: int) -> int:
+        """Return the pid in the vendor's pid file; 0 if it has none, or that of another user's process.  It never waits."""
         word = _read(self.pipe / PID_FILE).strip()
-        return self._identify(int(word), program, owner, inspector) if word.isdecimal() else None
+        return int(word) if word.isdecimal() and _belongs_to(int(word), owner) else 0
 
     def find_by_socket(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """Return the process that listens at `control`, by the kernel: if the pid file is missing or names another."""

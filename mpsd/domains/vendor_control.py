@@ -292,10 +292,10 @@ class VendorControl:
         return os.geteuid() if self._uid is None else self._uid
 
     async def _find_soon(self) -> ProcessId | None:
-        """Return the daemon that has started; wait some seconds if mpsd's user's processes, and so this one, go unread."""
+        """Return the daemon that has started; wait some seconds while it is unread, or mpsd's own user's processes are."""
         if (found := await run_in_thread(self._find)) is None:
             with suppress(Unanswered):
-                await once_known(partial(processes.process_id, os.getpid()))
+                await once_known(partial(processes.process_id, self.home.named(self._owner) or os.getpid()))
                 found = await run_in_thread(self._find)
         return found
 

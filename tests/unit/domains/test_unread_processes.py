@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from mpsd.domains.directories import PID_FILE
 from mpsd.domains.domain import Domain
 from mpsd.domains.domain_view import view_of
 from mpsd.domains.pool import Pool
@@ -165,3 +166,23 @@ async def test_a_daemon_that_has_started_may_be_unread_for_some_seconds(
     else:
         with pytest.raises(VendorFailed, match="left no daemon behind"):
             await control.start(None)
+
+
+async def test_a_daemon_that_has_started_is_looked_for_again_while_it_is_unread(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refuser's is of another user than mpsd, whose processes were read: it was taken for one that had not started."""
+    control = VendorControl(VendorProgram(Path("/nothing"), {}, 1.0, 1.0, INSPECTOR), tmp_path, os.geteuid())
+    control.pipe_directory.mkdir()
+    (control.pipe_directory / PID_FILE).write_text(str(CLIENT))
+    unread = [CLIENT] * 2
+
+    def process_id(pid: int) -> ProcessId:
+        if pid in unread:
+            unread.pop()
+            raise Unanswered(errno.EBUSY, "a user holds its directory")
+        return ProcessId(pid, 1)
+
+    monkeypatch.setattr(processes, "process_id", process_id)
+    monkeypatch.setattr(control, "_find", lambda: None if unread else ProcessId(CLIENT, 1))
+    assert await control._find_soon() == ProcessId(CLIENT, 1)
