@@ -73,6 +73,12 @@ def test_an_mpsd_that_serves_clients_or_does_not_say_stays(tmp_path: Path, answe
     assert ("(mpsctl clients): " in done.stderr, "uses /opt/mpsd/venv" in done.stderr) == (not goes_on, goes_on), done
 
 
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """The message was mktemp's alone."""
+    done, _ = remove(tmp_path, "echo '[]'", OWN="/of-mpsd", INACTIVE="0", TMPDIR="/nowhere")
+    assert (done.returncode, "no file can be written in /nowhere" in done.stderr) == (1, True), done
+
+
 def remove(place: Path, answer: str, **variables: str) -> tuple["subprocess.CompletedProcess[str]", list[str]]:
     """Remove the package, with this answer of mpsctl's; return what systemctl was asked for, too."""
     # without the pauses between in-use's ten looks: the program that it finds runs throughout

@@ -61,6 +61,20 @@ def test_a_look_that_failed_is_not_taken_for_one_that_found_nobody(tmp_path: Pat
     assert (found.returncode, "it is not known" in found.stderr) == (1, True), found
 
 
+@pytest.mark.parametrize(
+    "mktemp",
+    [
+        pytest.param("echo no space >&2; exit 1", id="no more files"),
+        pytest.param('ln -s /dev/full "$0.full" && echo "$0.full"', id="no more blocks"),
+    ],
+)
+def test_a_full_disk_is_named(tmp_path: Path, mktemp: str) -> None:
+    """It was mktemp's message, or that /proc was not read in time."""
+    found = run(tmp_path, mktemp=mktemp)
+    why = "no file can be written in /tmp, which may be full"
+    assert (found.returncode, found.stderr) == (1, f"it is not known which processes use {tmp_path}: {why}\n")
+
+
 def test_a_directory_that_nobody_uses_may_go(tmp_path: Path) -> None:
     found = run(tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
