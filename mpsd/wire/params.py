@@ -1,4 +1,4 @@
-"""Declare parameters, and convert another user's map to a frozen, checked value.
+"""Declare parameters, and convert a received map to a frozen, checked value.
 
 A message is a frozen Struct.  The annotation of a field has its type, its kind and its meaning:
 ``pid: Annotated[int, whole(1, 99), "of the client"] = 7``.  A field without a default is required.  The tables of
@@ -21,6 +21,7 @@ from mpsd.wire.plain import plain
 
 M = TypeVar("M", bound=Struct)
 _WORD = re.compile(r"[A-Za-z0-9._-]*")
+_LABEL = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _OWNED = re.compile(r"(?:(?:0|[1-9][0-9]{0,9}):)?[A-Za-z0-9._-]+")
 
 
@@ -101,96 +102,74 @@ def _shown(value: Any) -> str:
 # -- kinds ---------------------------------------------------------------------------------------------------------------
 
 
+def _kind(
+    words: str, schema: Mapping[str, Any], fits: Callable[[Any], object], convert: Callable[[Any], Any] = lambda value: value
+) -> ParamKind:
+    """Make a kind from the check and the conversion of a value."""
+
+    def take(value: Any) -> Any:
+        if not fits(value):
+            raise Unfit
+        return convert(value)
+
+    return ParamKind(words, take, schema)
+
+
+def _string(words: str, least: int, most: int, fits: Callable[[str], object], pattern: str = "") -> ParamKind:
+    """Make a kind of text from its length and one more check."""
+    schema = {"type": "string", "minLength": least, "maxLength": most, **({"pattern": f"^{pattern}$"} if pattern else {})}
+    return _kind(words, schema, lambda value: isinstance(value, str) and least <= len(value) <= most and fits(value))
+
+
 def text(least: int, most: int) -> ParamKind:
     """Printable text: it must not move a terminal's cursor.  Bounds are in characters."""
-
-    def take(value: Any) -> str:
-        if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
-            raise Unfit
-        return value
-
-    schema = {"type": "string", "minLength": least, "maxLength": most}
-    return ParamKind(f"printable text, {least} to {most} characters", take, schema)
+    return _string(f"printable text, {least} to {most} characters", least, most, str.isprintable)
 
 
 def word(least: int, most: int) -> ParamKind:
     """A name that is safe in a path, a log and a command line."""
-
-    def take(value: Any) -> str:
-        if not isinstance(value, str) or not least <= len(value) <= most or not _WORD.fullmatch(value):
-            raise Unfit
-        return value
-
-    schema = {"type": "string", "minLength": least, "maxLength": most, "pattern": f"^{_WORD.pattern}$"}
-    return ParamKind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take, schema)
+    words = f"letters, digits, dots, underscores and hyphens, {least} to {most} characters"
+    return _string(words, least, most, _WORD.fullmatch, _WORD.pattern)
 
 
 def owned_word(most: int) -> ParamKind:
     """A name like `word`, of at least one character, which a uid and a colon may precede to name that user's."""
-
-    def take(value: Any) -> str:
-        if not isinstance(value, str) or not _OWNED.fullmatch(value) or len(value.rpartition(":")[2]) > most:
-            raise Unfit
-        return value
-
-    schema = {"type": "string", "minLength": 1, "maxLength": most + 11, "pattern": f"^{_OWNED.pattern}$"}
-    words = f"letters, digits, dots, underscores and hyphens, 1 to {most} characters, which a uid and a colon may precede"
-    return ParamKind(words, take, schema)
+    words = f"{word(1, most).words}, which a uid and a colon may precede"
+    own = most + len("4294967295:")
+    return _string(
+        words, 1, own, lambda value: _OWNED.fullmatch(value) and len(value.rpartition(":")[2]) <= most, _OWNED.pattern
+    )
 
 
 def label(most: int) -> ParamKind:
     """A name like `word`, or empty; it cannot look like an option or a hidden file."""
-    inner = word(0, most)
-
-    def take(value: Any) -> str:
-        found: str = inner.parse(value)
-        if found[:1] in (".", "-"):
-            raise Unfit
-        return found
-
-    schema = {**inner.schema, "pattern": "^([A-Za-z0-9_][A-Za-z0-9._-]*)?$"}
-    return ParamKind(f"{inner.words}, not first a dot or a hyphen", take, schema)
+    return _string(f"{word(0, most).words}, not first a dot or a hyphen", 0, most, _LABEL.fullmatch, _LABEL.pattern)
 
 
 def whole(least: int, most: int) -> ParamKind:
-    def take(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise Unfit
-        return value
-
-    return ParamKind(f"whole number, {least} to {_power(most)}", take, {"type": "integer", "minimum": least, "maximum": most})
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    words = f"whole number, {least} to {_power(most)}"
+    return _kind(words, schema, lambda value: type(value) is int and least <= value <= most)
 
 
 def number(least: float, most: float, *, may_be_least: bool = True) -> ParamKind:
-    def take(value: Any) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
-            raise Unfit
-        if value == least and not may_be_least:
-            raise Unfit
-        return float(value)
+    def fits(value: Any) -> bool:
+        is_within = type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+        return is_within and (may_be_least or value != least)
 
     low, high = f"{least:g}", f"{most:g}".replace("e+0", "e")
     words = f"number, {low} to {high}" if may_be_least else f"number, more than {low}, at most {high}"
     bound = "minimum" if may_be_least else "exclusiveMinimum"
-    return ParamKind(words, take, {"type": "number", bound: least, "maximum": most})
+    return _kind(words, {"type": "number", bound: least, "maximum": most}, fits, float)
 
 
 def boolean() -> ParamKind:
-    def take(value: Any) -> bool:
-        if type(value) is not bool:
-            raise Unfit
-        return value
-
-    return ParamKind("boolean", take, {"type": "boolean"})
+    return _kind("boolean", {"type": "boolean"}, lambda value: type(value) is bool)
 
 
-def choice(kind: type[StrEnum]) -> ParamKind:
-    def take(value: Any) -> StrEnum:
-        if not isinstance(value, str) or value not in set(kind):
-            raise Unfit
-        return kind(value)
-
-    return ParamKind("one of " + ", ".join(f'"{each}"' for each in kind), take, {"enum": [each.value for each in kind]})
+def choice(of: type[StrEnum]) -> ParamKind:
+    words, known = "one of " + ", ".join(f'"{each}"' for each in of), [each.value for each in of]
+    return _kind(words, {"enum": known}, lambda value: isinstance(value, str) and value in known, of)
 
 
 def maybe(inner: ParamKind) -> ParamKind:
@@ -207,58 +186,45 @@ def or_zero(inner: ParamKind) -> ParamKind:
 
 def multiple(of: int, least: int, most: int) -> ParamKind:
     inner = whole(least, most)
-
-    def take(value: Any) -> int:
-        if inner.parse(value) % of:
-            raise Unfit
-        return int(value)
-
-    return ParamKind(f"{inner.words}, a multiple of {of}", take, {**inner.schema, "multipleOf": of})
+    schema = {**inner.schema, "multipleOf": of}
+    return _kind(f"{inner.words}, a multiple of {of}", schema, lambda value: inner.parse(value) % of == 0)
 
 
 def array(inner: ParamKind, most: int, least: int = 0) -> ParamKind:
-    def take(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            raise Unfit
-        return tuple(inner.parse(each) for each in value)
-
     count = f"{least} to {most}" if least else f"at most {most}"
-    schema = {"type": "array", "items": inner.schema, "minItems": least, "maxItems": most}
-    return ParamKind(f"array of {count}: {inner.words}", take, schema)
+    return _kind(
+        f"array of {count}: {inner.words}",
+        {"type": "array", "items": inner.schema, "minItems": least, "maxItems": most},
+        lambda value: isinstance(value, list) and least <= len(value) <= most,
+        lambda value: tuple(map(inner.parse, value)),
+    )
 
 
 def pair(first: tuple[str, ParamKind], second: tuple[str, ParamKind]) -> ParamKind:
     """An array of two, each with its name for people."""
-    kinds = (first[1], second[1])
-
-    def take(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) != len(kinds):
-            raise Unfit
-        return tuple(kind.parse(each) for kind, each in zip(kinds, value, strict=True))
-
-    schema = {"type": "array", "prefixItems": [each.schema for each in kinds], "minItems": 2, "maxItems": 2}
-    return ParamKind(f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}", take, schema)
+    return _kind(
+        f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}",
+        {"type": "array", "prefixItems": [first[1].schema, second[1].schema], "minItems": 2, "maxItems": 2},
+        lambda value: isinstance(value, list) and len(value) == 2,
+        lambda value: (first[1].parse(value[0]), second[1].parse(value[1])),
+    )
 
 
 def table(key: ParamKind, inner: ParamKind, most: int) -> ParamKind:
-    def take(value: Any) -> Mapping[str, Any]:
-        if not isinstance(value, dict) or len(value) > most:
-            raise Unfit
-        return {key.parse(name): inner.parse(each) for name, each in value.items()}
-
-    schema = {"type": "object", "propertyNames": key.schema, "additionalProperties": inner.schema, "maxProperties": most}
-    return ParamKind(f"map of at most {most}, from {key.words} to {inner.words}", take, schema)
+    return _kind(
+        f"map of at most {most}, from {key.words} to {inner.words}",
+        {"type": "object", "propertyNames": key.schema, "additionalProperties": inner.schema, "maxProperties": most},
+        lambda value: isinstance(value, dict) and len(value) <= most,
+        lambda value: {key.parse(name): inner.parse(each) for name, each in value.items()},
+    )
 
 
 def record(name: str, message: type[Struct]) -> ParamKind:
-    """A map with parameters of its own; an error in it names the inner parameter."""
-
-    def take(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise Unfit
-        return parse(message, value, f"{name}.")
-
-    return ParamKind("map: " + ", ".join(each.name for each in walk(message)), take, schema_of(message))
+    """A map with declared parameters; an error in the map names the inner parameter."""
+    words = "map: " + ", ".join(each.name for each in walk(message))
+    return _kind(
+        words, schema_of(message), lambda value: isinstance(value, dict), lambda value: parse(message, value, f"{name}.")
+    )
 
 
 def _power(most: int) -> str:
