@@ -90,10 +90,6 @@ class FaultStore:
         rows = self._read("SELECT body FROM blame")
         return self._parsed(blame_of, rows[0][0]) if rows else BlameState()
 
-    def watch_statements(self, seen: Callable[[str], object]) -> None:
-        """Set a callback before each statement, for tests that cut at every statement."""
-        self._db.set_trace_callback(seen)
-
     def close(self) -> None:
         close(self._db)
 

@@ -6,7 +6,7 @@ Prose: docs/leases.md, "What outlives mpsd".
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -92,10 +92,6 @@ class LeaseStore:
                 why = f"{self._path} is written, and the disk does not take it: a power cut would undo it: {exc}"
                 raise UnusablePath(why) from None
             self._on_disk = written
-
-    def watch_statements(self, seen: Callable[[str], object]) -> None:
-        """Call `seen` before each statement, for tests that end mpsd at every statement."""
-        self._db.set_trace_callback(seen)
 
     def close(self) -> None:
         close(self._db)

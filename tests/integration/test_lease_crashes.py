@@ -88,7 +88,7 @@ def open_book(path: Path, seen: Seen | None = None) -> LeaseBook:
     path.mkdir(exist_ok=True)
     store = LeaseStore(path / "leases.db", "this boot")
     if seen:
-        store.watch_statements(seen)
+        store._db.set_trace_callback(seen)
     return LeaseBook(
         store,
         lambda: DEVICES,

@@ -84,7 +84,7 @@ def test_no_more_are_read_than_are_taken(path):
     store, statements = FaultStore(path), []
     for number in range(1, 101):
         store.save(replace(EMPTY, number=number))
-    store.watch_statements(statements.append)
+    store._db.set_trace_callback(statements.append)
     assert next(store.incidents_before()).number == 100
     assert len(statements) == 1
 
@@ -132,7 +132,7 @@ def _write_and_die(path, cut):
             os.kill(os.getpid(), 9)
 
     store = FaultStore(path)
-    store.watch_statements(seen)
+    store._db.set_trace_callback(seen)
     store.save_with_blame(EMPTY, STATE)
     os._exit(0)
 

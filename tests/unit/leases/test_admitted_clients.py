@@ -20,7 +20,7 @@ def world(tmp_path):
 async def test_without_a_lease_the_default_is_given_at_once_and_costs_nothing(world):
     """The plain drop-in: no look at the process, no waiting, nothing on disk."""
     statements = []
-    world.store.watch_statements(statements.append)
+    world.store._db.set_trace_callback(statements.append)
     grant = await world.admit(5)
     assert (grant.lease_id, grant.sm_percent, grant.memory_bytes, grant.priority) == (None, 100.0, {}, 0)
     assert (statements, world.identified) == ([], 0)
