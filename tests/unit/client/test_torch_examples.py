@@ -151,7 +151,7 @@ def test_a_member_yields_between_steps_and_goes_on_when_it_serves_again(
         open=lambda: SimpleNamespace(layout=None), on_commit=lambda call: call, active=iter(terms).__next__, name=name
     )
     events: list[str] = []
-    module.Member(asked, lambda event, **facts: events.append(event)).run(service)
+    module.Member(asked, lambda event, **facts: events.append(event), service).run()
     assert [each for term in terms for each in term.published] == list(range(1, asked.steps + 1))
     told = [each for each in events if each != "step"]
     assert told[:5] == ["context", "opened", "standby", "promoted", "first_step"]
