@@ -61,8 +61,8 @@ def test_every_why_of_the_header_has_words():
 def test_the_header_is_one_of_c_plus_plus_too():
     """Readers in C++ include it as it is."""
     subprocess.run(
-        ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", "c++", "-"],
-        input=f'#include "{HEADER}"\nstatic_assert(sizeof(mpsd_fault_record) == 128);\n',
+        ["g++", "-std=c++11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", "c++", "-"],
+        input=f'#include "{HEADER}"\nstatic_assert(sizeof(mpsd_fault_record) == 128 && MPSD_FAULT_MAJOR == 1, "");\n',
         text=True,
         check=True,
         timeout=60,
@@ -207,14 +207,6 @@ def test_kinds_of_later_versions_and_longer_records_are_passed_over():
 
 def test_what_was_lost_before_a_record_of_a_later_version_is_counted():
     assert [each.lost for each in parse_records(record(kind=9, lost=3, flags=8) + record())] == [3, 0]
-
-
-def test_the_header_compiles_as_cpp(tmp_path):
-    """Other readers may be written in C++."""
-    (tmp_path / "reader.cc").write_text(f'#include "{HEADER}"\nint main() {{ return MPSD_FAULT_MAJOR - 1; }}\n')
-    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    subprocess.run(["c++", "-std=c++11", *warnings, "-o", tmp_path / "reader", tmp_path / "reader.cc"], check=True)
-    subprocess.run([tmp_path / "reader"], check=True)
 
 
 def test_no_command_has_the_number_of_another_device():
