@@ -19,7 +19,7 @@ from mpsd.host.descriptors import KERNELS_MOST, close_all
 from mpsd.model.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import opened
-from tests.unit.api.fake_daemon import OWNER, STRANGER, Caller, open_daemon
+from tests.unit.api.fake_daemon import OWNER, STRANGER, open_daemon
 from tests.unit.api.test_method_table import CALLS
 
 TAKING = {name for name, method in METHODS.items() if method.takes}
@@ -280,20 +280,6 @@ async def test_a_bug_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert await caller.receive() is None
         assert [event["event"] for event in logged] == ["api.bug"]
         await settled(before, closed=1)
-
-
-@pytest.mark.slow
-async def test_ten_thousand_puts_leave_nothing(tmp_path: Path) -> None:
-    """A third of them refused; what was put is replaced by the next one at its place."""
-    async with open_daemon(tmp_path) as daemon:
-        fds = [daemon.any_fd() for _ in range(2)]
-        caller: Caller = await daemon.call_as(OWNER)
-        await caller.ask("arena.put", fds=fds, **PUT)
-        before = opened()
-        for number in range(10_000):
-            response = await caller.call("arena.put", fds=fds, **{**PUT, "generation": 7 if number % 3 else 6})
-            assert (response.error is None) == bool(number % 3)
-        assert not left(before)
 
 
 def test_the_kernels_bound_is_the_kernels() -> None:
