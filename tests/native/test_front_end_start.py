@@ -82,11 +82,18 @@ def test_the_environment_is_passed_on_unchanged(installed: Installed) -> None:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("start", ["-d", "--daemon", "-f", "--forground", "--foreground"])
-def test_options_reach_the_daemon(installed: Installed, start: str, arguments: list[str], passed: list[str]) -> None:
-    assert installed.run(start, *arguments).returncode == 0
-    tail = ["--background", *passed, "--ready-fd", "3"] if start in ("-d", "--daemon") else ["--foreground", *passed]
-    assert installed.report()["cmdline"][4:] == ["serve", *tail]
+def test_options_reach_the_daemon(installed: Installed, arguments: list[str], passed: list[str]) -> None:
+    assert installed.run("-d", *arguments).returncode == 0
+    assert installed.report()["cmdline"][4:] == ["serve", "--background", *passed, "--ready-fd", "3"]
+
+
+@pytest.mark.parametrize("start", ["--daemon", "-f", "--forground", "--foreground"])
+def test_each_way_to_start_it_takes_options(installed: Installed, start: str) -> None:
+    assert installed.run(start, "extra", "-M").returncode == 0
+    serves = ["serve", "--foreground", "--multiuser-server"]
+    if start == "--daemon":
+        serves = ["serve", "--background", "--multiuser-server", "--ready-fd", "3"]
+    assert installed.report()["cmdline"][4:] == serves
 
 
 @pytest.mark.parametrize("arguments", [["-M", "-d"], ["-Md"], ["-dM"], ["-f", "-dM"]])
@@ -95,8 +102,10 @@ def test_options_in_any_order_and_together(installed: Installed, arguments: list
     assert installed.report()["cmdline"][5:7] == ["--background", "--multiuser-server"]
 
 
-@pytest.mark.parametrize(("callers", "daemons"), [(0o022, 0o022), (0, 0o022), (0o077, 0o077), (0o777, 0o077), (0o002, 0o022)])
-@pytest.mark.parametrize("start", ["-d", "-f"])
+@pytest.mark.parametrize(
+    ("start", "callers", "daemons"),
+    [("-d", 0o022, 0o022), ("-d", 0, 0o022), ("-d", 0o077, 0o077), ("-d", 0o777, 0o077), ("-d", 2, 0o022), ("-f", 0, 0o022)],
+)
 def test_the_umask_lets_nobody_else_write_and_the_daemon_do_its_work(
     installed: Installed, start: str, callers: int, daemons: int
 ) -> None:
