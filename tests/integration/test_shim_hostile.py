@@ -17,41 +17,39 @@ PATIENCE_SECONDS = 20.0  # of a guest, all in all: some answers of 5 s, and the 
 
 
 @pytest.mark.slow
-def test_without_root_a_lease_is_applied_by_the_environment(strangers: Machine) -> None:
+def test_without_root_a_lease_is_applied_by_the_environment(shared_strangers: Machine) -> None:
     """CUDA goes straight to a vendor's daemon there, which knows of no lease."""
-    strangers.start()
-    client = counter(strangers, MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G", MPSD_REQUIRED="1").ready()
+    client = counter(shared_strangers, MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G", MPSD_REQUIRED="1").ready()
     assert client.wait("ready")["sms"] == 32
-    assert "domains/default/pipe" in told(strangers, client)
+    assert "domains/default/pipe" in told(shared_strangers, client)
     client.end()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("own", "sms"), [("10", 12), ("80", 32), ("much", 32), ("0", 32), ("-1", 32)])
-def test_the_programs_own_share_stays_only_if_it_is_a_lower_one(strangers: Machine, own: str, sms: int) -> None:
-    strangers.start()
-    client = counter(strangers, MPSD_LEASE_SM_PERCENT="25", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=own).ready()
+def test_the_programs_own_share_stays_only_if_it_is_a_lower_one(shared_strangers: Machine, own: str, sms: int) -> None:
+    client = counter(shared_strangers, MPSD_LEASE_SM_PERCENT="25", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=own).ready()
     assert client.wait("ready")["sms"] == sms
     client.end()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("own", "allocates"), OWN_LIMITS)
-def test_the_programs_own_memory_limit_stays_only_if_it_is_a_lower_one(strangers: Machine, own: str, allocates: bool) -> None:
+def test_the_programs_own_memory_limit_stays_only_if_it_is_a_lower_one(
+    shared_strangers: Machine, own: str, allocates: bool
+) -> None:
     """The lease allows 4 GiB; the program allocates 5, and 2 where its own limit is to leave so much."""
-    strangers.start()
-    variables = shim(strangers, MPSD_LEASE_MEMORY="4G", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own)
-    client = strangers.client("memlimit", "2000" if allocates or own == "0=1G" else "5000", **variables)
+    variables = shim(shared_strangers, MPSD_LEASE_MEMORY="4G", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own)
+    client = shared_strangers.client("memlimit", "2000" if allocates or own == "0=1G" else "5000", **variables)
     assert client.status() == (0 if allocates else 5)
     assert [each["code"] for each in client.events("error")] == ([] if allocates else [2])
 
 
 @pytest.mark.slow
-def test_a_program_that_it_starts_finds_mpsd_again(strangers: Machine) -> None:
+def test_a_program_that_it_starts_finds_mpsd_again(shared_strangers: Machine) -> None:
     """Its own environment leads to a domain by then; the child's shim asks mpsd all the same."""
-    strangers.start()
-    ours = shim(strangers, MPSD_LEASE_SM_PERCENT="25", MPSD_REQUIRED="1")
-    done = strangers.run("fork_exec", program=CLIENTS / "shim_life", **ours)
+    ours = shim(shared_strangers, MPSD_LEASE_SM_PERCENT="25", MPSD_REQUIRED="1")
+    done = shared_strangers.run("fork_exec", program=CLIENTS / "shim_life", **ours)
     assert (done.returncode, done.stdout) == (0, "PASS\nPASS\n")
 
 
