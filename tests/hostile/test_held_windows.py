@@ -3,7 +3,7 @@
 import pytest
 from mpsd_client import Selector, calls
 
-from tests.hostile.attacker import CONNECTS, GREETS, SPEAKS_COMMANDS, attacking
+from tests.hostile.attacker import CONNECTS, GREETS, attacking
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import wait_for
 
@@ -13,7 +13,6 @@ while True:
     say(COMMAND, b"get_server_list")
     hear(END)
 """
-SPEAKS = SPEAKS_COMMANDS + WITHOUT_A_PAUSE
 SPEAKS_ON_MANY = (
     CONNECTS
     + """
@@ -104,13 +103,6 @@ def start(machine: Machine, processes: int = 2, has_leases: bool = True) -> None
     with machine.mpsd() as mpsd:
         for uid in (ATTACKER, OTHER):
             mpsd.ask(calls.lease_create(f"job-{uid}", Selector.of_uid(uid), sm_percent=10, processes=processes, owner_uid=uid))
-
-
-def test_who_speaks_without_a_pause_keeps_no_window(machine: Machine) -> None:
-    """Another user's client with limits waited for as long as the first one spoke."""
-    start(machine)
-    with attacking(SPEAKS, machine.pipe / "control", uid=ATTACKER):
-        machine.counter(uid=OTHER).ready()
 
 
 def test_who_speaks_on_many_connections_keeps_others_waiting_for_one_window(machine: Machine) -> None:

@@ -53,18 +53,6 @@ def part_of(machine: Machine, part: str) -> int:
 
 
 @pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])
-def test_newcomers_go_elsewhere_when_a_part_of_the_vendors_is_stopped(machine: Machine, part: str) -> None:
-    machine.start()
-    client = machine.counter().ready()
-    machine.with_spare()
-    with stopped(part_of(machine, part)):
-        begun = time.monotonic()
-        machine.counter().ready(NEWCOMER_SECONDS)
-        print(f"a newcomer took {time.monotonic() - begun:.1f} s beside a stopped {part}")
-    client.goes_on()
-
-
-@pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])
 def test_health_queue_and_why_name_the_stopped_process(machine: Machine, part: str) -> None:
     machine.configure(ONE_DOMAIN)
     machine.start()
@@ -87,12 +75,17 @@ def test_health_queue_and_why_name_the_stopped_process(machine: Machine, part: s
 
 
 @pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])
-def test_a_stopped_part_delays_no_restart_of_mpsd(machine: Machine, part: str) -> None:
-    """mpsd served nobody until a question to the stopped part had timed out, after vendor.command_seconds."""
+def test_a_stopped_part_delays_no_newcomer_and_no_restart_of_mpsd(machine: Machine, part: str) -> None:
+    """A newcomer of the same user goes to the spare.
+
+    An mpsd that started again served no client until a question to the stopped part had timed out (vendor.command_seconds).
+    """
     machine.configure(f"[vendor]\ncommand_seconds = {4 * NEWCOMER_SECONDS}\n")
     machine.start()
     client = machine.counter(uid=1000).ready()
+    machine.with_spare()
     with stopped(part_of(machine, part)):
+        machine.counter(uid=1000).ready(NEWCOMER_SECONDS)
         machine.kill_daemon()
         began = time.monotonic()
         machine.start()
