@@ -118,9 +118,19 @@ def threads(machine: Machine) -> int:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("size", [1, TOO_LARGE])
-@pytest.mark.parametrize("stays", ["stays", "hangs up"])
-@pytest.mark.parametrize("door", ["control", "mpsd.sock", "mpsd-ui"])
+@pytest.mark.parametrize(
+    ("door", "stays", "size"),
+    [
+        ("control", "stays", 1),
+        ("control", "hangs up", 1),
+        ("control", "stays", TOO_LARGE),
+        ("control", "hangs up", TOO_LARGE),
+        ("mpsd.sock", "stays", 1),
+        ("mpsd.sock", "hangs up", TOO_LARGE),
+        ("mpsd-ui", "stays", 1),
+        ("mpsd-ui", "hangs up", TOO_LARGE),
+    ],
+)
 def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door: str, stays: str, size: int) -> None:
     """mpsd could open nothing more in the end, and every program that it started waited for them.
 

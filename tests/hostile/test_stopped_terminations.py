@@ -108,8 +108,7 @@ def test_nor_is_that_of_one_whose_first_thread_has_ended(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("is_leaving", [False, True], ids=["whole", "without its first thread"])
-@pytest.mark.parametrize("method", ["terminate", "stop"])
-def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str, is_leaving: bool) -> None:
+def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, is_leaving: bool) -> None:
     """Its user needs no help for that in a cgroup of their own; /proc shows it like any process that waits.
 
     The kernel moves no thread that has ended, and mpsd looked at the cgroup of the first one.
@@ -119,12 +118,10 @@ def test_the_work_of_a_frozen_client_is_not_ended(machine: Machine, method: str,
     assert machine.domain_of(own) == machine.domain_of(victim)
     with open_cgroup() as cgroup, machine.mpsd(uid=NOBODY) as mpsd:
         freeze(cgroup, own)
-        if method == "terminate":
-            with pytest.raises(Refused, match="is frozen with its cgroup"):
-                mpsd.ask(calls.client_terminate(own.pid))
-        else:
-            [left] = mpsd.ask(calls.client_stop(own.pid)).processes
-            assert "is frozen with its cgroup" in left.why
+        with pytest.raises(Refused, match="is frozen with its cgroup"):
+            mpsd.ask(calls.client_terminate(own.pid))
+        [left] = mpsd.ask(calls.client_stop(own.pid)).processes
+        assert "is frozen with its cgroup" in left.why
         victim.goes_on()
         assert not machine.journal("domain.hindered")
         (cgroup / "cgroup.freeze").write_text("0")
