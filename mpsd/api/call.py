@@ -4,6 +4,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+import trio
 from msgspec import Struct, field
 
 from mpsd.api.authority import Peer
@@ -30,13 +31,14 @@ class Listener(Protocol):
 
 
 class State(Struct, frozen=True):
-    """The socket's own state: counts, which `status` reports, and bounds, which a reload may change."""
+    """The socket's own state: counts, which `status` reports, bounds, which a reload may change, and the turn of requests."""
 
     events: EventBus
     reports: Reports
     max_queued_events: Callable[[], int]
     connections: Callable[[], int]
     audit_lines_lost: Callable[[], int]
+    turn: trio.Lock = field(default_factory=trio.Lock)  # of all users but operators (connection.py)
 
 
 class Call(Struct, Generic[R], frozen=True):
