@@ -80,13 +80,11 @@ class Turns(Generic[T]):
             del self._waiting[uid]
         return waiting.popleft()
 
-    def take(self, most: int) -> list[T]:
-        """Take one entry of each of at most so many users, who go to the end of the queue."""
-        taken = []
+    def take(self, most: int) -> Iterator[T]:
+        """Take one entry of each of at most so many users, each as it is asked for; the user goes to the end of the queue."""
         for uid in list(self._waiting)[:most]:
             waiting = self._waiting.pop(uid)
-            taken.append(waiting.popleft())
-            if waiting:
+            if len(waiting) > 1:
                 self._waiting[uid] = waiting
-        self._count -= len(taken)
-        return taken
+            self._count -= 1
+            yield waiting.popleft()

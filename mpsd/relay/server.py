@@ -18,7 +18,7 @@ from mpsd.errors import FatalMessage, MpsdError, WrongSpeaker
 from mpsd.fairness.places import Places
 from mpsd.fairness.turns import Turns
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
-from mpsd.host.arrivals import ACCEPT_PAUSE_SECONDS, ACCEPTED, BEGUN, Arrival, accepted, hang_up
+from mpsd.host.arrivals import ACCEPT_PAUSE_SECONDS, ACCEPTED, BEGUN, Arrival, accepted, hang_up, in_time
 from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.host.polling import is_readable
@@ -85,7 +85,7 @@ class Relay(Struct):
             except OSError as exc:
                 log.error("relay.accept_failed", door=door, why=exc.strerror)
                 await trio.sleep(ACCEPT_PAUSE_SECONDS)
-            for held in self.waiting.take(BEGUN):
+            for held in in_time(self.waiting.take(BEGUN)):
                 self._begin(held, nursery)
 
     def begin_placing(self) -> None:

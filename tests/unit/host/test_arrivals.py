@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +18,7 @@ from mpsd.host.arrivals import Arrival, accept, accept_for, accepted, hang_up, i
 from mpsd.model.process import Credentials
 from tests.lingering import lingering
 from tests.listening import listening
+from tests.rounds import Rounds
 from tests.running import running
 
 
@@ -226,3 +228,30 @@ async def test_users_are_begun_in_turn(
                 while len(were_begun) + len(were_refused) < len(uids):  # noqa: ASYNC110
                     await trio.sleep(0.001)
     assert (were_begun, were_refused) == (begun, refused)
+
+
+async def test_slow_arrivals_begin_in_turns_of_their_own(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight users with 65,536 groups blocked the event loop for 120 ms, and would again in each turn."""
+    came, rounds, begun = iter(range(7, 15)), Rounds(), Counter[int]()
+
+    def as_user(door: socket.socket) -> Arrival | None:
+        arrival = accept(door)
+        return arrival and Arrival(arrival.sock, replace(arrival.credentials, uid=next(came)))
+
+    def begin(arrival: Arrival) -> None:
+        begun[rounds.number] += 1
+        hang_up(arrival.sock)
+
+    monkeypatch.setattr(arrivals, "accept", as_user)
+    monkeypatch.setattr(arrivals, "_TURN_SECONDS", 10.0)
+    monkeypatch.setattr(arrivals, "_BEGIN_SECONDS", -1.0)  # each takes longer
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(visitor(listener))
+        trio.lowlevel.add_instrument(rounds)
+        async with running(serve_in_turn, listener, begin, print, int, lambda _: False, 4, print):
+            with trio.fail_after(10):
+                while begun.total() < 8:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+        trio.lowlevel.remove_instrument(rounds)
+    assert set(begun.values()) == {1}
