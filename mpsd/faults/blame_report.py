@@ -1,10 +1,13 @@
 """List convictions, suspicions, pauses and drained GPUs for operators."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from mpsd.domains.pool import Drained
 from mpsd.faults.rules.blame import Blame, needed
 from mpsd.model.blame import BlameKind, BlameStatus
+from mpsd.model.fault import is_under_lease
 
 
 def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> Iterator[BlameStatus]:
@@ -27,6 +30,12 @@ def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> It
             yield BlameStatus(key, BlameKind.PAUSED, max(at for _, at in times_of), now_at + pause, len(times_of))
     for uuid, each in drained.items():
         yield BlameStatus(uuid, BlameKind.DRAINED, each.since_at)
+
+
+def status_of(key: str, held: Iterable[BlameStatus]) -> BlameStatus | None:
+    """Return the first entry of the key, or, if the key names a lease, of a user of that lease; under the given key."""
+    found = next((each for each in held if each.key == key or is_under_lease(each.key, key)), None)
+    return None if found is None else replace(found, key=key)
 
 
 def _last_fault(faults: Sequence[tuple[int, float]], now_at: float) -> float:

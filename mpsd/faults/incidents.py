@@ -20,7 +20,7 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
 from mpsd.domains.servers import age_ns
 from mpsd.errors import NoSuchFault
-from mpsd.faults.blame_report import standings
+from mpsd.faults.blame_report import standings, status_of
 from mpsd.faults.incident_events import Publish, publish_blame, publish_incident
 from mpsd.faults.incident_history import IncidentHistory
 from mpsd.faults.known_clients import KnownClients
@@ -321,7 +321,7 @@ class Incidents:
 
     def pardon(self, key: str) -> BlameStatus:
         """End what is held against the key and return it.  A drained GPU, GPU-..., takes clients again.  Raises NoSuchFault."""
-        found = next((each for each in self.standings() if each.key == key), None)
+        found = status_of(key, self.standings())
         if found is None:
             raise NoSuchFault(f"{in_words(key)} is neither in quarantine nor suspected; `mpsctl blame` lists the keys that are")
         changes = self._blame.pardon(key)

@@ -11,6 +11,7 @@ from msgspec import Struct
 from mpsd.model.process import ProcessId
 
 _OF_A_CONTAINER = ("container:", "pod:")  # lasting names that begin with a name which was chosen outside
+_OF_A_LEASE = "lease:"
 
 
 class FaultClass(StrEnum):
@@ -61,14 +62,15 @@ class Party(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The identity that a restart keeps: the lease, else lasting name and user, else user and program.
+        """The identity that a restart keeps: the user, and the lease, else the lasting name, else the program.
 
-        If its user was never known, the key is the process alone, so that unknown clients share no key.
+        No two users share a key: a client can forge its core dump, and so have its key convicted.  If the user was never
+        known, the key is the process alone.
         """
-        if self.lease_id is not None:
-            return f"lease:{self.lease_id}"
         if self.uid is None:
             return f"process:{self.process.pid}:{self.process.start_time}"
+        if self.lease_id is not None:
+            return f"{_OF_A_LEASE}{self.lease_id}:{self.uid}"
         if self.lasting:
             return f"{self.lasting}:{self.uid}"
         return f"user:{self.uid}:{self.program}"
@@ -90,6 +92,11 @@ class Party(Struct, frozen=True):
             return ()
         names = [f"{self.lasting}:{self.uid}"] if self.lasting else []
         return (*(each for each in [*names, f"user:{self.uid}:{self.program}"] if each != self.key), f"user:{self.uid}")
+
+
+def is_under_lease(key: str, lease: str) -> bool:
+    """Return whether the key is of a user of the lease; `lease:7` names the lease."""
+    return lease.startswith(_OF_A_LEASE) and key.startswith(f"{lease}:")
 
 
 class Observation(Struct, frozen=True):

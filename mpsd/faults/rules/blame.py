@@ -41,7 +41,7 @@ from mpsd.faults.rules.blame_state import (
 )
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.model.accusation import accused, convicted_key, keys, wider_keys
-from mpsd.model.fault import Incident
+from mpsd.model.fault import Incident, is_under_lease
 
 MOST_CASES = 64
 MOST_KEYS = 1024  # convicted, and as many with a record
@@ -133,9 +133,14 @@ class Blame:
         return max(0.0, min(whole, max(times) + whole - now_at))
 
     def pardon(self, key: str) -> Sequence[Change]:
-        """Forget all convictions, suspicions and faults of the key, and of the keys that it contains."""
+        """Forget all convictions, suspicions and faults of the key, and of the keys that it contains.
+
+        `lease:7` contains the keys of all users of the lease.
+        """
         changes: list[Change] = []
-        for inner in [each.key for each in self._convictions.values() if key in each.wider]:
+        suspected = itertools.chain.from_iterable(case.keys for case in self._cases.values())
+        of_lease = [each for each in (*self._convictions, *self._records, *suspected) if is_under_lease(each, key)]
+        for inner in dict.fromkeys([*of_lease, *(each.key for each in self._convictions.values() if key in each.wider)]):
             changes += self.pardon(inner)
         self._pardoned.extend(number for number, _ in self._faults(key))
         self._records.pop(key, None)

@@ -116,7 +116,7 @@ def known_faults() -> FaultsInMemory:
     faults = FaultsInMemory()
     for incident in (proven(), suspected(), of_the_gpu()):
         faults.keep(incident)
-    faults.hold(BlameStatus("lease:1", BlameKind.CONVICTED, NOW - 60, NOW + 3540, faults=2))
+    faults.hold(BlameStatus("lease:1:1000", BlameKind.CONVICTED, NOW - 60, NOW + 3540, faults=2))
     faults.hold(BlameStatus("container:train.service:1000", BlameKind.SUSPECTED, NOW - 30, NOW + 570, 1, case=2, group=0))
     faults.hold(BlameStatus("user:1000:crasher", BlameKind.PAUSED, NOW - 8, NOW + 52, faults=5))
     return faults

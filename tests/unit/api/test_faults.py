@@ -150,12 +150,12 @@ async def test_what_is_held_is_listed_and_forgiven(tmp_path: Path) -> None:
         caller = await daemon.call_as()
         held = (await caller.ask("blame.list"))["items"]
         assert [(each["standing"], each["key"]) for each in held] == [
-            ("convicted", "lease:1"), ("paused", "user:1000:crasher"), ("suspected", "container:train.service:1000"),
+            ("convicted", "lease:1:1000"), ("paused", "user:1000:crasher"), ("suspected", "container:train.service:1000"),
         ]  # fmt: skip
         assert held[0]["key"] == PARTIES[0].key
         assert (held[2]["case"], held[2]["group"], held[2]["until"]) == (2, 0, NOW + 570)
-        assert await caller.ask("blame.pardon", key="lease:1") == held[0]
-        assert await caller.refusal("blame.pardon", key="lease:1") == "NO_SUCH_FAULT"
+        assert await caller.ask("blame.pardon", key="lease:1:1000") == held[0]
+        assert await caller.refusal("blame.pardon", key="lease:1:1000") == "NO_SUCH_FAULT"
         assert (await caller.ask("blame.list"))["items"] == held[1:]
 
 
@@ -187,7 +187,7 @@ async def test_blame_is_told_to_operators_and_a_drained_gpu_to_all(tmp_path: Pat
         for peer in (OPERATOR, STRANGER):
             caller = await daemon.call_as(peer)
             await caller.ask("events.subscribe", topics=["blame.*", "gpu.*", "fault.*"])
-            daemon.bus.publish("blame.convicted", {"key": "lease:1"})
+            daemon.bus.publish("blame.convicted", {"key": "lease:1:1000"})
             daemon.bus.publish("gpu.drained", {"gpu": of_the_gpu().gpu, "number": 3, "xids": [79]})
             await caller.ask("health")
             await caller.ask("events.unsubscribe")

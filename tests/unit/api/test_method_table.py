@@ -44,7 +44,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fault.report": {"code": 700},
     "fault.guards": {"base": 1 << 45, "bytes": 2 << 20},
     "blame.list": {},
-    "blame.pardon": {"key": "lease:1"},
+    "blame.pardon": {"key": "lease:1:1000"},
     "arena.create": {"name": "more", "gpu": "0", "capacity_bytes": 1 << 30},
     "arena.get": {"name": "weights"},
     "arena.list": {},

@@ -51,7 +51,7 @@ CALLS: dict[str, Call[Any]] = {
     "fault.report": calls.fault_report(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", pc=1, address=2**64 - 1, text="so"),
     "fault.guards": calls.fault_guards(1 << 45, 2 << 20),
     "blame.list": calls.blame_list(),
-    "blame.pardon": calls.blame_pardon("lease:1"),
+    "blame.pardon": calls.blame_pardon("lease:1:1000"),
     "arena.create": calls.arena_create("kv", "0", 1 << 30, window_bytes=4 << 30, mode=0o640, ttl_seconds=60),
     "arena.get": calls.arena_get("weights"),
     "arena.list": calls.arena_list(),
@@ -174,7 +174,7 @@ async def test_a_fault_is_read_to_its_last_part(tmp_path: Path, short_dir: Path)
         getattr(row, each.name) for each in dataclasses.fields(row)
     ]
     assert report.culprit is not None
-    assert (report.culprit.pid, report.culprit.key, report.xids[0].number) == (586, "lease:1", 31)
+    assert (report.culprit.pid, report.culprit.key, report.xids[0].number) == (586, "lease:1:1000", 31)
     assert report.evidence[0].process == report.culprit
     assert (report.evidence[0].is_proof, report.evidence[2].process) == (True, None)
     assert report.deeds[0].after_seconds == 0.002

@@ -101,7 +101,7 @@ def test_the_first_sentence(of: Incident, said: str) -> None:
         (replace(proven(), fault_class=FaultClass.HOST), "mpsctl stop", "compute-sanitizer"),
         (replace(proven(), fault_class=FaultClass.UNKNOWN), "server.log", "compute-sanitizer"),
         (of_the_gpu(), f"mpsctl pardon {of_the_gpu().gpu}", "has lost its context"),
-        (proven(), "mpsctl pardon lease:1", "core-dumps"),
+        (proven(), "mpsctl pardon lease:1:1000", "core-dumps"),
         (replace(proven(), parties=(replace(PARTIES[0], lease_id=None, lasting="container:a b;c"), PARTIES[1])),
          "mpsctl pardon 'container:a b;c:1000'", "core-dumps"),
     ],
@@ -230,9 +230,9 @@ async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) ->
 
 async def test_a_pardon_is_said_and_done(tmp_path: Path, short_dir: Path) -> None:
     async with open_console(tmp_path, short_dir) as console:
-        assert await console.answer("pardon", "lease:1") == "lease:1 was convicted; it is no longer\n"
-        done = await console.run("pardon", "lease:1")
-        assert (done.status, done.err) == (1, "mpsctl pardon: nothing is held against lease:1 (NO_SUCH_FAULT)\n")
+        assert await console.answer("pardon", "lease:1:1000") == "lease:1:1000 was convicted; it is no longer\n"
+        done = await console.run("pardon", "lease:1:1000")
+        assert (done.status, done.err) == (1, "mpsctl pardon: nothing is held against lease:1:1000 (NO_SUCH_FAULT)\n")
         done = await console.run("pardon", "user:1000:crasher", peer=OWNER)
         assert done.err == "mpsctl pardon: blame.pardon needs an operator; you are user 1000 (NOT_ALLOWED)\n"
         assert set(console.daemon.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}

@@ -38,7 +38,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "faults": ((), values.Incident, True),
     "fault": (("1",), values.IncidentReport, False),
     "blame": ((), values.Standing, True),
-    "pardon": (("lease:1",), values.Standing, False),
+    "pardon": (("lease:1:1000",), values.Standing, False),
     "arenas": ((), values.Arena, True),
     "arena show": (("weights",), values.Arena, False),
     "arena create": (("kv", "--capacity", "1G"), values.Arena, False),

@@ -100,7 +100,7 @@ def test_a_page_says_what_the_report_says() -> None:
     for said in (
         "Fault 1", "python3[586] of user alice in container train.service under lease 1 wrote to 0x7f3a00001000 (no mapping)",
         "GPU memory page fault", "+127.0 ms", "names trainer[700], which proves nothing", "trainer[700] of user bob",
-        "domain d1 is recycled", "mpsctl pardon lease:1", "2023-11-14 22:12:20",
+        "domain d1 is recycled", "mpsctl pardon lease:1:1000", "2023-11-14 22:12:20",
     ):  # fmt: skip
         assert said in words, said
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mpsd.domains.pool import Drained
-from mpsd.faults.blame_report import standings
+from mpsd.faults.blame_report import standings, status_of
 from mpsd.faults.rules.blame import Blame
 from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet
 from mpsd.faults.rules.settings import FaultSettings
@@ -47,3 +47,12 @@ ROWS = [
 @pytest.mark.parametrize(("state", "drained", "shown"), ROWS)
 def test_what_is_held_against_whom(state, drained, shown):
     assert list(standings(Blame(FaultSettings(), state), drained, NOW)) == shown
+
+
+@pytest.mark.parametrize(
+    ("key", "is_held"),
+    [("lease:7:1000", True), ("lease:7", True), ("lease:7:", False), ("lease:7:10", False), ("lease:", False), ("", False)],
+)
+def test_a_lease_stands_for_all_its_users(key: str, is_held: bool) -> None:
+    held = [BlameStatus("lease:77:1000", BlameKind.PAUSED, NOW), BlameStatus("lease:7:1000", BlameKind.CONVICTED, NOW)]
+    assert status_of(key, held) == (BlameStatus(key, BlameKind.CONVICTED, NOW) if is_held else None)

@@ -27,8 +27,8 @@ EMPTY = Incident(
 )  # fmt: skip
 STATE = BlameState(
     (SuspectSet(1, 2, 3, 4, (("a", "b"), (), ("c",)), 5.5, 1.25),),
-    (Conviction("lease:7", 1, 2, 3.25, 4.0), Conviction("x", 0, 1, 1.0, 2.0, True)),
-    (CrashRecord("lease:7", ((1, 0.5), (2, 1.5))), CrashRecord("y", ())),
+    (Conviction("lease:7:1000", 1, 2, 3.25, 4.0), Conviction("x", 0, 1, 1.0, 2.0, True)),
+    (CrashRecord("lease:7:1000", ((1, 0.5), (2, 1.5))), CrashRecord("y", ())),
 )
 
 

@@ -14,7 +14,9 @@ PROCESS = ProcessId(4711, 99)
 @pytest.mark.parametrize(
     ("party", "key"),
     [
-        (Party(PROCESS, 1000, "python3", "job_1", 7), "lease:7"),
+        (Party(PROCESS, 1000, "python3", "job_1", 7), "lease:7:1000"),
+        (Party(PROCESS, 2000, "python3", "job_1", 7), "lease:7:2000"),
+        (Party(PROCESS, None, "python3", "job_1", 7), "process:4711:99"),
         (Party(PROCESS, 1000, "python3", "job_1", lasting="job:train:python3"), "job:train:python3:1000"),
         (Party(PROCESS, 1000, "python3", "job_1"), "user:1000:python3"),
         (Party(PROCESS, 1000, "python3"), "user:1000:python3"),
