@@ -7,10 +7,9 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.handshake_gate import MPSD
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.placement import PlacementRequest
-from mpsd.domains.rules.vendor_limits import of_defaults
+from mpsd.domains.rules.vendor_limits import OF_ONE_SERVER, carry_out, of_defaults
 from mpsd.domains.servers import make_way
 from mpsd.domains.terminate_client import contained, terminate_client
 from mpsd.errors import MpsdError, TooMany, VendorFailed
@@ -18,9 +17,6 @@ from mpsd.model.device import Device
 from mpsd.model.domain import Defaults, DomainState, ServerView
 
 log = structlog.get_logger()
-_OF_ONE_SERVER = frozenset(
-    f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
-)
 _PID = re.compile(r"\s*(\d+)[.\s]")  # of a row; get_device_client_list writes PID.CONTEXT
 _PATIENCE_SECONDS = 1.0  # then the last known state is the answer: health probes give up after 3 s
 
@@ -97,22 +93,22 @@ class DaemonBoard:
             log.error("command.failed", domain=domain.name, line=f"terminate_client {server_pid} {client_pid}", why=str(exc))
             raise
 
-    async def forward(self, server_pid: int | None, line: str, user: int | None) -> str:
+    async def forward(self, server_pid: int | None, line: str) -> str:
         domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
         if domain.state is DomainState.CONTAINED:
             raise VendorFailed(contained(domain))
-        if server_pid is None or not domain.guard.is_on or line.split()[0] not in _OF_ONE_SERVER:
-            return _without(domain.sentinel.pids, await domain.control.command(line))
-        return await self._at_baseline(domain, server_pid, line, user)
+        if server_pid is not None and domain.guard.is_on and line.split()[0] in OF_ONE_SERVER:
+            return self._about_baseline(domain, server_pid, line)
+        return _without(domain.sentinel.pids, await domain.control.command(line))
 
-    async def forward_each(self, lines: Sequence[tuple[int, str]], user: int | None) -> Sequence[str | MpsdError]:
+    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
         """Domains that hang are waited for at the same time, and no longer than for one command: one user may have many."""
         seconds = self._pool.program.command_seconds
         found: list[str | MpsdError] = [VendorFailed(f"'{line}' was not answered in {seconds:g} s") for _, line in lines]
 
         async def ask(place: int, server_pid: int, line: str) -> None:
             try:
-                found[place] = await self.forward(server_pid, line, user)
+                found[place] = await self.forward(server_pid, line)
             except MpsdError as exc:
                 found[place] = exc
 
@@ -122,20 +118,19 @@ class DaemonBoard:
                     nursery.start_soon(ask, place, server_pid, line)
         return found
 
-    async def _at_baseline(self, domain: Domain, server_pid: int, line: str, user: int | None) -> str:
-        """Send a command about a server's limits while the server has its baseline limits.  Raises VendorFailed.
+    def _about_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
+        """Answer a command about a server's baseline limits.  Raises UnusablePath; then nothing has changed.
 
-        The limits that a server's user sees and sets differ from those that its next client gets (domains/limit_guard.py).
+        The vendor's daemon is not asked: it has the limits of the next client (domains/limit_guard.py).  mpsd sends it what
+        was set with the limits of each client that comes afterwards.
         """
-        seconds = self._pool.program.command_seconds
-        defaults = of_defaults(self._pool.defaults, domain.gpus)
-        share = MPSD if user is None else self._pool.ranges.share_of(user)
-        with trio.move_on_after(seconds):
-            async with domain.guard.at_baseline(server_pid, defaults, domain.control, share):
-                answer = await domain.control.command(line)
-            self._pool.store.save_baselines(domain.name, domain.guard.baselines)
-            return answer
-        raise VendorFailed(f"'{line}' was not answered in {seconds:g} s: too many clients with limits of their own are coming")
+        baselines = domain.guard.baselines
+        before = baselines.get(server_pid, of_defaults(self._pool.defaults, domain.gpus))
+        limits, answer = carry_out(line, before)
+        if line.startswith("set_"):
+            self._pool.store.save_baselines(domain.name, {**baselines, server_pid: limits})
+            baselines[server_pid] = limits
+        return answer
 
     async def quit(self, timeout_seconds: float | None) -> int:
         return await self._quit(timeout_seconds)

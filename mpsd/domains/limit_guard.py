@@ -46,7 +46,8 @@ class Guard(Struct):
     """Guards that while a client is connecting, its server has the limits of that client.
 
     Off until the first client with limits comes: then the vendor's daemon gets no commands, and all clients share one window.
-    `baselines`: of each server, what its user or operator has set for it; no client gets more.
+    `baselines`: of each server, what its user or operator has set for it; no client gets more.  They are read from the vendor's
+    daemon only when the guard is turned on, because the daemon rounds memory limits down.
     """
 
     gpus: tuple[str, ...]
@@ -92,21 +93,6 @@ class Guard(Struct):
         async with self._telling:
             baseline = self.baselines.setdefault(server_pid, defaults)
             await self._tell(server_pid, vendor_limits.tighter(limits, baseline), control)
-
-    @asynccontextmanager
-    async def at_baseline(
-        self, server_pid: int, defaults: ClientLimits, control: VendorControl, share: int
-    ) -> AsyncIterator[None]:
-        """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards.
-
-        share: whose turn it takes.
-        """
-        async with self.window(Entrant(("baseline", server_pid), share), control):
-            await self.set_limits(server_pid, vendor_limits.unlimited(self.gpus), defaults, control)
-            yield
-            async with self._telling:
-                self._in_force.pop(server_pid, None)
-                await self._learn_baseline(server_pid, defaults, control)
 
     async def hold_adopted(self, control: VendorControl) -> None:
         """Keep the limits in force after a restart of mpsd, until the clients that the earlier one admitted have arrived."""

@@ -109,6 +109,22 @@ def test_what_a_servers_user_set_holds_beside_leases_and_is_shown(machine: Machi
     assert has(quota(machine), 25)
 
 
+def test_reading_a_servers_limits_takes_no_memory_from_its_clients(machine: Machine) -> None:
+    """Anyone may read them; the vendor's daemon shows 1535 MiB as 1G, and the server's clients had no more than that."""
+    machine.start()
+    machine.tell("set_default_device_pinned_mem_limit 0 1535M")
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create("a", Selector.of_token(token("a")), sm_percent=50, memory_bytes={"0": 1400 << 20}))
+    holder = machine.client("hold", MPSD_LEASE=token("a"))
+    holder.ready()
+    server = machine.server()
+    holder.end()
+    before = quota(machine, "a").wait("quota")["mib"]
+    assert machine.ask(f"get_device_pinned_mem_limit {server} 0", uid=UIDS[0]).stdout == "1G\n"
+    assert before > 1024 - CONTEXT_MIB
+    assert quota(machine, "a").wait("quota")["mib"] == before
+
+
 @pytest.mark.parametrize("by", [pytest.param("ordinal", marks=pytest.mark.slow), "UUID"])
 def test_a_lease_of_the_second_gpu_and_its_memory_by_ordinal_or_uuid(machine: Machine, by: str) -> None:
     machine.start(MPSD_SIM_GPUS="2")

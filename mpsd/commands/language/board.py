@@ -36,13 +36,10 @@ class Board(Protocol):
     async def terminate_client(self, server_pid: int, client_pid: int, check: Callable[[], None] = lambda: None) -> str:
         """End one client's GPU work; return the vendor's answer, `0` and a newline on success."""
 
-    async def forward(self, server_pid: int | None, line: str, user: int | None) -> str:
-        """Return the unchanged answer of the vendor's daemon that runs the server (None: of the default domain's).
+    async def forward(self, server_pid: int | None, line: str) -> str:
+        """Return the answer of the vendor's daemon that runs the server (None: of the default domain's), in its words."""
 
-        user: the uid that waits for it; None: an operator.
-        """
-
-    async def forward_each(self, lines: Sequence[tuple[int, str]], user: int | None) -> Sequence[str | MpsdError]:
+    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
         """Return the answer to each line of the daemon that runs this server, or its error; all are asked at once."""
 
     async def quit(self, timeout_seconds: float | None) -> int:

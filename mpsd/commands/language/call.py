@@ -25,7 +25,6 @@ class CommandCall(Struct, Generic[R], frozen=True):
     board: Board
     request: R
     server: ServerView | None = None
-    user: int | None = None  # whose share of turns it takes; None: an operator's, which counts as mpsd's own
 
     @property
     def named_server(self) -> ServerView:

@@ -47,7 +47,7 @@ async def _dispatch(board: Board, caller: Caller, line: bytes) -> Answer:
             return Answer(command.unknown_server(request))
     if not _may(command.privilege, caller, request, server):
         return Answer(command.refusal(caller.uid))
-    return await command.run(CommandCall(board, request, server, None if caller.is_owner else caller.uid))
+    return await command.run(CommandCall(board, request, server))
 
 
 async def _find_server(board: Board, pid: int) -> ServerView | None:

@@ -35,7 +35,7 @@ async def device_query(ask: CommandCall[DeviceQuery]) -> Answer:
     csv = " --csv" if ask.request.is_csv else ""
     servers = await _servers_asked_about(ask)
     if not servers:
-        return Answer(await ask.board.forward(None, f"device_query{csv}", ask.user))
+        return Answer(await ask.board.forward(None, f"device_query{csv}"))
     answers, silent = await _forward_each(ask, servers, f"device_query {{pid}}{csv}")
     public = {device.uuid: device.ordinal for device in ask.board.devices}
     return _merged(merge.merge_device_queries((text for _, text in answers), public), silent)
@@ -45,7 +45,7 @@ async def pass_on(ask: CommandCall[PassOn]) -> Answer:
     """Return the default domain's own answer; with several domains, stderr names the one that was asked."""
     if len(ask.request.line.encode()) > MAX_FORWARDED_BYTES:
         raise BadRequest(f"a command of {len(ask.request.line.encode())} bytes is not passed on to the vendor's daemon")
-    answer = await ask.board.forward(None, ask.request.line, ask.user)
+    answer = await ask.board.forward(None, ask.request.line)
     domains = sorted({server.domain for server in await ask.board.servers()})
     note = f"Asked the default domain alone; the domains with servers: {', '.join(domains)}\n" if len(domains) > 1 else ""
     return Answer(answer, stderr=note)
@@ -59,7 +59,7 @@ async def _forward_each(
     ask: CommandCall[Any], servers: Sequence[ServerView], line: str
 ) -> tuple[list[tuple[ServerView, str]], list[MpsdError]]:
     """Return each server with its domain's answer, and the errors of the others; a server that has just ended is in neither."""
-    found = await ask.board.forward_each([(server.pid, line.format(pid=server.pid)) for server in servers], ask.user)
+    found = await ask.board.forward_each([(server.pid, line.format(pid=server.pid)) for server in servers])
     answers = [(server, each) for server, each in zip(servers, found, strict=True) if isinstance(each, str)]
     return answers, [each for each in found if isinstance(each, MpsdError) and not isinstance(each, NoSuchServer)]
 

@@ -31,15 +31,15 @@ async def set_default_active_thread_percentage(ask: CommandCall[SetPercent]) -> 
 
 async def get_active_thread_percentage(ask: CommandCall[LineRequest]) -> Answer:
     pid = ask.named_server.pid
-    return Answer(await ask.board.forward(pid, f"get_active_thread_percentage {pid}", ask.user))
+    return Answer(await ask.board.forward(pid, f"get_active_thread_percentage {pid}"))
 
 
 async def set_active_thread_percentage(ask: CommandCall[SetPercent]) -> Answer:
     """Set the percentage and return the one in force: the old one if the word was not a percentage."""
     pid, thread_percent = ask.named_server.pid, ask.request.thread_percent
     if thread_percent is None:
-        return Answer(await ask.board.forward(pid, f"get_active_thread_percentage {pid}", ask.user))
-    return Answer(await ask.board.forward(pid, f"set_active_thread_percentage {pid} {thread_percent:.9g}", ask.user))
+        return Answer(await ask.board.forward(pid, f"get_active_thread_percentage {pid}"))
+    return Answer(await ask.board.forward(pid, f"set_active_thread_percentage {pid} {thread_percent:.9g}"))
 
 
 async def get_default_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
@@ -64,14 +64,14 @@ async def get_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
         return Answer()
     server, device = ask.named_server, find_device(ask.board.devices, ask.request.device)
     line = f"get_device_pinned_mem_limit {server.pid} {vendor_ordinal(server, device)}"
-    return Answer(await ask.board.forward(server.pid, line, ask.user))
+    return Answer(await ask.board.forward(server.pid, line))
 
 
 async def set_device_pinned_mem_limit(ask: CommandCall[PinnedLimit]) -> Answer:
     server = ask.named_server
     device, limit_bytes = _understand(ask.board, ask.request)
     line = f"set_device_pinned_mem_limit {server.pid} {vendor_ordinal(server, device)} {limit_bytes // MIB}M"
-    return Answer(await ask.board.forward(server.pid, line, ask.user))
+    return Answer(await ask.board.forward(server.pid, line))
 
 
 async def get_default_client_priority(ask: CommandCall[LineRequest]) -> Answer:

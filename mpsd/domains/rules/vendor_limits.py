@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mpsd.model.domain import Defaults
 from mpsd.model.lease import FULL_PERCENT, Grant
@@ -18,6 +19,9 @@ LEAST_PERCENT = 0.1  # gives 8 SMs of 132 (measured)
 _CLOSED_BYTES = MIB  # no context fits (measured)
 _MOST_ENTRIES = 256  # of a client's own limits; an environment has room for 30,000
 _PARTS = 10**4  # of a percent: enough to distinguish the SMs of any GPU
+OF_ONE_SERVER = frozenset(
+    f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
+)
 
 
 class ClientLimits(Struct, frozen=True):
@@ -86,6 +90,20 @@ def proof(limits: ClientLimits) -> str:
 def shown(size: int) -> str:
     """Return a memory limit as the vendor's daemon prints it: in whole GiB from 1 GiB on, so 1025M is 1G."""
     return f"{size // GIB}G\n" if size >= GIB else f"{size // MIB}M\n"
+
+
+def carry_out(line: str, limits: ClientLimits) -> tuple[ClientLimits, str]:
+    """Return the limits after a command of OF_ONE_SERVER, as mpsd writes it, and what the vendor's daemon answers to it."""
+    name, _, *words = line.split()
+    is_set = name.startswith("set_")
+    if name.endswith("_percentage"):
+        percent = float(words[0]) if is_set else limits.thread_percent
+        return replace(limits, thread_percent=percent), f"{percent:.1f}\n"
+    sizes, ordinal = list(limits.memory_bytes), int(words[0])
+    if not is_set:
+        return limits, shown(sizes[ordinal]) if sizes[ordinal] else ""
+    sizes[ordinal] = int(words[1].removesuffix("M")) * MIB
+    return replace(limits, memory_bytes=tuple(sizes)), ""
 
 
 def read_percent(answer: str) -> float | None:

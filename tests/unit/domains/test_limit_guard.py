@@ -160,37 +160,6 @@ async def test_a_daemon_that_does_not_take_the_limits_lets_nobody_in(daemon):
         assert daemon.limits == SMALL
 
 
-async def test_the_servers_own_limits_are_shown_and_changed_between_windows(daemon):
-    guard = await start(daemon)
-    async with guard.at_baseline(SERVER, DEFAULTS, daemon, share=1):
-        assert daemon.limits == unlimited(GPUS)
-        daemon.percent = 40.0
-    assert guard.baselines[SERVER].thread_percent == 40
-    assert daemon.limits == closed(GPUS)
-
-
-async def test_the_commands_of_a_user_take_no_turns_of_mpsd(daemon, autojump_clock):
-    """Each waits for a turn of its user: the start of a sentinel waited for all of them."""
-    guard, order = await start(daemon), []
-
-    async def command():
-        async with guard.at_baseline(SERVER, DEFAULTS, daemon, share=1):
-            order.append("a command")
-
-    async def own():
-        async with guard.window(Entrant("sentinel"), daemon):
-            order.append("mpsd")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(come, guard, daemon, SMALL, [])
-        await trio.sleep(0.1)
-        for _ in range(2):
-            nursery.start_soon(command)
-            await trio.sleep(0.1)
-        nursery.start_soon(own)
-    assert order == ["mpsd", "a command", "a command"], "the client was of the same user"
-
-
 async def test_who_gives_up_waiting_is_not_waited_for(daemon, autojump_clock):
     guard = await start(daemon)
     async with trio.open_nursery() as nursery:

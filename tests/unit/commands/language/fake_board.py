@@ -29,7 +29,6 @@ class FakeBoard:
     running: list[ServerView] = field(default_factory=list)
     present: Defaults = field(default_factory=Defaults)
     forwarded: list[tuple[int | None, str]] = field(default_factory=list)
-    users: list[int | None] = field(default_factory=list)  # of the forwarded lines
     ended: list[tuple[object, ...]] = field(default_factory=list)
     broken: dict[int | None, MpsdError] = field(default_factory=dict)  # by server, instead of an answer
     percents: dict[int, float] = field(default_factory=dict)
@@ -72,19 +71,18 @@ class FakeBoard:
         self.ended.append(("daemon", timeout_seconds))
         return 0
 
-    async def forward(self, server_pid: int | None, line: str, user: int | None) -> str:
-        self.users.append(user)
+    async def forward(self, server_pid: int | None, line: str) -> str:
         self.forwarded.append((server_pid, line))
         if server_pid in self.broken:
             raise self.broken[server_pid]
         name, *words = line.split()
         return VENDOR.get(name, unknown)(self, name, words)
 
-    async def forward_each(self, lines: Sequence[tuple[int, str]], user: int | None) -> Sequence[str | MpsdError]:
+    async def forward_each(self, lines: Sequence[tuple[int, str]]) -> Sequence[str | MpsdError]:
         found: list[str | MpsdError] = []
         for pid, line in lines:
             try:
-                found.append(await self.forward(pid, line, user))
+                found.append(await self.forward(pid, line))
             except MpsdError as exc:
                 found.append(exc)
         return found

@@ -123,13 +123,6 @@ async def test_a_limit_is_sent_to_the_vendor_in_our_own_words(board: FakeBoard) 
     ]
 
 
-async def test_a_command_waits_as_its_user(board: FakeBoard) -> None:
-    pid = board.add_server(uid=1000)
-    for caller in (STRANGER, ROOT, Caller(1000, daemon_uid=1000)):
-        await ask(board, f"get_active_thread_percentage {pid}", caller)
-    assert board.users == [1000, None, None]
-
-
 async def test_a_limit_is_sent_by_the_ordinal_of_the_domain(board: FakeBoard) -> None:
     pid = board.add_server(device_uuids=(DEVICES[1].uuid,))
     assert await ask(board, f"set_device_pinned_mem_limit {pid} 1 1G") == Answer()

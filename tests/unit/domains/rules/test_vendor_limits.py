@@ -45,6 +45,26 @@ def test_what_is_said_and_what_proves_it() -> None:
     assert vendor_limits.commands(7, ClientLimits(100, (), 1), 0)[-1] == "set_default_client_priority 1"
 
 
+@pytest.mark.parametrize(
+    ("line", "after", "answer"),
+    [
+        ("get_active_thread_percentage 7", (33.35, (0, 1535 * MIB, MIB)), "33.4\n"),
+        ("set_active_thread_percentage 7 0.04", (0.04, (0, 1535 * MIB, MIB)), "0.0\n"),
+        ("get_device_pinned_mem_limit 7 0", (33.35, (0, 1535 * MIB, MIB)), ""),
+        ("get_device_pinned_mem_limit 7 1", (33.35, (0, 1535 * MIB, MIB)), "1G\n"),
+        ("get_device_pinned_mem_limit 7 2", (33.35, (0, 1535 * MIB, MIB)), "1M\n"),
+        ("set_device_pinned_mem_limit 7 0 1025M", (33.35, (1025 * MIB, 1535 * MIB, MIB)), ""),
+        ("set_device_pinned_mem_limit 7 2 0M", (33.35, (0, 1535 * MIB, 0)), ""),
+    ],
+)
+def test_a_command_about_a_server_is_answered_as_by_the_vendor(
+    line: str, after: tuple[float, tuple[int, ...]], answer: str
+) -> None:
+    """The vendor's texts: tests/contract/vendor_580.toml, and the simulator's for one server."""
+    before = ClientLimits(33.35, (0, 1535 * MIB, MIB), 1)
+    assert vendor_limits.carry_out(line, before) == (ClientLimits(*after, 1), answer)
+
+
 def test_closed_and_unlimited() -> None:
     assert vendor_limits.closed((A, B), 1) == ClientLimits(0.1, (MIB, MIB), 1)
     assert vendor_limits.proof(vendor_limits.closed((A,))) == "0.1\n1M\n"
