@@ -14,6 +14,7 @@ from mpsd.domains.handshake_gate import Entrant, HandshakeGate
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import Refused
 from mpsd.host import processes
+from mpsd.host.ownership import is_anothers
 from mpsd.host.peers import PeerEnded
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
@@ -44,7 +45,7 @@ class Refusals(Struct):
         way, why = Refusal(refusal.way), str(refusal)
         if way is Refusal.ERROR:
             await self.tell(caller, why)
-        elif way is Refusal.END and caller.process and _end_process(caller.process):
+        elif way is Refusal.END and caller.process and _end_process(caller.process, caller.credentials.uid):
             log.warning("client.ended", pid=caller.credentials.pid, uid=caller.credentials.uid, why=why)
             await until_ended(caller.connection)
         else:
@@ -122,9 +123,12 @@ async def _not_for_long() -> bool:
     return False
 
 
-def _end_process(process: ProcessId) -> bool:
-    """Kill the process; False if it has ended or mpsd may not.  It has no GPU context yet, so no other client suffers."""
+def _end_process(process: ProcessId, uid: int) -> bool:
+    """Kill the process; False if it has ended, mpsd may not, or it is not known to be this user's any more.
+
+    It has no GPU context yet, so no other client suffers.
+    """
     try:
-        return processes.kill(process)
+        return not is_anothers(process, uid) and processes.kill(process)
     except OSError:
         return False

@@ -1,6 +1,10 @@
 """A client that is refused: told as soon as it listens, and held only where nothing can tell it."""
 
+import os
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +12,9 @@ import pytest
 import trio
 import trio.testing
 
+from mpsd.errors import Refused
+from mpsd.host.processes import find
+from mpsd.model.lease import Refusal
 from mpsd.model.process import Credentials
 from mpsd.relay import refusals, vendor_connection
 from mpsd.relay.forwarding import LinkSide
@@ -48,6 +55,13 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "connect", connect)
 
 
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
 @pytest.mark.parametrize(("awaits_domain", "waited"), [(False, 60.0), (True, 1.0)], ids=["client", "daemon"])
 async def test_who_is_slow_once_is_told_later(autojump_clock: object, awaits_domain: bool, waited: float) -> None:
     """In a crowd a client got no processor for half a second; then mpsd held it for as long as it lived."""
@@ -79,6 +93,23 @@ async def test_without_a_refusing_daemon_it_is_held_until_it_ends(autojump_clock
             assert nursery.child_tasks
             theirs.close()
     assert link.transcript is None
+
+
+@pytest.mark.parametrize("is_its_users", [True, False])
+async def test_only_a_process_of_the_user_who_connected_is_killed(
+    autojump_clock: object, child: "subprocess.Popen[bytes]", is_its_users: bool
+) -> None:
+    """A client may run a program of another user (setuid) by the time mpsd refuses it; that one is held."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    link, uid = Link(), os.geteuid() if is_its_users else os.geteuid() + 1
+    refusal, who = Refused(Refusal.END, "it has no lease"), Credentials(child.pid, uid, uid)
+    caller = SimpleNamespace(connection=ours, link=link, door="control", credentials=who, process=find(child.pid))
+    with ours, theirs:
+        with trio.move_on_after(1.0):
+            await Refusals(Refuser(True), 0.5).turn_away(caller, refusal)  # type: ignore[arg-type]
+        assert (link.transcript is None) is not is_its_users, "it is held"
+    assert (child.wait(10) == -signal.SIGKILL) if is_its_users else (child.poll() is None)
 
 
 async def test_who_speaks_on_and_on_keeps_the_refusing_daemon_for_a_moment(autojump_clock: object) -> None:
