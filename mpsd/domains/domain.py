@@ -173,15 +173,15 @@ class Domain:
         if process is not None and (process in self.members or processes.is_alive(process)):
             self.channels.add(process)
 
-    def leave(self, process: ProcessId | None) -> None:
-        """Note that the process is no member.
+    def leave(self, process: ProcessId | None, *, has_ended: bool = False) -> None:
+        """Note that the process is no member.  has_ended: the caller knows that it has ended, so it is not read.
 
         If it has ended, it counts for its user until an answer, as a child may have its connections; with a channel it takes a
         place until it or the servers have ended.
         """
         if process is None:
             return
-        is_alive = processes.is_alive(process)
+        is_alive = not has_ended and processes.is_alive(process)
         if self.members.pop(process, None) is not None:
             if is_alive or self.admitted.get(process.pid) != process:
                 self.uids.pop(process, None)

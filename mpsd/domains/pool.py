@@ -270,7 +270,7 @@ class Pool:
         self._watched.remove(process)
         homes = [domain for domain in self.domains.values() if may_be_used(domain, process)]
         for domain in homes:
-            domain.leave(process)
+            domain.leave(process, has_ended=True)  # no later look frees its place, if its user is unread now
         if self._nursery is None or not self.retained.note_end(homes, process, self._nursery):
             self.store.forget_member(process)
         self.client_ended.emit(process, ending)

@@ -296,6 +296,8 @@ class ProcessReader:
     def _check(self, pid: int) -> None:
         """Raise Unanswered if mpsd does not read this process now, or none of its user's."""
         asked = self._asked(pid)
+        if not asked.directory:  # it has gone, so its user is unknown, and a read does not wait
+            return
         same = (pid, asked.directory)  # of another user by now, perhaps
         if any((each.of.pid, each.of.directory) == same for each in self._stuck):
             raise Unanswered(errno.EBUSY, f"pid {pid} is not read: it keeps a reader waiting in the kernel")

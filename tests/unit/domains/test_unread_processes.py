@@ -5,6 +5,7 @@ Nothing is known of them then, and they count as alive.  An error of such a read
 
 import errno
 import os
+import subprocess
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,11 @@ def a_pool(domain: Domain) -> Pool:
     pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
     pool.domains[domain.name] = domain
     return pool
+
+
+def an_ended_process() -> ProcessId:
+    with subprocess.Popen(["true"]) as ended:
+        return ProcessId(ended.pid, 1)
 
 
 def test_nothing_is_known_of_them() -> None:
@@ -111,6 +117,20 @@ async def test_an_unread_stranger_is_reported_once_and_ended_when_it_can_be_read
     for _ in range(2):
         await look()
     assert (events, ended) == (["client.stranger"], [CLIENT])
+
+
+async def test_the_place_of_one_that_has_ended_is_free() -> None:
+    """mpsd learns of an end once, by the pidfd, and then took the ended client for alive: its domain was full for ever."""
+    domain = a_domain()
+    pool = a_pool(domain)
+    pool.store = SimpleNamespace(forget_member=lambda process: None)  # type: ignore[assignment]
+    process = an_ended_process()
+    domain.join(process, 1000)
+    domain.attach(process)
+    pool._watched.add(process)
+    assert domain.occupancy == 2
+    await pool._watch(process)
+    assert (domain.occupancy, domain.channels) == (1, set()), "the client that the server lists"
 
 
 async def test_a_server_of_members_is_not_taken_for_lost() -> None:

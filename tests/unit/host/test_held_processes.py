@@ -1,6 +1,7 @@
 """A user holds the lock of a directory below /proc: each look-up of a new name there waits, and no signal ends the wait."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from mpsd.api.authority import peer_of
 from mpsd.host import process_reader, processes
 from mpsd.host.peers import caller_of, names_its_peer
 from mpsd.host.process_reader import ProcessReader, Unanswered
+from mpsd.model.process import ProcessId
 from tests.held_directory import MOST_SECONDS, held
 
 pytestmark = pytest.mark.root
@@ -108,6 +110,17 @@ def test_no_look_at_a_waiting_caller_reads_whose_it_is(
         monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
         assert identify(ours, None)
         assert len(read) <= (not names_its_peer(ours))  # before Linux 6.5: whether it is still the user's that connected
+
+
+def test_one_that_has_gone_is_not_unread(tmp_path: Path) -> None:
+    """Its user is not known any more, so it counted as root's: an ended client was alive while root's were unread."""
+    with sleeping(0, 0, 0) as pid, sleeping(0, 0, 0) as ending, held(f"/proc/{pid}", tmp_path / "mount"), quick():
+        make_wait(pid)
+        process = ProcessId(ending, 1)
+        assert processes.is_alive(process), "nothing is known of it"
+        os.kill(ending, signal.SIGKILL)
+        os.waitpid(ending, 0)
+        assert not processes.is_alive(process)
 
 
 def test_others_of_its_user_are_read_soon_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
