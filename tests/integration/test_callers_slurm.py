@@ -50,7 +50,11 @@ def test_the_prolog_starts_a_server_for_the_jobs_user(host: Host) -> None:
         return host.ask("get_server_list", environment=DIRECTORIES).split()
 
     [server] = wait_for("the server", servers)
-    assert host.run("stat", "-c", "%u", f"/proc/{server}").stdout.strip() == str(JOB_UID)
+
+    def is_the_jobs_users() -> bool:  # it is listed before it has changed its user
+        return host.run("stat", "-c", "%u", f"/proc/{server}").stdout.strip() == str(JOB_UID)
+
+    wait_for("its user", is_the_jobs_users)
     job = host.client("smcount", uid=JOB_UID, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50", **DIRECTORIES)
     assert job.wait("sms")["seen"] == 66
     assert servers() == [server]
