@@ -85,6 +85,7 @@ class Api:
         self._open: Counter[_Share] = Counter()
         self._closings = {False: Closings(), True: Closings(most_held=math.inf)}  # of operators: True
         self._turns: dict[_Share, trio.Lock] = {}  # for the shares in _open
+        self._looks = trio.Lock()  # the turn of callers that were unread
         self._state = State(
             events,
             Reports(),
@@ -142,7 +143,7 @@ class Api:
     async def _begin_once_known(self, arrival: Arrival, share: _Share, nursery: trio.Nursery) -> None:
         found = None
         try:
-            peer = await once_known(partial(self._peer, arrival.sock))
+            peer = await once_known(partial(self._peer, arrival.sock), self._looks)
             found = peer, recognize(arrival.sock, peer.process)
         except Unanswered as exc:
             who = arrival.credentials

@@ -146,6 +146,7 @@ class Sessions:
         self._closings = {False: Closings(), True: Closings()}  # of operators: True
         self._running: dict[int, trio.Semaphore] = {}  # by the uid whose share they are of
         self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
+        self._looks = {False: trio.Lock(), True: trio.Lock()}  # the turns of front ends, each of which is identified; as above
         self._ended = Changed()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
@@ -210,7 +211,7 @@ class Sessions:
 
     async def _serve(self, session: _Session) -> None:
         try:
-            process, caller = await once_known(partial(self._identify, session.connection))
+            process, caller = await once_known(partial(self._identify, session.connection), self._looks[session.is_operator])
         except Unanswered as exc:
             session.dismiss(f"mpsd cannot tell whether an operator asks: {exc.strerror}\n")
             raise

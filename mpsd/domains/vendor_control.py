@@ -295,7 +295,8 @@ class VendorControl:
         """Return the daemon that has started; wait some seconds while it is unread, or mpsd's own user's processes are."""
         if (found := await run_in_thread(self._find)) is None:
             with suppress(Unanswered):
-                await once_known(partial(processes.process_id, self.home.named(self._owner) or os.getpid()))
+                pid = self.home.named(self._owner) or os.getpid()
+                await once_known(partial(processes.process_id, pid), trio.Lock())
                 found = await run_in_thread(self._find)
         return found
 

@@ -171,15 +171,20 @@ def caller_of(
     return _caller(connection, credentials, is_member, trusts_containers=trusts_containers)
 
 
-async def once_known(identify: Callable[[], _T]) -> _T:
-    """Return what `identify` returns of a process; try again for some seconds if it is unread.  Raises OSError."""
+async def once_known(identify: Callable[[], _T], turn: trio.Lock) -> _T:
+    """Return what `identify` returns of a process; try again for some seconds if it is unread.  Raises OSError.
+
+    turn: of those that may wait together: one is identified while all other tasks that can run run once, as in 40 ms for a held
+    process, or 15 ms for one with 65,536 groups.
+    """
     until = trio.current_time() + _UNKNOWN_SECONDS
     while True:
-        try:
-            return identify()
-        except Unanswered:
-            if trio.current_time() >= until:
-                raise
+        async with turn:
+            try:
+                return identify()
+            except Unanswered:
+                if trio.current_time() >= until:
+                    raise
         await trio.sleep(_LOOK_SECONDS)
 
 

@@ -1,7 +1,9 @@
 """Who has connected, by the kernel's word."""
 
+import errno
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -10,10 +12,12 @@ import trio
 
 from mpsd.host import peers, processes
 from mpsd.host.arrivals import accept
-from mpsd.host.peers import PeerEnded, is_operator, peer_credentials, peer_process
+from mpsd.host.peers import PeerEnded, is_operator, once_known, peer_credentials, peer_process
+from mpsd.host.process_reader import Unanswered
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay import message
 from mpsd.relay.message import Message
+from tests.rounds import Rounds
 from tests.unit.relay.test_backlog import descriptors_all_in_use
 
 UID = 3_000_000_000  # as of a range of /etc/subuid above 2,147,483,648, where FreeIPA's begin
@@ -100,3 +104,23 @@ def test_to_ask_for_operators_reads_few_groups(monkeypatch: pytest.MonkeyPatch, 
         assert is_operator(ours, gid) == is_found
         assert not is_operator(ours, gid + 1)
         assert not is_operator(ours, None)
+
+
+async def test_callers_that_were_unread_are_looked_at_in_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them were looked at in one turn of the event loop, each for up to 40 ms."""
+    rounds, looks, turn = Rounds(), Counter[int](), trio.Lock()
+    monkeypatch.setattr(peers, "_LOOK_SECONDS", 0.0)
+
+    def identify() -> None:
+        looks[rounds.number] += 1
+        if looks.total() <= 20:
+            raise Unanswered(errno.EBUSY, "processes of this user are not read for 5 s")
+
+    trio.lowlevel.add_instrument(rounds)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(once_known, identify, turn)
+    trio.lowlevel.remove_instrument(rounds)
+    assert looks.total() == 40
+    assert max(looks.values()) == 1
