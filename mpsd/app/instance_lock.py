@@ -23,7 +23,7 @@ from mpsd.host.trusted_directories import PUBLIC_MODE, NotTrusted, open_director
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
 _DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
-LOCK = "lock"  # the file in the state directory
+LOCK = "lock"  # the file in the state directory; it names the pid file that mpsd wrote last
 _HOLD_SECONDS = 5.0  # until a thread holds the lock; it takes a millisecond
 _PID_MODE = 0o600  # a user who may read it can hold its lock by a direct read, and mpsd would wait as it replaces or removes it
 _STATE_MODE = 0o711
@@ -78,6 +78,8 @@ class InstanceLock:
             self._take_lock()
         except OSError as exc:
             raise UnusablePath(f"the state directory {self.state_directory} cannot be made: {exc.strerror}") from None
+        if self._read_pid() == os.getpid():
+            self._note_pid_file()
 
     def release(self) -> None:
         """Remove the pid file if it is this process's."""
@@ -152,10 +154,12 @@ class InstanceLock:
     def _running(self) -> int | None:
         """Return the pid of a running daemon that is not mpsd's; None if none runs.
 
-        Its pid file must name a living process of root's or mpsd's user with the daemon's name, and a process must listen.
+        Its pid file must name a living process of root's or mpsd's user with the daemon's name, and a process must listen: the
+        keeper of a killed mpsd does.  A pid file that an mpsd wrote names no running daemon, since this process has the lock;
+        after mpsd was killed, a user can give the pid, the name and the variable to a program of root's, such as `su`.
         """
         pid = self._read_pid()
-        if not pid or pid == os.getpid():
+        if not pid or pid == os.getpid() or self._is_noted():
             return None
         owner = processes.owner(pid)
         if owner is None or owner[0] not in (0, os.geteuid()):  # a user who could write here earlier may have left the file
@@ -182,6 +186,20 @@ class InstanceLock:
             self.pipe.write(PID_FILE, str(os.getpid()), _PID_MODE)
         except OSError as exc:
             raise UnusablePath(f"the pid file {self.pipe_directory / PID_FILE} cannot be written: {exc.strerror}") from None
+        self._note_pid_file()
+
+    def _note_pid_file(self) -> None:
+        """Note which pid file mpsd wrote."""
+        with suppress(OSError):  # as on a disk that became read-only: the next mpsd looks at the process
+            lock = os.open(self.state_directory / LOCK, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(lock, "w") as file:
+                file.write(self.pipe.version_of(PID_FILE))
+
+    def _is_noted(self) -> bool:
+        """Return whether an mpsd wrote the pid file, and no other daemon has written or replaced it since."""
+        with suppress(OSError):
+            return (self.state_directory / LOCK).read_bytes() == self.pipe.version_of(PID_FILE).encode()
+        return False
 
     def _read_pid(self) -> int:
         try:

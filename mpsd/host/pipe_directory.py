@@ -57,6 +57,11 @@ class PipeDirectory:
         found = self._look(name)
         return found.st_ino if found else 0
 
+    def version_of(self, name: str) -> str:
+        """Return what no file has that is written later, or takes the place of this one; "" without a file."""
+        found = self._look(name)
+        return f"{found.st_ino} {found.st_mtime_ns}" if found else ""
+
     def listen(self, name: str, mode: int) -> socket.socket:
         """Listen on a socket of this name.  Raises UnusablePath."""
         return listen_in(self._descriptor, self.path / name, mode)

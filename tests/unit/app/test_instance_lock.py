@@ -1,11 +1,14 @@
 """The lock of the state directory."""
 
+import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mpsd.app import instance_lock
-from mpsd.app.instance_lock import LOCK, PID_FILE, InstanceLock
+from mpsd.app.instance_lock import _DAEMON, LOCK, PID_FILE, InstanceLock
 from mpsd.config.options import Config
 from mpsd.errors import AlreadyRunning
 from tests.descriptors import descriptors
@@ -48,3 +51,37 @@ def test_the_pid_file_is_read_by_its_owner_alone(tmp_path: Path) -> None:
     lock = InstanceLock(tmp_path / "pipe", tmp_path / "log", tmp_path / "state")
     lock.take()
     assert (tmp_path / "pipe" / PID_FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def impostor(short_dir: Path) -> Iterator[int]:
+    """Yield the pid of a program that a user gave the name and the variable of a daemon; sockets of the keeper still listen."""
+    pipe = short_dir / "pipe"
+    pipe.mkdir(mode=0o755)
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+    process = subprocess.Popen([_DAEMON, "60"], executable="/bin/sleep", env=variables)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(pipe / "control"))
+            listener.listen()
+            yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("by_mpsd", [True, False], ids=["mpsd's", "the vendor's"])
+def test_a_later_process_with_the_pid_of_a_killed_mpsd_is_no_daemon(short_dir: Path, impostor: int, by_mpsd: bool) -> None:
+    """mpsd refused to start for as long as a user let `su` wait with that pid."""
+    killed, ours = (InstanceLock(short_dir / "pipe", short_dir / "log", short_dir / "state") for _ in range(2))
+    killed.pipe.open()
+    killed._make_private()
+    (short_dir / "state" / LOCK).touch()
+    killed.pipe.write(PID_FILE, str(impostor), 0o600)
+    killed._note_pid_file()
+    if by_mpsd:
+        ours.take()
+    else:
+        killed.pipe.write(PID_FILE, str(impostor), 0o600)
+        with pytest.raises(AlreadyRunning, match=f"pid {impostor}"):
+            ours.take()
