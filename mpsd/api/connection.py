@@ -26,11 +26,12 @@ from mpsd.api.dispatch import dispatch
 from mpsd.api.event_bus import Subscription
 from mpsd.api.method_table import HELLO, METHODS
 from mpsd.api.ports import Ports
-from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
+from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping, TooMany
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
 from mpsd.host.descriptors import Closings, Descriptors, close_soon
 from mpsd.host.peers import Recognition
 from mpsd.host.polling import has_room
+from mpsd.host.process_reader import Unanswered
 from mpsd.notify import Changed
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
@@ -103,15 +104,23 @@ class Connection(Struct, eq=False):
                     try:
                         is_over = not datagram.data
                         if not is_over:
+                            self._recognize(datagram.sender_pid)
                             await self._answer(parse(datagram), datagram.descriptors)
                     finally:
                         await self.closings.close(self.share, datagram.descriptors.take())
                         await files_closed.wait()  # as long as the user likes
-        except (ProtocolError, Idle) as error:
+        except (ProtocolError, Idle, TooMany) as error:
             log.info("api.dropped", **self._who(), why=str(error))
             self.part(error)
         except (OSError, trio.TooSlowError) as exc:
             log.info("api.dropped", **self._who(), why=repr(exc))
+
+    def _recognize(self, sender_pid: int) -> None:
+        """Raises TooMany if mpsd cannot read the process."""
+        try:
+            self.recognition.note(sender_pid)
+        except Unanswered as exc:
+            raise TooMany(f"mpsd cannot tell who asks: {exc.strerror}") from None
 
     def _begin_closing(self, files: list[int]) -> trio.Event:
         """Close the files that came with a request before it is answered, for which the peer can let mpsd wait.
@@ -233,7 +242,6 @@ class Connection(Struct, eq=False):
                 datagram = receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):
                 continue  # a reset is reported once, before the queued data
-            self.recognition.note(datagram.sender_pid)
             return datagram
 
     async def _until_room(self) -> None:

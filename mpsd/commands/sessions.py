@@ -80,7 +80,7 @@ class _Session(Struct, eq=False):
             self.idle_since = None
 
     async def receive(self, seconds: float) -> bytes:
-        """Return the next datagram; empty at the end.  Raises TooSlowError."""
+        """Return the next datagram; empty at the end.  Raises TooSlowError, and OSError as if the process cannot be read."""
         with self.idle(seconds):
             while True:
                 await trio.lowlevel.wait_readable(self.connection)
@@ -90,9 +90,9 @@ class _Session(Struct, eq=False):
                     datagram = receive_now(self.connection, _COMMAND_BYTES)
                 except (BlockingIOError, ConnectionResetError):
                     continue  # a reset is reported once, before the commands that are still queued
+                await self.closings.close(self.share, datagram.descriptors.take())  # no command takes any
                 if self.recognition:
                     self.recognition.note(datagram.sender_pid)
-                await self.closings.close(self.share, datagram.descriptors.take())  # no command takes any
                 return datagram.data
 
     async def reply(self, answer: Answer) -> None:
@@ -202,6 +202,8 @@ class Sessions:
                 session.dismiss("Session closed: too many sessions were open, and this one was idle longest\n")
         except (OSError, trio.TooSlowError) as exc:
             log.info("ui.dropped", uid=session.uid, why=repr(exc))
+            if isinstance(exc, Unanswered):
+                session.dismiss(f"mpsd cannot tell whether an operator asks: {exc.strerror}\n")
         except Exception:
             log.exception("ui.bug", uid=session.uid)
         finally:
@@ -210,11 +212,7 @@ class Sessions:
             self._ended.notify()
 
     async def _serve(self, session: _Session) -> None:
-        try:
-            process, caller = await once_known(partial(self._identify, session.connection), self._looks[session.is_operator])
-        except Unanswered as exc:
-            session.dismiss(f"mpsd cannot tell whether an operator asks: {exc.strerror}\n")
-            raise
+        process, caller = await once_known(partial(self._identify, session.connection), self._looks[session.is_operator])
         session.recognition = recognition = recognize(session.connection, process)
         session.closings = self._closings[caller.is_owner]  # root of a container has an operator's uid
         first = await session.receive(self.settings.idle_seconds)

@@ -87,11 +87,14 @@ class Recognition(Struct):
     comes_later: bool = False  # the next message was sent after the process was found
 
     def note(self, sender_pid: int) -> None:
-        """Note a message, before it is answered.  sender_pid: as the kernel reports it; 0: it does not."""
+        """Note a message, before it is answered.  sender_pid: as the kernel reports it; 0: it does not.
+
+        Raises OSError if mpsd cannot read the process: an operator who is taken for a stranger learns that leases do not exist.
+        """
         if self.is_certain or self.process is None:
             return
         if self.comes_later and sender_pid == self.process.pid:
-            self.is_certain = processes.find(sender_pid) == self.process
+            self.is_certain = processes.process_id(sender_pid) == self.process
         self.comes_later = self.comes_later or not is_readable(self.connection)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterable
@@ -17,9 +18,10 @@ from mpsd.api.authority import Peer, peer_of
 from mpsd.api.datagrams import parse as parse_request
 from mpsd.api.dispatch import dispatch
 from mpsd.fairness.uid_ranges import parse
-from mpsd.host import arrivals, peers
+from mpsd.host import arrivals, peers, processes
 from mpsd.host.datagrams import Datagram
 from mpsd.host.descriptors import MOST_HELD
+from mpsd.host.peers import Recognition
 from mpsd.host.process_reader import Unanswered
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Notification, Request, Response, encode
@@ -63,6 +65,33 @@ async def test_an_unread_peer_waits_some_seconds(short_dir: Path, monkeypatch: p
                 assert said["message"].startswith("mpsd cannot tell who asks: ")
         await daemon.until(0)
     assert looks > 3
+
+
+async def test_a_peer_that_becomes_unread_gets_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.5, where its message has to show who it is: the leases of Slurm's Epilog did not exist for it."""
+
+    def unread(pid: int, **_: object) -> None:
+        raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+
+    process = processes.find(os.getpid())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reader, writer = os.pipe()
+    with ours, os.fdopen(reader, "rb") as left:
+        for each in (ours, theirs):
+            each.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        monkeypatch.setattr(processes, "process_id", unread)
+        async with open_daemon(tmp_path) as daemon:
+            recognition = Recognition(theirs, process, is_certain=False, comes_later=True)
+            daemon.api.begin_with(Peer(os.getpid(), 0, True, process), theirs, daemon.nursery, recognition)
+            caller = Caller(ours)
+            await caller.send(encode(Request(1, "hello", {"version": VERSION})), [writer])
+            os.close(writer)
+            goodbye = await caller.receive()
+            assert isinstance(goodbye, Notification)
+            assert goodbye.params["message"].startswith("mpsd cannot tell who asks: ")
+            await daemon.until(0)
+        assert left.read() == b"", "mpsd has closed the descriptor"
 
 
 async def test_unread_peers_take_no_place_of_operators(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,13 @@ from structlog.testing import capture_logs
 from mpsd.commands import sessions as module
 from mpsd.commands.language.call import Answer
 from mpsd.commands.sessions import GREETING, Sessions, SessionSettings
-from mpsd.host import descriptors, peers
+from mpsd.host import descriptors, peers, processes
 from mpsd.host.descriptors import MOST_CLOSINGS
+from mpsd.host.peers import Recognition
 from mpsd.host.polling import is_readable
 from mpsd.host.process_reader import Unanswered
 from mpsd.model.authority import Caller
+from mpsd.model.process import ProcessId
 from tests.container_flood import flood_of_a_container
 from tests.lingering import lingering
 from tests.listening import listening
@@ -65,6 +67,30 @@ async def test_an_operator_that_cannot_be_read_learns_why_it_is_refused(
     sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
     with listening(short_dir) as listener, _front_end(listener) as ours:
         async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            with trio.fail_after(10):
+                await trio.lowlevel.wait_readable(ours)
+            await sessions.settled()
+        why = b"mpsd cannot tell whether an operator asks: processes of uid 0 are not read for 5 s\n"
+        assert [ours.recv(4096) for _ in range(3)] == [b"E" + why, b"X\1", b""]
+
+
+async def test_an_operator_that_cannot_be_read_later_learns_why(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.5, where its message has to show who it is: it was answered as a user without rights."""
+
+    def unread(pid: int, **_: object) -> None:
+        raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+
+    def recognize(connection: socket.socket, process: ProcessId | None) -> Recognition:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        monkeypatch.setattr(processes, "process_id", unread)
+        return Recognition(connection, process, is_certain=False, comes_later=True)
+
+    monkeypatch.setattr(module, "recognize", recognize)
+    sessions = Sessions(FakeBoard(), lambda text: None, SessionSettings(max_sessions=64, idle_seconds=60))
+    with listening(short_dir) as listener, _front_end(listener) as ours:
+        async with trio.open_nursery() as nursery, running(sessions.serve, listener, nursery):
+            await trio.testing.wait_all_tasks_blocked()
+            ours.send(GREETING)
             with trio.fail_after(10):
                 await trio.lowlevel.wait_readable(ours)
             await sessions.settled()
