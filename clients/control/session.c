@@ -29,7 +29,6 @@
 #define VERSION "mpsd-ui 1"
 #define REPLY_BYTES (1 + 16 * 1024)
 #define FOREVER (-1)
-#define DAEMON_ARGV0 "nvidia-cuda-mps-control"
 
 static const char cannot_find[] = "Cannot find MPS control daemon process\n";
 static const char cannot_send[] = "Cannot send command to MPS control daemon process\n";
@@ -214,29 +213,10 @@ int session_open(struct session *session, const char *pipe_directory)
 	return rc ? rc : greet(session);
 }
 
-/* Returns whether `pid` is a process that callers would take for the daemon. */
-static bool is_daemon(int pid)
-{
-	char path[32], argv0[INTERPRETER_PATH_BYTES];
-	const char *base;
-	ssize_t length;
-	int fd;
-
-	snprintf(path, sizeof(path), "/proc/%d/cmdline", pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return false;
-	length = read(fd, argv0, sizeof(argv0) - 1);
-	close(fd);
-	if (length <= 0)
-		return false;
-	argv0[length] = '\0';
-	base = strrchr(argv0, '/');
-	return strcmp(base ? base + 1 : argv0, DAEMON_ARGV0) == 0;
-}
-
 /* Slurm takes a node down when `ps` still shows the daemon after `quit`, so the last thing to wait
- * for is its process: the connection ends before that.  Bounded: the daemon has already answered.
+ * for is its process: the connection ends before that.  Bounded: the daemon has already answered,
+ * and a keeper's socket names a former mpsd, whose pid another process may have.  The front end does
+ * not ask for the name: a user can hold the directory below /proc, and the look-up waits for ever.
  * Our side of the conversation is ended first, for the daemon waits for that a moment. */
 static void wait_until_gone(struct session *session)
 {
@@ -246,10 +226,6 @@ static void wait_until_gone(struct session *session)
 
 	if (session->daemon_pid > 0)
 		process = (int)syscall(SYS_pidfd_open, session->daemon_pid, 0);
-	if (process >= 0 && !is_daemon(session->daemon_pid)) { /* a keeper's socket names a former mpsd */
-		close(process);
-		process = -1;
-	}
 	shutdown(session->socket, SHUT_WR);
 	while (receive(session->socket, &rest, sizeof(rest), until) > 0)
 		;

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from mpsd_client import Client, Refused, Selector, calls
 from mpsd_kubernetes.leases import Leases
 from mpsd_kubernetes.shares import Part
 
-from tests.held_directory import held
+from tests.held_directory import MOST_SECONDS, held
 from tests.hostile.attacker import NOBODY
 from tests.hostile.test_slurm_leases import Node, node  # noqa: F401
 from tests.integration.machine import Machine
@@ -106,3 +107,12 @@ def test_a_held_process_of_roots_keeps_no_mpsd_from_starting(machine: Machine, t
     with held_program(tmp_path / "mount"):
         machine.start()
         assert machine.ask("get_default_active_thread_percentage").returncode == 0
+
+
+def test_a_held_mpsd_keeps_no_front_end_from_returning_after_quit(machine: Machine, tmp_path: Path) -> None:
+    """It looked for the daemon's name below /proc, and waited for as long as a user held that directory."""
+    machine.start()
+    with held(f"/proc/{machine.daemon_pid()}", tmp_path / "mount"):
+        began = time.monotonic()
+        assert machine.ask("quit").returncode == 0
+        assert time.monotonic() - began < MOST_SECONDS / 2
