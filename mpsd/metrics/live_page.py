@@ -52,7 +52,7 @@ OPERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "arenas": ("arena.list", _ENTRIES),
     "blame": ("blame.list", _ENTRIES),
 }
-_READER = Peer(0, -1, is_operator=False)  # no user has this uid
+_READER = Peer(0, -2, is_operator=False)  # no user has this uid; rows for no user have -1 (api/methods)
 _OPERATOR = Peer(0, 0, is_operator=True)
 _FILE = Path(__file__).with_name("live.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import trio
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus
 from mpsd.api.method_table import METHODS, Privilege
+from mpsd.api.methods import arenas, clients, queue, services
 from mpsd.errors import NoSuchFault
 from mpsd.metrics.http import HttpAnswer, Visit
-from mpsd.metrics.live_page import ANYONE, OPERATORS, LivePage, read_token
+from mpsd.metrics.live_page import _READER, ANYONE, OPERATORS, LivePage, read_token
 
 TOKEN = "a-token-of-this-test"
 LOCAL, OUTSIDE, SOCKET = "127.0.0.1:9402", "10.0.0.1:9402", "unix:/run/x"
@@ -78,6 +80,12 @@ async def test_a_reader_without_the_token_asks_only_what_everybody_may_ask() -> 
     assert {METHODS[name].privilege for name in asked} == {Privilege.ANYONE}
     everything = {name for name, _ in (*ANYONE.values(), *OPERATORS.values())} | {"fault.list", "fault.get"}
     assert not [name for name in everything if METHODS[name].changes]
+
+
+@pytest.mark.parametrize("module", [arenas, clients, queue, services])
+def test_a_reader_without_the_token_sees_no_row_for_no_user(module: ModuleType) -> None:
+    """Its uid was the one by which methods leave rows out for all users."""
+    assert not _READER.may_see(module._NOBODY)
 
 
 async def test_many_readers_get_one_collection_and_faults_are_read_after_events_alone() -> None:
