@@ -107,7 +107,8 @@ class Api:
         """Accept until cancelled; connections run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
 
         def begin(arrival: Arrival) -> None:
-            if self._own(arrival.credentials.uid) >= self.settings.max_per_user and not self._is_operator(arrival):
+            has_most = self._own(arrival.credentials.uid) >= self.settings.max_per_user
+            if has_most and not self._is_operator(arrival, if_unread=True):  # an operator that is unread waits
                 refuse(arrival)  # before anything else is asked about it
                 return
             try:
@@ -163,8 +164,9 @@ class Api:
         """Identify the peer.  Raises OSError."""
         return peer_of(sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
-    def _is_operator(self, arrival: Arrival) -> bool:
-        return is_operator(arrival.sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
+    def _is_operator(self, arrival: Arrival, *, if_unread: bool = False) -> bool:
+        trusts = self.settings.trusts_containers
+        return is_operator(arrival.sock, self._admin_gid(), trusts_containers=trusts, if_unread=if_unread)
 
     def begin_with(
         self, peer: Peer, sock: socket.socket, nursery: trio.Nursery, recognition: Recognition | None = None

@@ -191,8 +191,12 @@ async def once_known(identify: Callable[[], _T], turn: trio.Lock) -> _T:
         await trio.sleep(_LOOK_SECONDS)
 
 
-def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> bool:
+def is_operator(
+    connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False, if_unread: bool = False
+) -> bool:
     """Return whether `caller_of` finds an operator; it asks about the process only where the user can be one.
+
+    if_unread: the answer if mpsd cannot read that process.
 
     It is asked for each connection of a storm, and the kernel takes milliseconds to write 65,536 groups: so a process that has
     more than 256 gets no place of a member of the group.
@@ -204,6 +208,8 @@ def is_operator(connection: socket.socket, admin_gid: int | None, *, trusts_cont
         if not is_ours and not is_member:
             return False
         return _caller(connection, credentials, lambda: is_member, trusts_containers=trusts_containers)[1].is_owner
+    except Unanswered:
+        return if_unread
     except OSError:
         return False
 

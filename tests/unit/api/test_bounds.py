@@ -23,6 +23,7 @@ from mpsd.host.datagrams import Datagram
 from mpsd.host.descriptors import MOST_HELD
 from mpsd.host.peers import Recognition
 from mpsd.host.process_reader import Unanswered
+from mpsd.model.process import ProcessId
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Notification, Request, Response, encode
 from tests.container_flood import flood_of_a_container
@@ -65,6 +66,30 @@ async def test_an_unread_peer_waits_some_seconds(short_dir: Path, monkeypatch: p
                 assert said["message"].startswith("mpsd cannot tell who asks: ")
         await daemon.until(0)
     assert looks > 3
+
+
+async def test_an_unread_operator_waits_however_many_root_of_a_container_has(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused at once, as one connection too many of its uid."""
+    read, unread = processes.process_id, True
+
+    def look(pid: int, **how: bool) -> ProcessId | None:
+        if unread:
+            raise Unanswered(errno.EBUSY, "processes of uid 0 are not read for 5 s")
+        return read(pid, **how)
+
+    monkeypatch.setattr(processes, "process_id", look)
+    monkeypatch.setattr(peers, "_LOOK_SECONDS", 0.01)
+    async with open_daemon(short_dir, max_per_user=2) as daemon:
+        for _ in range(2):
+            await daemon.call_as(Peer(999, os.getuid(), is_operator=False))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ours:
+            ours.connect(str(daemon.listen(short_dir)))
+            ours.setblocking(False)
+            await daemon.until(3)
+            unread = False
+            assert (await Caller(ours).ask("hello", version=VERSION))["is_operator"]
 
 
 async def test_a_peer_that_becomes_unread_gets_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
