@@ -19,11 +19,11 @@ from mpsd.images.rules.transfer import (
     Offer,
     Want,
     block_ids,
-    check_offer,
     checksum,
     known_ids,
     partial_group,
     plan_transfer,
+    read_offer,
     split_ids,
     to_ranges,
 )
@@ -41,9 +41,7 @@ def receive(images: Images, stream: Stream, kept_blocks: int = KEPT_BLOCKS) -> M
     image does not exist; the sender gets the reason.
     """
     try:
-        offer = stream.receive_message(Offer)
-        assert isinstance(offer, Offer)
-        check_offer(offer)
+        offer = read_offer(stream.receive_body())
         check_free(images.directory, offer.name)
         made = _Receiver(images, stream, offer).run(kept_blocks)
     except StreamBroken:

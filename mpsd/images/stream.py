@@ -42,10 +42,14 @@ class Stream:
 
     def receive_message(self, kind: type) -> object:
         """Raise StreamBroken, or BadRequest for what is no message of this kind."""
+        return decode_message(self.receive_body(), kind)
+
+    def receive_body(self) -> bytearray:
+        """Return the bytes of a message.  Raise StreamBroken, or BadRequest: the message is too long."""
         (length,) = _LENGTH.unpack(self.receive(_LENGTH.size))
         if length > MOST_MANIFEST_BYTES:  # before waiting for it
             raise BadRequest(f"the other side announces a message of {length} bytes, the limit is {MOST_MANIFEST_BYTES}")
-        return decode_message(bytes(self.receive(length)), kind)
+        return self.receive(length)
 
     def send(self, data: Bytes) -> None:
         """Send all of it.  Raise StreamBroken."""

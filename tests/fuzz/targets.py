@@ -34,12 +34,11 @@ from mpsd.images.rules.safetensors import Header
 from mpsd.images.rules.tensors import read_layout
 from mpsd.images.rules.transfer import (
     Answer,
-    Offer,
     Want,
     block_ids,
-    check_offer,
     decode_message,
     plan_transfer,
+    read_offer,
     to_numbers,
     to_ranges,
 )
@@ -194,9 +193,7 @@ def image_manifest(data: bytes) -> None:
 def image_transfer(data: bytes) -> None:
     """The messages of the other side of a transfer."""
     with suppress(BadRequest):
-        offer = decode_message(data, Offer)
-        assert isinstance(offer, Offer)
-        check_offer(offer)
+        offer = read_offer(data)
         have, wanted = plan_transfer(offer, {each: each for each in block_ids(offer)[::2]})
         assert len(have) + len(wanted) == len(set(block_ids(offer)))
         assert to_numbers(Want(to_ranges(wanted)), len(block_ids(offer))) == wanted

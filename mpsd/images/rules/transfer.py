@@ -55,7 +55,18 @@ class Offer(Struct, frozen=True, tag=True):
     name: str
     group: str
     instant: float
-    arenas: Annotated[tuple[OfferedArena, ...], Meta(max_length=MOST_ARENAS)]
+    arenas: tuple[OfferedArena, ...]
+    epoch: Epoch | None = None
+
+
+class _UnreadOffer(Struct, frozen=True, tag=Offer.__struct_config__.tag):
+    """An Offer whose arenas are still bytes."""
+
+    version: int
+    name: str
+    group: str
+    instant: float
+    arenas: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MOST_ARENAS)]
     epoch: Epoch | None = None
 
 
@@ -89,8 +100,34 @@ def _ids(arena: ArenaImage) -> bytes:
     return b"".join(place.id for place in read_places(arena.places))
 
 
-def check_offer(offer: Offer) -> None:
-    """Raise BadRequest if no image can come of the offer."""
+def read_offer(data: Bytes) -> Offer:
+    """Decode an offer, and check that an image can be made from it.  Raise BadRequest.
+
+    An allocation takes 3 bytes in the message and some hundred in memory.  So each arena is checked before the next one is
+    decoded: each allocation has at least one block, and MOST_BLOCKS limits those.
+    """
+    unread = decode_message(data, _UnreadOffer)
+    assert isinstance(unread, _UnreadOffer)
+    _check_head(unread)
+    arenas: list[OfferedArena] = []
+    blocks = 0
+    for each in unread.arenas:
+        arena = decode_message(each, OfferedArena)
+        assert isinstance(arena, OfferedArena)
+        check_facts([arena.facts])
+        count = BlockNumbers(arena.facts).count
+        blocks += count
+        if blocks > MOST_BLOCKS:
+            raise BadRequest(f"image {unread.name} has {blocks} blocks or more, one that is received {MOST_BLOCKS} at most")
+        size = count * HASH_BYTES
+        if len(arena.ids) != size or len(arena.origins) not in (0, size):
+            raise BadRequest(f"arena {arena.facts.name}: the sender does not name each of its blocks")
+        arenas.append(arena)
+    check_facts([each.facts for each in arenas])
+    return Offer(unread.version, unread.name, unread.group, unread.instant, tuple(arenas), unread.epoch)
+
+
+def _check_head(offer: _UnreadOffer) -> None:
     if offer.version != VERSION:
         raise BadRequest(f"the sender speaks version {offer.version} of the stream, this mpsd {VERSION}")
     check_name(offer.name)
@@ -101,16 +138,8 @@ def check_offer(offer: Offer) -> None:
         raise BadRequest(f"image {offer.name} is a part of one, which is not sent: send the whole image")
     if not is_moment(offer.instant):
         raise BadRequest(f"image {offer.name} has a time that is none")
-    check_facts([each.facts for each in offer.arenas])
     if offer.epoch is not None:
         check_epoch(offer.epoch)
-    blocks = [BlockNumbers(each.facts).count for each in offer.arenas]
-    if sum(blocks) > MOST_BLOCKS:
-        raise BadRequest(f"image {offer.name} has {sum(blocks)} blocks, an image that is received {MOST_BLOCKS} at most")
-    for each, count in zip(offer.arenas, blocks, strict=True):
-        size = count * HASH_BYTES
-        if len(each.ids) != size or len(each.origins) not in (0, size):
-            raise BadRequest(f"arena {each.facts.name}: the sender does not name each of its blocks")
 
 
 def split_ids(ids: bytes) -> list[bytes]:
@@ -190,7 +219,7 @@ def partial_group(name: str) -> str:
     return name + PARTIAL
 
 
-def decode_message(data: bytes, kind: type) -> object:
+def decode_message(data: Bytes | msgspec.Raw, kind: type) -> object:
     """Raise BadRequest if the bytes are no message of this kind."""
     try:
         return msgspec.msgpack.decode(data, type=kind)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack
 from msgspec.structs import replace
 
 from mpsd.errors import BadRequest
@@ -13,7 +14,7 @@ from mpsd.images.copying import copy
 from mpsd.images.rules.epochs import EpochState, epochs_of, newest_complete, next_life
 from mpsd.images.rules.manifest import Manifest
 from mpsd.images.rules.membership import Epoch
-from mpsd.images.rules.transfer import Offer, check_offer, offer_of
+from mpsd.images.rules.transfer import Offer, offer_of, read_offer
 from mpsd.images.store import Images
 from tests.unit.images.making import block, facts
 
@@ -109,11 +110,10 @@ def test_copies_and_offers_keep_the_epoch(images: Images, tmp_path: Path) -> Non
         assert recovery(other) == (1, 1)
         assert len(states(other)[0].images) == 3
     offer = offer_of(made[0], "sent")
-    check_offer(offer)
-    assert offer.epoch == part("a", 1)
+    assert read_offer(msgpack.encode(offer)).epoch == offer.epoch == part("a", 1)
     wrong: Offer = replace(offer, epoch=part("z", 1))
     with pytest.raises(BadRequest, match="z is no member of group job, which has a, b, c"):
-        check_offer(wrong)
+        read_offer(msgpack.encode(wrong))
 
 
 @pytest.mark.parametrize(
