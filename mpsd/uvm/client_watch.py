@@ -298,16 +298,17 @@ class Watch(Struct, eq=False):
                 await trio.sleep(await self._take_in_turn(queue))
                 if self._in_guards:
                     await trio.sleep(_VERDICT_SECONDS)
-                    await self._take_in_turn(queue)
-                    self._tell_guarded()
+                    await self._take_in_turn(queue, is_verdict=True)
 
-    async def _take_in_turn(self, queue: Queue) -> float:
+    async def _take_in_turn(self, queue: Queue, *, is_verdict: bool = False) -> float:
         """Take the queue's records; those of a client with guards with pauses, so that its user's take little of the loop."""
-        if not self._guards:
+        if not (self._guards or self._in_guards):
             return self._take(queue)
         async with self.around.served:
             began = trio.current_time()
             patience = self._take(queue)
+            if is_verdict:
+                self._tell_guarded()
             await trio.sleep(_PAUSE_TIMES * (trio.current_time() - began))
         return patience
 

@@ -40,19 +40,29 @@ def ignore(*words: object) -> None: ...
 
 
 @pytest.mark.parametrize("clients", [1, 48])
-async def test_those_of_one_user_take_a_tenth_of_the_event_loop(autojump_clock: trio.testing.MockClock, clients: int) -> None:
-    """They took all of it."""
-    around = WatchParts(ignore, ignore, ignore, INSPECTOR, ignore, directly, directly, ignore, ignore)  # type: ignore[arg-type]
+@pytest.mark.parametrize("guard", [range(1 << 30), range(1 << 40, 1 << 41)], ids=["beside the guards", "in a guard"])
+async def test_those_of_one_user_take_a_tenth_of_the_event_loop(
+    autojump_clock: trio.testing.MockClock, clients: int, guard: range
+) -> None:
+    """They took all of it.  Faults in a guard are published too, which takes time."""
+    published: list[object] = []
+
+    def publish(seen: object) -> None:
+        published.append(seen)
+        autojump_clock.jump(TAKE_SECONDS)
+
+    around = WatchParts(ignore, ignore, ignore, INSPECTOR, publish, directly, directly, ignore, ignore)  # type: ignore[arg-type]
     queues = [Endless(autojump_clock, os.eventfd(1)) for _ in range(clients)]
     with trio.move_on_after(ALL_SECONDS):
         async with trio.open_nursery() as nursery:
             for pid, queue in enumerate(queues, 1):
                 watch = Watch(ProcessId(pid, 1), "default", (GPU,), company, True, UvmSettings(), around)
-                watch._guards.append(range(1 << 30))
+                watch._guards.append(guard)
                 nursery.start_soon(watch._listen, queue, trio.CancelScope())
     for queue in queues:
         os.close(queue.descriptor)
-    assert 0 < sum(queue.taken for queue in queues) * TAKE_SECONDS <= ALL_SECONDS / _PAUSE_TIMES
+    assert bool(published) == (guard.start > 0)
+    assert 0 < (sum(queue.taken for queue in queues) + len(published)) * TAKE_SECONDS <= ALL_SECONDS / _PAUSE_TIMES
 
 
 class Steps(trio.abc.Instrument):
