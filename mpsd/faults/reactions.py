@@ -5,6 +5,7 @@ Reactions to the patched module's records have never run with a real GPU: the te
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -30,8 +31,9 @@ from mpsd.notify import Changed
 from mpsd.stop.stopper import Stopper
 
 log = structlog.get_logger()
-_MOST = 256  # running reactions, waiting reactions, and remembered incidents
-_AGAIN = Places(most=_MOST, per_user=64, operators=0, first=64, few=4)  # for reactions that are tried again
+_MOST = 256  # remembered incidents and strangers
+_PLACES = Places(most=512, per_user=128, operators=16, first=128, few=4)  # for reactions, from the decision to the end
+_NO_USER = -1  # has the reactions against GPUs
 
 
 class _Unread(Exception):
@@ -41,7 +43,7 @@ class _Unread(Exception):
 class Reactions:
     """Guards that mpsd carries out each reaction to an incident once, and that the number of reactions is bounded.
 
-    Those that are tried again have places by user: whoever holds many own culprits keeps no other user's from being ended.
+    They have places by user, also those that are tried again: a user with many culprits keeps no other user's from being ended.
 
     release: releases what mpsd holds for a process.  holds: whether mpsd will hold a process's GPU address space after its end.
     """
@@ -59,9 +61,9 @@ class Reactions:
         self._publish, self._release, self._holds = publish, release, holds
         self._done: dict[int, set[Act]] = {}
         self._strangers: dict[ProcessId, int | None] = {}  # not met before their faults: their uids then
-        self._unread: dict[tuple[int, Act], int | None] = {}  # that are tried again, each with its user's share
-        self._room = trio.Semaphore(_MOST)
-        self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
+        self._unread: set[tuple[int, Act]] = set()  # that are tried again
+        self._places: Counter[int | None] = Counter()  # of each user; None: of unknown users
+        self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act, int | None]](_PLACES.most)
         self._revised = Changed()  # any incident
 
     def consider(self, incident: Incident) -> None:
@@ -75,11 +77,15 @@ class Reactions:
                 self._note_stranger(act.process)
             if isinstance(act, Freeze) and not self._freezes(incident, act):
                 continue
-            try:
-                self._send.send_nowait((incident, act))
+            share = self._share(act)
+            own, total = self._places[share], self._places.total()
+            if _PLACES.hindrance(own, total, is_operator=share == _NO_USER) is None:
+                self._places[share] += 1
+                self._send.send_nowait((incident, act, share))
                 done.add(act)
-            except trio.WouldBlock:  # the incident's next revision, if one comes, tries again
-                log.error("fault.not_answered", number=incident.number, act=repr(act), why=f"{_MOST} others come first")
+            else:  # the incident's next revision, if one comes, tries again
+                why = f"{own} others of its user, of {total}, come first"
+                log.error("fault.not_answered", number=incident.number, act=repr(act), why=why)
         while len(self._done) > _MOST:
             del self._done[next(iter(self._done))]
         self._revised.notify()
@@ -87,11 +93,10 @@ class Reactions:
     async def run(self) -> None:
         """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
-            async for incident, act in self._receive:
-                await self._room.acquire()  # for the longest reaction at most
-                nursery.start_soon(self._do, incident, act)
+            async for incident, act, share in self._receive:
+                nursery.start_soon(self._do, incident, act, share)
 
-    async def _do(self, incident: Incident, act: Act) -> None:
+    async def _do(self, incident: Incident, act: Act, share: int | None) -> None:
         """Carry out one reaction.  Its failure ends no other reaction."""
         why = ""
         try:
@@ -108,28 +113,22 @@ class Reactions:
             why = str(exc)
         except Exception:
             log.exception("faults.bug", source="reactions", number=incident.number, act=repr(act))
-        finally:
-            self._room.release()
-        if why and not isinstance(act, Drain):
-            await self._try_again(incident, act, why)
-        else:
-            self._unread.pop((incident.number, act), None)
-
-    async def _try_again(self, incident: Incident, act: End | Freeze | Finish, why: str) -> None:
-        """Try again until the process can be read or has ended, while other reactions have the room."""
         key = incident.number, act
+        if not why:
+            self._unread.discard(key)
+            self._places -= Counter([share])  # forgets those who have none
+            return
         if key not in self._unread:
-            uid = self._uid(act.process)
-            share = None if uid is None else self._pool.ranges.share_of(uid)
-            own = sum(each == share for each in self._unread.values())
-            has_room = _AGAIN.hindrance(own, len(self._unread), is_operator=False) is None
-            effect = "it is tried again" if has_room else f"{own} others of its user, of {len(self._unread)}, are tried again"
-            log.error("fault.not_ended", number=incident.number, act=repr(act), why=why, effect=effect)
-            if not has_room:
-                return
-            self._unread[key] = share
-        await trio.sleep(process_reader.UNREAD_SECONDS)
-        await self._send.send((incident, act))
+            self._unread.add(key)
+            log.error("fault.not_ended", number=incident.number, act=repr(act), why=why, effect="it is tried again")
+        await trio.sleep(process_reader.UNREAD_SECONDS)  # until the process can be read or has ended
+        await self._send.send((incident, act, share))
+
+    def _share(self, act: Act) -> int | None:
+        if isinstance(act, Drain):
+            return _NO_USER
+        uid = self._uid(act.process)
+        return None if uid is None else self._pool.ranges.share_of(uid)
 
     def _drain(self, incident: Incident, gpu: str) -> None:
         xids = f"Xid {', '.join(map(str, incident.xids))} (fault {incident.number})"

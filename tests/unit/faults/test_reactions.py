@@ -248,20 +248,37 @@ async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
 
 
 async def test_what_there_is_no_room_for_is_said_and_tried_again(scene, autojump_clock):
-    """256 wait already; the reaction is logged."""
-    for number in range(256):
+    """128 wait already; the reaction is logged."""
+    for number in range(128):
         scene.setup.xid(79, gpu=f"GPU-{number}")
     with structlog.testing.capture_logs() as logs:
         scene.setup.xid(79, gpu="GPU-late")
     (said,) = [entry for entry in logs if entry["log_level"] == "error"]
-    assert (said["event"], said["number"]) == ("fault.not_answered", 257)
+    assert (said["event"], said["number"]) == ("fault.not_answered", 129)
     late = scene.setup.last
     await until_done(scene, 1)
     assert "GPU-late" not in scene.setup.pool.drained
-    assert len(scene.setup.pool.drained) == 256
+    assert len(scene.setup.pool.drained) == 128
     scene.reactions.consider(late)
     await until_done(scene, 1)
     assert "GPU-late" in scene.setup.pool.drained
+
+
+@pytest.mark.parametrize(("uid", "is_done"), [(2000, True), (1000, False)])
+async def test_a_user_with_many_culprits_keeps_no_other_users_from_being_ended(
+    tmp_path, autojump_clock, monkeypatch, uid, is_done
+):
+    """The places were for those who came first, and lasted for the time that a culprit has to clean up, or is unread."""
+    monkeypatch.setattr("mpsd.host.processes.is_alive", lambda process: True)
+    uids = {ProcessId(999_999, 7): uid}
+    scene = Reacting(IncidentWorld(tmp_path, SETTINGS, describe=lambda each: Party(each, uids.get(each, 1000), f"p{each.pid}")))
+    domain = scene.setup.domain()
+    processes = scene.setup.arrive(domain, *range(1_000_000, 1_000_300), 999_999)
+    with structlog.testing.capture_logs() as logs:
+        for process in processes:
+            scene.setup.prove(process, domain="default")
+    last = [each for each in logs if each["event"] == "fault.not_answered" and "999999" in each["act"]]
+    assert (scene.setup.last.culprit, not last) == (processes[-1], is_done)
 
 
 async def test_what_is_remembered_is_bounded(scene, autojump_clock):

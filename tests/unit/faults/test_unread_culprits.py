@@ -1,7 +1,6 @@
 """A culprit whose user holds its /proc for a moment, when mpsd wants to end it."""
 
 import errno
-import os
 import signal
 import subprocess
 
@@ -11,7 +10,6 @@ from structlog.testing import capture_logs
 
 from mpsd.errors import TooMany
 from mpsd.faults import reactions
-from mpsd.faults.rules.response import End
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
@@ -52,12 +50,12 @@ async def test_a_held_culprit_is_ended_when_it_is_let_go(
     with capture_logs() as logs:
         async with running(scene.reactions.run):
             await trio.sleep(12.0)
-            assert child.poll() is None
+            assert (child.poll(), scene.reactions._places.total()) == (None, 1)
             await trio.sleep(10.1)  # the next look, and its time to clean up
             assert child.wait(5) == -signal.SIGKILL
     assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by SIGKILL, 5 s after it was known"]
     assert [each["why"] for each in logs if each["event"] == "fault.not_ended"] == [HELD.strerror]
-    assert scene.reactions._unread == {}
+    assert (scene.reactions._unread, scene.reactions._places) == (set(), {})
 
 
 async def test_one_that_is_held_when_its_time_is_over_is_ended_too(
@@ -126,18 +124,3 @@ async def test_a_client_that_was_held_when_it_had_to_be_frozen_is_frozen_and_end
     assert scene.deeds[0] == f"pid {child.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros"
     assert [each["event"] for each in logs].count("fault.contained") == 1
     assert len(scene.stopper.asked) == 1
-
-
-@pytest.mark.parametrize(("others_share", "is_ended"), [(1234, True), (os.geteuid(), False)], ids=["another user", "its own"])
-async def test_those_of_one_user_that_are_tried_again_are_bounded(
-    scene: Reacting, child: subprocess.Popen, autojump_clock, monkeypatch, others_share: int, is_ended: bool
-) -> None:
-    """The places were the first comers', whoever they were."""
-    others = {(number, End(ProcessId(1, 1))): others_share for number in range(1000, 1000 + reactions._AGAIN.per_user)}
-    scene.reactions._unread = dict(others)
-    Held(1.0, monkeypatch)
-    scene.accuse(child)
-    async with running(scene.reactions.run):
-        await trio.sleep(20)
-    assert (scene.deeds != []) == is_ended
-    assert scene.reactions._unread == others
