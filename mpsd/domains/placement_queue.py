@@ -1,8 +1,8 @@
 """Queue the clients that wait for a fault domain, and look for a place for all of them at once when the domains change.
 
 Clients with equal requests wait for the same reason, so mpsd decides once for them; and users without a domain get the same
-answer, as do clients with keys that no domain has. A user with fewer domains comes first, of several such users the one whose
-client has waited longest. Prose: docs/domains.md, "Placement".
+answer, as do clients with keys that no domain has, and clients that name other GPUs of the same domain. A user with fewer
+domains comes first, of several such users the one whose client has waited longest. Prose: docs/domains.md, "Placement".
 """
 
 from collections import Counter
@@ -43,6 +43,7 @@ class PlacementPool(Protocol):
     def services(self) -> ServicesPort: ...
     def views(self) -> list[DomainView]: ...
     def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait: ...
+    def drained_of(self, ask: PlacementRequest) -> frozenset[str]: ...
     def begin_domain(self, decision: Create) -> None: ...
     def place_now(self, ask: PlacementRequest, process: ProcessId | None) -> Domain | None: ...
 
@@ -222,6 +223,8 @@ class _Look:
         kind = alike.ask if is_known else alike.as_new
         if kind.key not in self._keys:  # then it does not matter which it is
             kind = replace(kind, key=_NEW_KEY)
+        if kind.named != (drained := self._places.drained_of(kind)):  # a user's processes can name thousands of sets of GPUs
+            kind = replace(kind, named=drained)
         if (wait := self._waits.get(kind)) is not None:
             return wait
         decision = self._places.decide(alike.ask, None, self.views)

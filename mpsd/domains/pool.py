@@ -199,9 +199,13 @@ class Pool:
     def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
         if others := self.avoid(process):
             ask = replace(ask, avoid=others)
-        if drained := sorted((ask.named or ask.gpus) & self.drained.keys()):
+        if drained := sorted(self.drained_of(ask)):
             return Wait(f"GPU {drained[0]} takes no clients: {self.drained[drained[0]].why}")
         return place(ask, views, self.rules(ask.gpus))
+
+    def drained_of(self, ask: PlacementRequest) -> frozenset[str]:
+        """Return the drained GPUs that the client can use; nothing else of a decision depends on `named`."""
+        return (ask.named or ask.gpus).intersection(self.drained)
 
     def drain_gpu(self, uuid: str, why: str) -> None:
         """Place no new client where this GPU is; present ones may continue as far as the GPU lets them."""

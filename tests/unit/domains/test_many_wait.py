@@ -145,6 +145,37 @@ async def test_a_change_looks_once_for_the_other_members_of_a_service(
         assert (reasons, len(pool.waits.listed())) == ({"its fault domain is starting"}, 100)
 
 
+async def test_a_change_decides_once_for_all_sets_of_gpus_that_clients_name(autojump_clock: trio.testing.MockClock) -> None:
+    """2,400 processes of one user, each with another CUDA_VISIBLE_DEVICES, took 100 ms of the event loop for each change."""
+
+    class CountingPool(PlacingPool):
+        def decide(self, ask: PlacementRequest, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:  # type: ignore[override]
+            self.decided += 1
+            return Pool.decide(self, ask, process, views)
+
+    pool, gpus = CountingPool(), [f"GPU-{number}" for number in range(8)]
+    pool.defaults = Defaults()
+    pool.begin_domain(Create(frozenset(gpus)))
+    pool.domains["new"].gpus = tuple(gpus)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pool._queue.run)
+        for pid in range(1, 256):
+            named = frozenset(gpu for bit, gpu in enumerate(gpus) if pid & 1 << bit)
+            nursery.start_soon(pool.place, PlacementRequest(1, frozenset(gpus), named=named), ProcessId(pid, 1))
+        await trio.sleep(1.0)
+        pool.decided = 0
+        await change(pool)
+        assert pool.decided == 1
+        pool.drain_gpu("GPU-7", "it has failed")
+        pool.decided = 0
+        await change(pool)
+        assert pool.decided == 2
+        reasons = {wait.process.pid: wait.reason for wait in pool.waits.listed()}
+        assert {pid for pid, why in reasons.items() if why == "GPU GPU-7 takes no clients: it has failed"} == {*range(128, 256)}
+        assert {why for pid, why in reasons.items() if pid < 128} == {"its fault domain is starting"}
+        nursery.cancel_scope.cancel()
+
+
 async def test_many_changes_at_once_cost_one_look(autojump_clock: trio.testing.MockClock) -> None:
     pool = FullPool()
     async with crowd(pool, [ProcessId(1, 1)], USERS):
