@@ -55,6 +55,7 @@ class Admissions:
         self._news = news
         self._arrivals = 0
         self._is_stale = False  # waiting entries changed, apart from the free amounts
+        self._newcomers: dict[WaitQueueEntry, None] = {}  # clients that got a place since the last `advance`: not reported yet
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class Admissions:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | WaitQueueEntry:
-        """Admit the process, or let it wait.  Raise Refused, and what `identify` raises."""
+        """Admit the process, or let it wait; then the caller has to `catch_up`.  Raise Refused, and what `identify` raises."""
         settings = self._quotas.settings
         identity = identify(process, credentials) if len(self._register) else None
         lease = self._register.match(identity) if identity else None
@@ -157,6 +158,13 @@ class Admissions:
         A lease that gets room may admit its own clients, and a free place goes to a client that waited without one.
         """
         self._account.take_freed()
+        self._admit_all()
+        for entry in self._newcomers:
+            if entry.outcome is None:
+                self._report(entry)
+        self._newcomers.clear()
+
+    def _admit_all(self) -> None:
         while len(self.line):
             self._is_stale = False
             limits = self._quotas.limits(self._account.places)
@@ -271,16 +279,23 @@ class Admissions:
         if may_be_told(settings) and not self.line.has_place_for(uid, settings):
             raise self._refused(process, client.credentials, NO_PLACE)
         entry = WaitQueueEntry(self._client_waiting(process, client, lease), uid, lease.id if lease else None, client)
-        if self.line.join(entry, settings):  # without a place it is not considered
-            self.advance()
-        if entry.outcome is None:
-            self._news.queued(process, client.credentials, entry.lease_id, entry.reason)
+        if self.line.join(entry, settings):
+            self._newcomers[entry] = None
+            self._is_stale = True
+        else:  # without a place it is not considered
+            self._report(entry)
         return entry
+
+    def _report(self, entry: WaitQueueEntry) -> None:
+        if entry.client is not None and entry.client.identity.process is not None:
+            self._news.queued(entry.client.identity.process, entry.client.credentials, entry.lease_id, entry.reason)
 
     def _give_up(self, entry: WaitQueueEntry) -> None:
         self._leave(entry)
         self._is_stale = True  # others may have the amounts that were set aside for it
-        if entry.client is not None and entry.client.identity.process is not None:
+        if entry in self._newcomers:
+            del self._newcomers[entry]
+        elif entry.client is not None and entry.client.identity.process is not None:
             self._news.left(entry.client.identity.process, entry.client.credentials, entry.lease_id)
 
     def _leave(self, entry: WaitQueueEntry) -> None:

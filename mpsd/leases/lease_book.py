@@ -176,6 +176,7 @@ class LeaseBook:
         answer = answer or self._admissions.ask(process, credentials, self._identify)
         if isinstance(answer, Grant):
             return answer
+        self._catch_up()
         self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + AGING_SECONDS)
         try:
             return await self._admissions.wait(answer, told)
@@ -287,9 +288,9 @@ class LeaseBook:
 
     def _catch_up(self) -> None:
         """Admit what can go in now: while `run` runs, once for all leases and processes that end in the same moment, and for
-        all clients that stop waiting in it.
+        all clients that come or stop waiting in it.
 
-        To look through a full queue takes milliseconds, and one user's processes can end by the thousand.
+        To look through a full queue takes milliseconds, and one user's processes can come and end by the thousand.
         """
         if not self._runs:
             self._admissions.catch_up()

@@ -52,6 +52,24 @@ async def crowd(world: World, nursery: trio.Nursery) -> list[Arrival]:
     return made
 
 
+async def test_clients_that_come_together_are_considered_together(world, count, autojump_clock: MockClock):
+    """Each newcomer had the whole queue looked through, which takes milliseconds."""
+    async with world.running() as nursery:
+        world.change(user_queue=CLIENTS)
+        world.book.create(ALICE, small())
+        await world.admit(1)
+        advances = count(world.book._admissions, "advance")
+        world.events.clear()
+        many = [Arrival(world, nursery, pid) for pid in range(2, CLIENTS + 1)]
+        await wait_all_tasks_blocked()
+        assert len(advances) <= 2
+        reason = "lease 1 has 1 of its 1 processes"
+        assert [each.told for each in many] == [[reason]] * len(many)
+        assert sorted((facts["pid"], facts["reason"]) for topic, facts in world.events if topic == "client.queued") == [
+            (each.pid, reason) for each in many
+        ]
+
+
 async def test_a_lease_is_matched_with_clients_that_have_a_place(world, count, autojump_clock: MockClock):
     """2,500 waiting clients took 0.7 s for each lease of their user, with deep cgroups."""
     async with world.running() as nursery:
