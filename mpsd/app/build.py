@@ -145,7 +145,7 @@ def build(found: Startup) -> Daemon:
 
 async def _watch_signs(found: Startup, pool: Pool, events: EventBus) -> None:
     frozen = FrozenClients(found.inspector, pool.program.unified)
-    await watch_vital_signs(pool.domains, pool.notify, events.publish, frozen)
+    await watch_vital_signs(pool.domains, pool.notify, events.publish, frozen, pool.ranges.share_of)
 
 
 def _facts(found: Startup) -> dict[str, Any]:

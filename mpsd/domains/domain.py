@@ -77,7 +77,7 @@ class Domain:
     sentinel: SentinelPort = field(default_factory=NoSentinel)
     silenced: trio.Event = field(default_factory=trio.Event)  # set: the vendor daemon did not answer mpsd, or cannot
     hindrance: str = ""  # why the vendor daemon cannot answer, by its processes and files (vital_signs.py)
-    blocked_by: tuple[int, int] | None = None  # pid and uid of the stopped client that its server waits for
+    blocked_by: tuple[int, int | None] | None = None  # pid of a stopped client that its server waits for; uid, None if several
     _silent_since: float = math.inf  # when mpsd asked the first unanswered question (trio time)
     unanswered_since: float = math.inf  # the same, for a pending question or a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: the view may be out of date

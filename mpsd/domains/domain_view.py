@@ -28,6 +28,7 @@ def view_of(domain: Domain, defaults: Defaults) -> DomainView:
         users=frozenset(domain.uids.values()),
         is_worn=domain.is_worn,
         ends_at=_ends_at(domain),
+        is_blocked=domain.blocked_by is not None,
         blocked_uid=domain.blocked_by and domain.blocked_by[1],
         failing=domain.failures.failing_users,
     )

@@ -55,10 +55,10 @@ class Signs(Struct, frozen=True):
 
 
 class Unresponsive(Struct, frozen=True):
-    """Why a domain cannot answer; "": no sign shows that.  client: a stopped one; 0: none was found."""
+    """Why a domain cannot answer; "": no sign shows that.  clients: the stopped ones, if that is why or its server answers."""
 
     why: str = ""
-    client: int = 0
+    clients: tuple[int, ...] = ()
 
 
 async def watch_vital_signs(
@@ -66,10 +66,11 @@ async def watch_vital_signs(
     notify: Callable[[], None],
     publish: Callable[[str, Mapping[str, Any]], None],
     frozen: FrozenClients,
+    share_of: Callable[[int], int],
 ) -> None:
     """Check all domains as long as mpsd lives, in a thread: it takes 40 us and more for each.
 
-    A client whose cgroup was found frozen counts from the next check on.
+    A client whose cgroup was found frozen counts from the next check on.  share_of: the uid that a uid counts as.
     """
     async with trio.open_nursery() as looks:
         for turn in itertools.count():
@@ -83,7 +84,7 @@ async def watch_vital_signs(
             found, shares = await run_in_thread(_look_at_all, signs, frozen, clients, abandon_on_cancel=True)
             for domain in _alive(domains):
                 if (finding := found.get(domain.name)) is not None:
-                    _take(domain, finding, publish)
+                    _take(domain, finding, publish, share_of)
                     if domain.find_hindered(finding.why):
                         notify()
             frozen.look(shares, looks)
@@ -111,15 +112,23 @@ def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
     return [domain for domain in domains.values() if domain.state in _LOOKED_AT]
 
 
-def _take(domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
-    """Ask the server of a stopped client, and report one for which the server waits."""
-    before, uid = domain.blocked_by, _user_of(domain, finding.client) if finding.client and finding.why else None
-    domain.blocked_by = None if uid is None else (finding.client, uid)
-    if finding.client and not finding.why:
+def _take(
+    domain: Domain, finding: Unresponsive, publish: Callable[[str, Mapping[str, Any]], None], share_of: Callable[[int], int]
+) -> None:
+    """Ask the server of a stopped client, and report one for which the server waits.
+
+    If several users have stopped clients there, the domain counts against none of them: one of them may do no harm.
+    """
+    users = {pid: _user_of(domain, pid) for pid in finding.clients} if finding.why else {}
+    pid, uid = next(((pid, uid) for pid, uid in users.items() if uid is not None), (0, None))
+    is_of_one = len({uid if uid is None else share_of(uid) for uid in users.values()}) == 1
+    before = domain.blocked_by
+    domain.blocked_by = None if uid is None else (pid, uid if is_of_one else None)
+    if finding.clients and not finding.why:
         domain.mark_stale()
-    if domain.blocked_by in (None, before):
+    if domain.blocked_by is None or (before is not None and before[0] == pid):
         return
-    facts = {"pid": finding.client, "uid": uid, "domain": domain.name}
+    facts = {"pid": pid, "uid": uid, "domain": domain.name}
     log.error("client.stopped", **facts, why=finding.why)
     publish("client.stopped", facts)
 
@@ -155,10 +164,9 @@ def look(signs: Signs) -> Unresponsive:
         return Unresponsive(why)
     if not os.path.lexists(signs.socket):
         return Unresponsive(f"its socket {signs.socket} was removed: it comes back when its clients have ended")
-    for pid in signs.clients:
-        how = how_stopped(processes.state(pid)) or signs.frozen.get(pid, "")
-        if how and listed_process(signs.admitted, pid) is not None:
-            return Unresponsive("" if signs.is_answering else _BLOCKED.format(how), pid)
+    how = {pid: how_stopped(processes.state(pid)) or signs.frozen.get(pid, "") for pid in signs.clients}
+    if stopped := tuple(pid for pid in signs.clients if how[pid] and listed_process(signs.admitted, pid) is not None):
+        return Unresponsive("" if signs.is_answering else _BLOCKED.format(how[stopped[0]]), stopped)
     return Unresponsive()
 
 

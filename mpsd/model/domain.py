@@ -51,7 +51,8 @@ class DomainView(Struct, frozen=True):
     users: frozenset[int] = frozenset()  # of its clients, as far as mpsd knows them
     is_worn: bool = False  # it is DRAINING since newcomers got no context there
     ends_at: float | None = None  # when mpsd ends the clients of a CONTAINED one (seconds since the epoch); None: never
-    blocked_uid: int | None = None  # its server waits for a stopped client of this user: all clients' work stands still
+    is_blocked: bool = False  # its server waits for a stopped client: all clients' work stands still
+    blocked_uid: int | None = None  # the user of all its stopped clients; None: not known, or several users
     failing: frozenset[int] = frozenset()  # the shares of users whose last newcomers got no context there
 
 

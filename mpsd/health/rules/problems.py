@@ -80,7 +80,7 @@ def warnings(facts: HealthFacts) -> list[str]:
     blocked = (
         f"domain {view.name}: {view.trouble} (`client.stopped` in mpsd.log has its pid; docs/sentinel.md)"
         for view in facts.domains
-        if view.blocked_uid is not None
+        if view.is_blocked
     )
     mute = (_mute(view) for view in _mute_ones(facts) if facts.placement != Join(view.name))
     return [*blocked, *mute, *_of_vault(facts.vault), *facts.unprotected]

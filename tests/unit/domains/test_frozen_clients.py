@@ -174,7 +174,7 @@ async def test_a_cgroup_that_never_answers_delays_no_look_at_another_users_clien
     frozen = FrozenClients(patient, files.root)
     with trio.fail_after(15):
         async with trio.open_nursery() as nursery:
-            ways = (lambda: None, lambda event, facts: published.append((event, facts["pid"])), frozen)
+            ways = (lambda: None, lambda event, facts: published.append((event, facts["pid"])), frozen, lambda uid: uid)
             nursery.start_soon(watch_vital_signs, {"default": silent_domain(theirs, mine)}, *ways)
             await until(lambda: frozen._busy == {1000})  # the other user's look has ended
             (victims / "cgroup.freeze").write_text("1\n")

@@ -12,10 +12,11 @@ import trio
 
 from mpsd.domains import vital_signs
 from mpsd.domains.domain import Domain
+from mpsd.domains.domain_view import view_of
 from mpsd.domains.frozen_clients import FrozenClients
 from mpsd.domains.vital_signs import Signs, look
 from mpsd.host import processes
-from mpsd.model.domain import DomainState
+from mpsd.model.domain import Defaults, DomainState
 from mpsd.model.process import ProcessId
 from tests.inspecting import INSPECTOR
 from tests.unit.domains.test_ending_strangers import Vendor
@@ -35,33 +36,49 @@ def pid() -> Iterator[int]:
 def test_a_stopped_client_matters_where_its_server_does_not_answer(pid: int, tmp_path: Path) -> None:
     signs = Signs((), str(tmp_path), (os.getpid(), pid), is_answering=False)
     found = look(signs)
-    assert (found.client, "is stopped (SIGSTOP), and its server waits for it" in found.why) == (pid, True)
+    assert (found.clients, "is stopped (SIGSTOP), and its server waits for it" in found.why) == ((pid,), True)
     assert str(pid) not in found.why, "every user may read it"
 
 
 def test_where_the_server_answers_it_hinders_nothing(pid: int, tmp_path: Path) -> None:
     found = look(Signs((), str(tmp_path), (pid,)))
-    assert (found.client, found.why) == (pid, "")
+    assert (found.clients, found.why) == ((pid,), "")
 
 
 def test_a_stopped_process_with_the_pid_of_an_ended_client_is_none(pid: int, tmp_path: Path) -> None:
     """The domain was blocked by the user of that process, who may have none there."""
     ended = ProcessId(pid, 7)
-    assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted={pid: ended})).client == 0
+    assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted={pid: ended})).clients == ()
     admitted = {pid: processes.process_id(pid)}
-    assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted=admitted)).client == pid
+    assert look(Signs((), str(tmp_path), (pid,), is_answering=False, admitted=admitted)).clients == (pid,)
 
 
 def test_a_process_that_is_not_known_is_not_reported(pid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With some kernels its user prevents the read; the report names a user, and closes domains to that user."""
     monkeypatch.setattr(processes, "find", lambda pid: None)
-    assert look(Signs((), str(tmp_path), (pid,), is_answering=False)).client == 0
+    assert look(Signs((), str(tmp_path), (pid,), is_answering=False)).clients == ()
 
 
 def test_a_stopped_server_is_the_better_reason(pid: int, tmp_path: Path) -> None:
     found = look(Signs((("vendor server", pid),), str(tmp_path), (pid,), is_answering=False))
-    assert found.client == 0
+    assert found.clients == ()
     assert found.why == f"its vendor server, pid {pid}, is stopped (SIGSTOP): continue it by `kill -CONT {pid}`"
+
+
+@pytest.mark.parametrize(("uids", "blamed"), [((1000, 1001), 1000), ((1000, 2000), None), ((1000, None), None)])
+async def test_a_domain_counts_against_a_user_only_if_no_other_has_stopped_clients_there(
+    monkeypatch: pytest.MonkeyPatch, uids: tuple[int | None, ...], blamed: int | None
+) -> None:
+    """The first was blamed, also for the work that a client of another user had stopped."""
+    domain = Domain("default", 1, ("GPU-a",), Vendor(), 48, state=DomainState.READY)  # type: ignore[arg-type]
+    monkeypatch.setattr(processes, "sole_uid", dict(zip((7, 8), uids, strict=True)).get)
+    reported: list[object] = []
+    for _ in range(2):
+        found = vital_signs.Unresponsive("a client is stopped", (7, 8))
+        vital_signs._take(domain, found, lambda topic, facts: reported.append(facts), lambda uid: uid // 1000)
+    shown = view_of(domain, Defaults())
+    assert (shown.is_blocked, shown.blocked_uid) == (True, blamed)
+    assert reported == [{"pid": 7, "uid": 1000, "domain": "default"}]
 
 
 async def test_servers_that_are_not_listed_are_looked_for_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +94,7 @@ async def test_servers_that_are_not_listed_are_looked_for_in_a_thread(monkeypatc
     monkeypatch.setattr(Vendor, "socket_path", lambda self, name: "/", raising=False)
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            ways = (lambda: None, lambda *words: None, FrozenClients(INSPECTOR, None))
+            ways = (lambda: None, lambda *words: None, FrozenClients(INSPECTOR, None), lambda uid: uid)
             nursery.start_soon(vital_signs.watch_vital_signs, {"default": domain}, *ways)
             await until(lambda: bool(looked))
             nursery.cancel_scope.cancel()

@@ -68,7 +68,7 @@ def test_problems_of_several_kinds_are_all_named() -> None:
     assert len(problems(facts)) == 4
 
 
-BLOCKED = replace(view(DomainState.SILENT, "a client is stopped"), name="d2", clients=2, blocked_uid=7)
+BLOCKED = replace(view(DomainState.SILENT, "a client is stopped"), name="d2", clients=2, is_blocked=True)
 
 
 @pytest.mark.parametrize(
