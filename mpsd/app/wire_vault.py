@@ -1,6 +1,5 @@
 """Build the vault, and join it with the leases and with the resources of dead clients that mpsd holds."""
 
-import os
 from collections.abc import Callable, Sequence
 
 from mpsd.api.event_bus import EventBus
@@ -8,6 +7,7 @@ from mpsd.app import settings
 from mpsd.app.startup import Startup
 from mpsd.errors import NoSuchLease
 from mpsd.host import processes, programs
+from mpsd.host.own_process import own_id
 from mpsd.keeper.memory_keepers import VaultKeepers
 from mpsd.leases.lease_book import LeaseBook
 from mpsd.model.device import Device
@@ -63,6 +63,5 @@ def join_vault(
     allocations = Allocations(catalog, store, keeper, reclaimer, check_memory)
     writers = Writers(catalog, store, allocations, holders, is_served)
     arenas = Arenas(catalog, store, allocations, writers, holders, reclaimer, lease_of)
-    ours = processes.process_id(os.getpid())
-    before = store.begin(ours, processes.ticks_at(), has_ended_wholly) if ours else {}
+    before = store.begin(own_id(), processes.ticks_at(), has_ended_wholly)
     return Vault(arenas, catalog, store, keeper, holders, reclaimer, before)

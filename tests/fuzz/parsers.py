@@ -62,6 +62,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/relay/client_connection.py": _BESIDE,
     "mpsd/relay/vendor_connection.py": "reads the kernel's count of unread bytes",
     "mpsd/relay/message.py": "passes messages on and does not read them; credentials are the kernel's",
+    "mpsd/host/own_process.py": "reads mpsd's own stat",
     "mpsd/host/peers.py": _KERNEL,
     "mpsd/keeper/connections.py": _BESIDE,
     "mpsd/host/sock_diag.py": "reads the kernel's structures; a name of others is between lengths that the kernel wrote",
