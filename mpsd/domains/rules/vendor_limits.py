@@ -65,7 +65,7 @@ def commands(server_pid: int, limits: ClientLimits, priority_now: int | None) ->
 
     The priority is a default of the whole daemon, since no command sets that of one server; it is set only if it differs.
     """
-    lines = [f"set_active_thread_percentage {server_pid} {limits.thread_percent:.9g}"]
+    lines = [f"set_active_thread_percentage {server_pid} {_sent(limits.thread_percent)}"]
     for ordinal, size in enumerate(limits.memory_bytes):
         lines.append(f"set_device_pinned_mem_limit {server_pid} {ordinal} {size // MIB}M")
         lines.append(f"get_device_pinned_mem_limit {server_pid} {ordinal}")
@@ -84,7 +84,7 @@ def default_commands(limits: ClientLimits) -> tuple[str, ...]:
 
 def proof(limits: ClientLimits) -> str:
     """Return the exact answer of the vendor's daemon after all these commands; another answer means that they failed."""
-    return "".join([f"{limits.thread_percent:.1f}\n", *map(shown, filter(None, limits.memory_bytes))])
+    return "".join([f"{float(_sent(limits.thread_percent)):.1f}\n", *map(shown, filter(None, limits.memory_bytes))])
 
 
 def shown(size: int) -> str:
@@ -140,6 +140,10 @@ def overrides(variable: str | None, visible: Mapping[str, int]) -> str:
         if device not in known:
             return f"its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names {device[:64]!r}, no GPU of its domain, and would lift its limit"
     return ""
+
+
+def _sent(percent: float) -> str:
+    return f"{percent:.9g}"
 
 
 def _rounded_up(percent: float) -> float:

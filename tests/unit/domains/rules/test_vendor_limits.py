@@ -42,6 +42,7 @@ def test_what_is_said_and_what_proves_it() -> None:
         "get_device_pinned_mem_limit 7 1",
     )
     assert vendor_limits.proof(wanted) == "24.2\n1G\n"  # as C's printf rounds a tie
+    assert vendor_limits.proof(ClientLimits(33.3499999999, ())) == "33.4\n", "the daemon was told 33.35"
     assert vendor_limits.commands(7, ClientLimits(100, (), 1), 0)[-1] == "set_default_client_priority 1"
 
 
