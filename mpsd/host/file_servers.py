@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mpsd.host.cached_names import cached_numbers, open_cached
 from mpsd.host.syscalls import name_thread, thread_name
 
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")  # Linux, Documentation/filesystems/fuse/fuse.rst, "Control filesystem"
 _NAME = "closes/{:08x}"  # the share (UidRanges.share_of): the 15 bytes of a name
 _NAMED = re.compile("closes/([0-9a-f]{8})")
+_END = 1 << 20  # a connection's name is the device number of the mount: 20 bits
 _LOOKS, _PAUSE_SECONDS = 20, 0.05  # a server that answers is seen without a request
 
 
 @contextmanager
 def closing(share: int) -> Iterator[None]:
-    """Have a name by which `named` knows the share of the user whose descriptors this thread closes; none for root's."""
+    """Have a name by which `named` knows for which share this thread closes descriptors; no other name for root's."""
     name = thread_name()
     if share > 0:
         name_thread(_NAME.format(share).encode())
@@ -44,36 +46,45 @@ def named(name: str) -> int | None:
 def abort(share: int, share_of: Callable[[int], int]) -> int:
     """Abort the FUSE connections of a share that have requests waiting at each look, for a second; return how many.
 
-    It blocks so long.
+    It blocks so long, and not for users who hold the directory: it looks up only names that the kernel has cached.
     """
-    silent = _waiting(_names(), share, share_of)
-    for _ in range(_LOOKS):
-        if not silent:
-            break
-        time.sleep(_PAUSE_SECONDS)
-        silent = _waiting(silent, share, share_of)
-    return sum(map(_abort, silent))
+    try:
+        connections = os.open(FUSE_CONNECTIONS, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # not mounted here
+        return 0
+    try:
+        silent = _waiting(connections, cached_numbers(connections, _END), share, share_of)
+        for _ in range(_LOOKS):
+            if not silent:
+                break
+            time.sleep(_PAUSE_SECONDS)
+            silent = _waiting(connections, silent, share, share_of)
+        return sum(_abort(connections, each) for each in silent)
+    finally:
+        os.close(connections)
 
 
-def _names() -> list[str]:
-    with suppress(OSError):  # they are not mounted here
-        return os.listdir(FUSE_CONNECTIONS)
-    return []
-
-
-def _waiting(names: Iterable[str], share: int, share_of: Callable[[int], int]) -> set[str]:
+def _waiting(connections: int, numbers: Iterable[int], share: int, share_of: Callable[[int], int]) -> set[int]:
     """Return those of these connections that a user of the share mounted, and that have requests waiting."""
     found = set()
-    for name in names:
-        with suppress(OSError, ValueError):  # it has ended
-            connection = FUSE_CONNECTIONS / name
-            if share_of(connection.stat().st_uid) == share and int((connection / "waiting").read_text()) > 0:
-                found.add(name)
+    for number in numbers:
+        with suppress(OSError, ValueError), _opened(connections, f"{number}/waiting", os.O_RDONLY) as file:  # or it has ended
+            if share_of(os.fstat(file).st_uid) == share and int(os.read(file, 32)) > 0:
+                found.add(number)
     return found
 
 
-def _abort(name: str) -> bool:
-    with suppress(OSError):  # it has ended, or is not ours to abort
-        (FUSE_CONNECTIONS / name / "abort").write_text("1")
+def _abort(connections: int, number: int) -> bool:
+    with suppress(OSError), _opened(connections, f"{number}/abort", os.O_WRONLY) as file:  # or it has ended
+        os.write(file, b"1")
         return True
     return False
+
+
+@contextmanager
+def _opened(connections: int, name: str, flags: int) -> Iterator[int]:
+    file = open_cached(connections, name, flags)
+    try:
+        yield file
+    finally:
+        os.close(file)

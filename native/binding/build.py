@@ -12,7 +12,16 @@ sys.path.insert(0, str(ROOT / "native/binding"))
 
 from declarations import Binding, declarations  # noqa: E402
 
-HEADERS = ("mpsd_accept.h", "mpsd_image.h", "mpsd_lane.h", "mpsd_keeper.h", "mpsd_parity.h", "mpsd_poll.h", "mpsd_uvm.h")
+HEADERS = (
+    "mpsd_accept.h",
+    "mpsd_cached.h",
+    "mpsd_image.h",
+    "mpsd_lane.h",
+    "mpsd_keeper.h",
+    "mpsd_parity.h",
+    "mpsd_poll.h",
+    "mpsd_uvm.h",
+)
 # Constants that the C header defines as macros, because an enum cannot hold so large a number.
 MACROS = "#define MPSD_UVM_UNANSWERED ...\n"
 

@@ -40,7 +40,6 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/host/arrivals.py": "receives of strangers to close what comes, and reads none of it",
     "mpsd/host/bare_threads.py": "receives a descriptor that mpsd itself has sent, and no bytes that mean anything",
     "mpsd/host/draining.py": "receives of strangers to close what comes, and reads none of it",
-    "mpsd/host/file_servers.py": "reads the kernel's number of requests that wait at a FUSE connection",
     "mpsd/storage/database.py": "reads the struct flock that the kernel fills; SQLite reads the file",
     "mpsd/config/loading.py": "reads the configuration, which is root's; the tests have random ones",
     "mpsd/host/file_handles.py": _KERNEL,

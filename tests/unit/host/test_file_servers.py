@@ -1,10 +1,16 @@
 """Which FUSE connections of a user are aborted."""
 
+import errno
+import os
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mpsd.host import file_servers
+from mpsd.host import cached_names, file_servers
+from tests.held_directory import MOST_SECONDS, held
 
 UID = 1000
 
@@ -46,6 +52,24 @@ def test_silent_servers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     mounted_by = {tmp_path.stat().st_uid: UID}
     assert file_servers.abort(share, lambda uid: mounted_by.get(uid, uid)) == len(aborted)
     assert made.aborted == aborted
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_known", [True, False], ids=["this kernel", "before 5.12"])
+def test_a_held_directory_delays_no_abort(
+    short_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """A user who held it kept the thread waiting that listed it, and mpsd aborted no file server of any user in that time."""
+    made = Connections(short_dir, {"41": [1]})
+    monkeypatch.setattr(file_servers, "FUSE_CONNECTIONS", short_dir)
+    if not is_known:
+        unknown = SimpleNamespace(mpsd_cached_open=lambda *_: -errno.EINVAL, mpsd_cached_numbers=lambda *_: -errno.ENOSYS)
+        monkeypatch.setattr(cached_names, "lib", unknown)
+    with held(str(short_dir), tmp_path / "mount") if is_known else nullcontext():
+        began = time.monotonic()
+        assert file_servers.abort(os.geteuid(), int) == 1
+        assert time.monotonic() - began < MOST_SECONDS / 2
+    assert made.aborted == {"41"}
 
 
 def test_without_control_files_nothing_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
