@@ -68,6 +68,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/keeper/process.py": "opens /dev/null",
     "mpsd/health/loop_watch.py": "reads numbers of its own /proc/self/task/TID/schedstat",
     "mpsd/app/descriptor_limit.py": "opens /dev/null",
+    "mpsd/app/instance_lock.py": "compares its own file in the state directory as a whole",
     "mpsd/host/child_reaper.py": "reads numbers of mpsd's own children",
     "mpsd/domains/store.py": _OWN,
     "mpsd/config/schema.py": "reads words of mpsd's own command line and configuration",

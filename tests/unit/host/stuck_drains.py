@@ -22,7 +22,8 @@ from mpsd.host.bare_threads import BareThreads
 from mpsd.model.process import Credentials
 from tests.unit.api.file_server import WRITE, open_as, serve
 
-UID = 100_000 + (os.stat("/proc/self/ns/pid").st_ino & 0xFFFFF)  # tests that run beside this one abort another user's servers
+# Tests that run beside this one abort other users' servers, some of UID + 1 too; namespaces have consecutive numbers.
+UID = 100_000 + 2 * (os.stat("/proc/self/ns/pid").st_ino & 0xFFFFF)
 ROOT = 0
 PAGE = 4096
 libc = ctypes.CDLL(None, use_errno=True)
