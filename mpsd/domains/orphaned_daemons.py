@@ -138,13 +138,12 @@ def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
 
 def _homeless_daemon(root: FileId | None, pid: int, reader: ProcessReader) -> ProcessId | None:
     """Return the process if it has mpsd's root and removed files, and is of mpsd's user.  Raises OSError."""
-    if not reader.text(pid, "comm").startswith(COMMAND.encode()):
-        return None
+    if (processes.owner(pid) or ())[:1] != (os.geteuid(),) or not reader.text(pid, "comm").startswith(COMMAND.encode()):
+        return None  # the owner first: to ask for it takes no read, and users choose how many processes have the name
     stat = parse_stat(reader.stat(pid))
     if stat is None or stat.is_over or reader.linked_file(pid, "root").identity != root:
         return None
-    is_ours = reader.numbers(pid, _OPEN_FILES) and (owner := processes.owner(pid)) and owner[0] == os.geteuid()
-    return ProcessId(pid, stat.start_time) if is_ours else None
+    return ProcessId(pid, stat.start_time) if reader.numbers(pid, _OPEN_FILES) else None
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:

@@ -67,7 +67,7 @@ class Inspector:
 
     def share_of(self, pid: int) -> int:
         """Return the number of the user against which reads of the process count."""
-        return self._ranges.share_of(processes.charged_uid(pid))
+        return self._ranges.share_of(processes.effective_uid(pid))
 
     async def facts(self, pid: int, names: Sequence[str]) -> StartFacts | None:
         """Return the facts from the process's start; None if it has ended, or mpsd may not read it.  Raises Unreadable."""

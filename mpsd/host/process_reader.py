@@ -120,6 +120,8 @@ class ProcessReader:
                 process.reap()
             elif process is not None:
                 process.leave()
+            while self._stuck:
+                os.close(self._stuck.pop().process.pidfd)  # killed before; mpsd's reaper collects it
 
     @property
     def pid(self) -> int:

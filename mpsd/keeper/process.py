@@ -74,7 +74,8 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
         return {}
 
     def look(pid: int, reader: ProcessReader) -> tuple[str, ProcessId] | None:
-        if reader.text(pid, "comm") != f"{program.name}\n".encode():
+        is_mpsds = (processes.owner(pid) or ())[:1] == (os.geteuid(),)  # it takes no read
+        if not is_mpsds or reader.text(pid, "comm") != f"{program.name}\n".encode():
             return None
         stat = parse_stat(reader.stat(pid))
         name = names.get(reader.linked_file(pid, _LISTENER_LINK).path)  # not a client's connection, which it holds too

@@ -14,7 +14,7 @@ from mpsd.domains.handshake_gate import Entrant, HandshakeGate
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import Refused
 from mpsd.host import processes
-from mpsd.host.ownership import is_anothers
+from mpsd.host.ownership import has_uid_of, on_account_of
 from mpsd.host.peers import PeerEnded
 from mpsd.model.lease import Refusal
 from mpsd.model.process import ProcessId
@@ -126,9 +126,9 @@ async def _not_for_long() -> bool:
 def _end_process(process: ProcessId, uid: int) -> bool:
     """Kill the process; False if it has ended, mpsd may not, or it is not known to be this user's any more.
 
-    It has no GPU context yet, so no other client suffers.
+    It has no GPU context yet, so no other client suffers.  Its status is not read: thousands can be refused at one moment.
     """
     try:
-        return not is_anothers(process, uid) and processes.kill(process)
+        return has_uid_of(on_account_of(uid), process.pid) and processes.kill(process)
     except OSError:
         return False

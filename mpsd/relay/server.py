@@ -209,7 +209,7 @@ class Relay(Struct):
                 self._set_silent_aside()
                 aside_at = trio.current_time() + _ROOM_SECONDS
             begun = 0
-            for sock, note in self.backlog.first(_LOOKED_AT):
+            for sock, note in in_time(self.backlog.first(_LOOKED_AT)):
                 if has_hung_up(sock):
                     self.backlog.take(note)
                     hang_up(sock)

@@ -23,7 +23,11 @@ time.sleep(600)
 )
 
 
-@pytest.mark.parametrize("attack", [IS_SILENT, SPEAKS_COMMANDS + WITHOUT_A_PAUSE], ids=["a hundred are silent", "one speaks without a pause"])
+@pytest.mark.parametrize(
+    "attack",
+    [IS_SILENT, SPEAKS_COMMANDS + WITHOUT_A_PAUSE],
+    ids=["a hundred are silent", "one speaks without a pause"],
+)
 def test_refused_clients_do_not_keep_others_from_their_error(machine: Machine, attack: str) -> None:
     """One daemon refuses all clients, and waited for each silent one in turn."""
     machine.configure('[admission]\ndefault = "refuse"\nrefuse_with = "error"\n')

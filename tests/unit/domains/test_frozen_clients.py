@@ -168,7 +168,7 @@ async def test_a_cgroup_that_never_answers_delays_no_look_at_another_users_clien
     victims = files.make("victim", "0\n")
     published: list[tuple[str, Any]] = []
     theirs, mine = child.pid, another.pid
-    monkeypatch.setattr(processes, "charged_uid", {theirs: 1000, mine: 1001}.__getitem__)
+    monkeypatch.setattr(processes, "effective_uid", {theirs: 1000, mine: 1001}.__getitem__)
     files.put(theirs, "/attacker")
     files.put(mine, "/victim")
     frozen = FrozenClients(patient, files.root)
@@ -194,7 +194,7 @@ async def test_for_one_that_mpsd_may_not_kill_the_end_is_not_asked_for_and_other
     files: CgroupFiles, impatient: Inspector, child: Child, another: Child, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each request waited in a thread, of which a domain had two, for ever: no client of that domain could be ended then."""
-    monkeypatch.setattr(processes, "charged_uid", {child.pid: 1000, another.pid: 1001}.__getitem__)
+    monkeypatch.setattr(processes, "effective_uid", {child.pid: 1000, another.pid: 1001}.__getitem__)
     files.make("held", None)
     files.put(child.pid, "/held")
     files.put(another.pid, "/")

@@ -74,12 +74,24 @@ def test_a_name_alone_has_no_status_read(
     named: "subprocess.Popen[bytes]", homeless: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any process can take the name: with 4,000 of 65,536 groups each, mpsd did not start in the 90 s that systemd gives it."""
-    read, owner = list[int](), processes.owner
-    monkeypatch.setattr(processes, "owner", lambda pid: read.append(pid) or owner(pid))
+    monkeypatch.setattr(processes, "_status", lambda pid: pytest.fail(f"the status of {pid} was read"))
     found = [each.pid for each in _homeless()]
     assert homeless.pid in found
+    assert named.pid not in found
+
+
+@pytest.mark.root
+def test_no_other_users_process_is_read(homeless: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own held processes took the 5 s of a search, and hid root's daemons."""
+    text, read = ProcessReader.text, list[int]()
+    monkeypatch.setattr(ProcessReader, "text", lambda self, pid, name: read.append(pid) or text(self, pid, name))
+    with subprocess.Popen(["sleep", "60"], user=1001) as others:
+        try:
+            assert homeless.pid in [each.pid for each in _homeless()]
+        finally:
+            others.kill()
     assert homeless.pid in read
-    assert named.pid not in {*found, *read}
+    assert others.pid not in read
 
 
 def test_a_process_that_cannot_be_read_is_named(homeless: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
