@@ -7,7 +7,7 @@ So a transfer that was cut off goes on where that image ends.
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mpsd.errors import BadRequest, MpsdError
+from mpsd.errors import BadRequest, MpsdError, NoRoom
 from mpsd.images.directory import check_free
 from mpsd.images.rules.block_hash import HASH_BYTES
 from mpsd.images.rules.manifest import BLOCK_BYTES, ArenaFacts, Manifest, block_offsets
@@ -27,7 +27,7 @@ from mpsd.images.rules.transfer import (
     split_ids,
     to_ranges,
 )
-from mpsd.images.store import MOST_WITH_RECEIVED, Images
+from mpsd.images.store import MOST_MANIFESTS_BYTES, MOST_WITH_RECEIVED, Images
 from mpsd.images.stream import Stream, StreamBroken
 from mpsd.images.writer import ImageWriter
 
@@ -43,6 +43,9 @@ def receive(images: Images, stream: Stream, kept_blocks: int = KEPT_BLOCKS) -> M
     try:
         offer = read_offer(stream.receive_body())
         check_free(images.directory, offer.name)
+        if (size := images.directory.manifest_bytes()) > MOST_MANIFESTS_BYTES:
+            most = f"{images.directory.path} has manifests of {size} bytes, of {MOST_MANIFESTS_BYTES} at most"
+            raise NoRoom(f"{most} to receive another image: remove some")
         made = _Receiver(images, stream, offer).run(kept_blocks)
     except StreamBroken:
         raise

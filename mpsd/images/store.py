@@ -28,6 +28,7 @@ from mpsd.images.writer import ImageWriter
 
 MOST_IMAGES = 512  # of one directory; a writer has one descriptor of each open
 MOST_WITH_RECEIVED = 384  # an image is received up to so many: the other places stay for images that are taken here
+MOST_MANIFESTS_BYTES = 512 << 20  # of all images; an image is received up to so many: each that begins reads all of them
 
 
 class Listing(Struct, frozen=True):

@@ -118,7 +118,6 @@ def test_a_process_may_wait_for_a_processor_when_it_starts(impatient: Inspector)
     reader.reap()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 @pytest.mark.root
 def test_no_question_about_a_process_of_roots_reads_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel took 15 ms of the event loop to write it with 65,536 groups, for each question about each client of root's."""
@@ -126,6 +125,7 @@ def test_no_question_about_a_process_of_roots_reads_its_status(monkeypatch: pyte
     assert INSPECTOR.share_of(os.getpid()) == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 def test_the_uids_of_one_range_have_one_share_of_its_places(tmp_path: Path) -> None:
     """Reads that their users let hang, as any of 65,536 users, took all of them."""
     program = tmp_path / "recorder"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.images import receiving
 from mpsd.images.rules.manifest import BLOCK_BYTES
 from mpsd.images.rules.transfer import VERSION, NotTaken, Offer, OfferedArena
 from mpsd.images.store import Images
@@ -31,6 +32,21 @@ def test_senders_leave_places_for_images_that_are_taken_here(there: Images) -> N
     assert "has 384 images, of 384 at most: remove some" in answer.why
     take(there, "own", FIRST)
     assert contents_of(there, "own") == expected(FIRST)
+
+
+def test_senders_give_the_images_taken_here_little_to_read(
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offers that name one block two million times took 217 MiB each in the program of every later image."""
+    with Images.open(tmp_path / "there") as there:
+        take(images, "first", FIRST)
+        assert transfer(images, there, "first")[0] == len(FIRST)
+        monkeypatch.setattr(receiving, "MOST_MANIFESTS_BYTES", there.directory.manifest_bytes() - 1)
+        answer = offered(there, Offer(VERSION, "sent", "", 1.0, (OfferedArena(facts(), b""),)))
+        assert isinstance(answer, NotTaken)
+        assert "manifests of " in answer.why
+        take(there, "own", FIRST)
+        assert contents_of(there, "own") == expected(FIRST)
 
 
 def test_what_arrived_of_the_last_image_that_has_a_place_takes_no_place(images: Images, there: Images) -> None:
