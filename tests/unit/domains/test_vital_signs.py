@@ -65,17 +65,22 @@ def test_a_stopped_server_is_the_better_reason(pid: int, tmp_path: Path) -> None
     assert found.why == f"its vendor server, pid {pid}, is stopped (SIGSTOP): continue it by `kill -CONT {pid}`"
 
 
-@pytest.mark.parametrize(("uids", "blamed"), [((1000, 1001), 1000), ((1000, 2000), None), ((1000, None), None)])
+@pytest.mark.parametrize(
+    ("uids", "blamed"), [((1000, 1001), 1000), ((1000, 2000), None), ((1000, None), None), ((None, None), None)]
+)
 async def test_a_domain_counts_against_a_user_only_if_no_other_has_stopped_clients_there(
     monkeypatch: pytest.MonkeyPatch, uids: tuple[int | None, ...], blamed: int | None
 ) -> None:
     """The first was blamed, also for the work that a client of another user had stopped."""
     domain = Domain("default", 1, ("GPU-a",), Vendor(), 48, state=DomainState.READY)  # type: ignore[arg-type]
-    monkeypatch.setattr(processes, "sole_uid", dict(zip((7, 8), uids, strict=True)).get)
+    monkeypatch.setattr(vital_signs, "_known_user", lambda domain, pid: uids[pid - 7])
     reported: list[object] = []
-    for _ in range(2):
+    read: list[int] = []
+    monkeypatch.setattr(processes, "sole_uid", lambda pid: read.append(pid) or {7: 1000}.get(pid))
+    for turn in range(1, 3):
         found = vital_signs.Unresponsive("a client is stopped", (7, 8))
         vital_signs._take(domain, found, lambda topic, facts: reported.append(facts), lambda uid: uid // 1000)
+        assert len(read) == turn * (None in uids), "a status takes milliseconds of the event loop"
     shown = view_of(domain, Defaults())
     assert (shown.is_blocked, shown.blocked_uid) == (True, blamed)
     assert reported == [{"pid": 7, "uid": 1000, "domain": "default"}]
