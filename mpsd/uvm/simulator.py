@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from mpsd.host.inspector import Inspector
 from mpsd.host.inspector_messages import Pair
-from mpsd.host.processes import process_id
+from mpsd.host.processes import lives
 from mpsd.model.process import ProcessId
 from mpsd.uvm import abi, client_descriptors
 from mpsd.uvm.sim_page import PAGE_BYTES, SpacePage
@@ -145,7 +145,7 @@ class SimulatedSpace(Struct):
         os.close(self.control)
         if self.events is not None:
             os.close(self.events)
-        if process_id(self.pid) is None:
+        if not lives(self.pid):
             _wait_until_seen(path)
 
 

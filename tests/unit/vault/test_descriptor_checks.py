@@ -131,8 +131,8 @@ def test_a_layout_that_becomes_shorter_is_refused(monkeypatch):
         os.ftruncate(theirs, 10)
         return part
 
-    monkeypatch.setattr(os, "pread", truncating)
     before = open_descriptors()
+    monkeypatch.setattr(os, "pread", truncating)
     with pytest.raises(BadRequest, match="became shorter"):
         read_layout(theirs)
     assert open_descriptors() == before
