@@ -141,6 +141,7 @@ def test_memory_outlives_a_commit_and_what_is_anothers_is_not_there(machine: Mac
         assert (mine.generation, mine.writer_pid) == (1, os.getpid())
         assert contents(owner, mine) == {}
         assert layout_of(owner, mine) is None
+        wait_for("the file for changes", lambda: (machine.log_directory / Trail.USERS.value).exists())
         before = open_descriptors(machine.daemon_pid())
         done = fill(owner, mine, {0: b"zero", 3: b"three", 5: b"five"}, b'{"tensors": {}}')
         assert (done.allocations, done.used_bytes) == (3, 3 * GRANULE)
