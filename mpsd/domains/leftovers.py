@@ -18,7 +18,7 @@ from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 DIRECTORY_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-COMMAND = "nvidia-cuda-mps"  # the names of the daemon and its servers, as the kernel cuts them to 15 bytes
+_COMMAND = "nvidia-cuda-mps"  # the names of the daemon and its servers, as the kernel cuts them to 15 bytes
 _MOST_RECORDED = 256  # a domain has one server for each user, and few at a time
 
 
@@ -60,7 +60,11 @@ class Leftovers:
 
 
 def is_vendors(pid: int) -> bool:
-    return processes.command(pid).startswith(COMMAND)
+    return is_vendors_name(processes.command(pid))
+
+
+def is_vendors_name(command: str) -> bool:
+    return command.startswith(_COMMAND)
 
 
 def kill(process: ProcessId) -> bool:

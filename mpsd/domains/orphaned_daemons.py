@@ -5,7 +5,6 @@ daemons by their environment, and ends each after its last client, or at `quit`.
 with a server has clients.  Prose: docs/operating.md, "At three in the morning".
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,7 +17,7 @@ from msgspec import Struct
 
 from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
-from mpsd.domains.leftovers import COMMAND, DIRECTORY_VARIABLE, is_vendors, kill
+from mpsd.domains.leftovers import DIRECTORY_VARIABLE, is_vendors, is_vendors_name, kill
 from mpsd.host import processes
 from mpsd.host.file_identity import FileId, identity_at
 from mpsd.host.inspector import Inspector
@@ -26,7 +25,6 @@ from mpsd.host.inspector_answers import Unreadable
 from mpsd.host.process_exit import wait_ended
 from mpsd.host.process_reader import ProcessReader
 from mpsd.host.process_search import search
-from mpsd.host.process_stat import parse_stat
 from mpsd.model.process import ProcessId
 from mpsd.threads import run_in_thread
 
@@ -129,21 +127,18 @@ def _homeless(clock: Callable[[], float] = time.monotonic) -> list[ProcessId]:
 
     Any process can have the vendor's name, so that users decide how many mpsd looks at.
     """
-    homeless, missing = search(partial(_homeless_daemon, identity_at("/")), clock)
+    homeless, missing = search(is_vendors_name, partial(_if_homeless, identity_at("/")), clock)
     if missing:
         effect = "a vendor daemon that lost its directory, and was not found so far, is left to itself"
         log.warning("domain.not_searched", why=missing, effect=effect)
     return homeless
 
 
-def _homeless_daemon(root: FileId | None, pid: int, reader: ProcessReader) -> ProcessId | None:
-    """Return the process if it has mpsd's root and removed files, and is of mpsd's user.  Raises OSError."""
-    if (processes.owner(pid) or ())[:1] != (os.geteuid(),) or not reader.text(pid, "comm").startswith(COMMAND.encode()):
-        return None  # the owner first: to ask for it takes no read, and users choose how many processes have the name
-    stat = parse_stat(reader.stat(pid))
-    if stat is None or stat.is_over or reader.linked_file(pid, "root").identity != root:
+def _if_homeless(root: FileId | None, process: ProcessId, reader: ProcessReader) -> ProcessId | None:
+    """Return the process if it has mpsd's root and removed files.  Raises OSError."""
+    if reader.linked_file(process.pid, "root").identity != root:
         return None
-    return ProcessId(pid, stat.start_time) if reader.numbers(pid, _OPEN_FILES) else None
+    return process if reader.numbers(process.pid, _OPEN_FILES) else None
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:

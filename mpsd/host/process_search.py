@@ -1,4 +1,4 @@
-"""Search all processes, of which users may hold some: those are named, and hide no others."""
+"""Search all processes for some of mpsd's user.  Users may hold processes: those are named, and hide no others."""
 
 import os
 import time
@@ -8,6 +8,8 @@ from typing import TypeVar
 from mpsd.errors import ProtocolError
 from mpsd.host import processes
 from mpsd.host.process_reader import ProcessReader, Unanswered
+from mpsd.host.process_stat import parse_stat
+from mpsd.model.process import ProcessId
 
 _T = TypeVar("_T")
 SEARCH_SECONDS = 5.0  # mpsd begins to serve only afterwards, and systemd waits for 90 s
@@ -15,9 +17,11 @@ _MOST_NAMED = 16
 
 
 def search(
-    look: Callable[[int, ProcessReader], _T | None], clock: Callable[[], float] = time.monotonic
+    has_name: Callable[[str], bool],
+    look: Callable[[ProcessId, ProcessReader], _T | None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[_T], str]:
-    """Return what `look` returns of each process, and which processes it did not read; empty: it read all.
+    """Return what `look` returns of each process of mpsd's user with such a name (comm), and which it did not read; "": none.
 
     look: raises OSError, also for a process that has gone.  Its reader is for this search alone, so that mpsd can read the
     process that it starts next; a held process takes it 40 ms.
@@ -29,7 +33,8 @@ def search(
             if is_over := clock() > until:
                 break
             try:
-                if (each := look(pid, reader)) is not None:
+                process = _named_process(pid, has_name, reader)
+                if process is not None and (each := look(process, reader)) is not None:
                     found.append(each)
             except Unanswered:
                 unread.append(str(pid))
@@ -41,3 +46,16 @@ def search(
     if is_over:
         missing.append(f"{SEARCH_SECONDS:.0f} s were over before all were read")
     return found, "; ".join(missing)
+
+
+def _named_process(pid: int, has_name: Callable[[str], bool], reader: ProcessReader) -> ProcessId | None:
+    """Return the process if it has mpsd's user and the name, and has not ended.  Raises OSError.
+
+    The owner comes first: to ask for it takes no read, and users choose how many of their processes have the name.
+    """
+    if (processes.owner(pid) or ())[:1] != (os.geteuid(),):
+        return None
+    if not has_name(reader.text(pid, "comm").removesuffix(b"\n").decode(errors="replace")):
+        return None
+    stat = parse_stat(reader.stat(pid))
+    return None if stat is None or stat.is_over else ProcessId(pid, stat.start_time)

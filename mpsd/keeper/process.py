@@ -13,7 +13,6 @@ from mpsd.host.child import Child
 from mpsd.host.inspector import Inspector
 from mpsd.host.process_reader import ProcessReader, Unanswered
 from mpsd.host.process_search import search
-from mpsd.host.process_stat import parse_stat
 from mpsd.host.sock_diag import listening_sockets
 from mpsd.model.process import ProcessId
 
@@ -73,20 +72,16 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
     if not (names := _removed_sockets(path)):
         return {}
 
-    def look(pid: int, reader: ProcessReader) -> tuple[str, ProcessId] | None:
-        is_mpsds = (processes.owner(pid) or ())[:1] == (os.geteuid(),)  # it takes no read
-        if not is_mpsds or reader.text(pid, "comm") != f"{program.name}\n".encode():
+    def look(process: ProcessId, reader: ProcessReader) -> tuple[str, ProcessId] | None:
+        name = names.get(reader.linked_file(process.pid, _LISTENER_LINK).path)  # not a client's connection, which it holds too
+        if name is None:
             return None
-        stat = parse_stat(reader.stat(pid))
-        name = names.get(reader.linked_file(pid, _LISTENER_LINK).path)  # not a client's connection, which it holds too
-        if stat is None or stat.is_over or name is None:
-            return None
-        uid = processes.sole_uid(pid)  # last: a status takes 20 ms with 65,536 groups
+        uid = processes.sole_uid(process.pid)  # last: a status takes 20 ms with 65,536 groups
         if uid is None:
-            raise Unanswered(errno.EBUSY, f"the uids of pid {pid} are not known")
-        return (name, ProcessId(pid, stat.start_time)) if uid == os.geteuid() else None
+            raise Unanswered(errno.EBUSY, f"the uids of pid {process.pid} are not known")
+        return (name, process) if uid == os.geteuid() else None
 
-    found, missing = search(look)
+    found, missing = search(lambda name: name == program.name, look)
     if missing:
         log.warning("keeper.not_searched", why=missing, effect=_NOT_FOUND)
     return dict(found)

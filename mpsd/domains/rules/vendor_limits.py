@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mpsd.model.domain import Defaults
 from mpsd.model.lease import FULL_PERCENT, Grant
+from mpsd.model.quantities import render_percent
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -84,7 +85,7 @@ def default_commands(limits: ClientLimits) -> tuple[str, ...]:
 
 def proof(limits: ClientLimits) -> str:
     """Return the exact answer of the vendor's daemon after all these commands; another answer means that they failed."""
-    return "".join([f"{float(_sent(limits.thread_percent)):.1f}\n", *map(shown, filter(None, limits.memory_bytes))])
+    return "".join([f"{render_percent(float(_sent(limits.thread_percent)))}\n", *map(shown, filter(None, limits.memory_bytes))])
 
 
 def shown(size: int) -> str:
@@ -98,7 +99,7 @@ def carry_out(line: str, limits: ClientLimits) -> tuple[ClientLimits, str]:
     is_set = name.startswith("set_")
     if name.endswith("_percentage"):
         percent = float(words[0]) if is_set else limits.thread_percent
-        return replace(limits, thread_percent=percent), f"{percent:.1f}\n"
+        return replace(limits, thread_percent=percent), f"{render_percent(percent)}\n"
     sizes, ordinal = list(limits.memory_bytes), int(words[0])
     if not is_set:
         return limits, shown(sizes[ordinal]) if sizes[ordinal] else ""

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mpsd.domains import orphaned_daemons as module
 from mpsd.domains.orphaned_daemons import _homeless, _read
 from mpsd.host import processes
 from mpsd.host.process_reader import ProcessReader, Unanswered
@@ -123,7 +122,7 @@ def test_the_search_ends_among_processes_that_are_slow_to_read(
         return os.geteuid() + 1, 0
 
     monkeypatch.setattr(processes, "owner", slow)
-    monkeypatch.setattr(module.os, "listdir", lambda path: [str(homeless.pid)] * MANY)
+    monkeypatch.setattr(os, "listdir", lambda path: [str(homeless.pid)] * MANY)
     with capture_logs() as lines:
         assert _homeless(lambda: now[0]) == []
     assert 0 < len(read) < MANY * 0.1
